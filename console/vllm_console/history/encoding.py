@@ -1,7 +1,7 @@
 """Samples as small blobs: constant parts are stored once, and numbers as differences.
 
-A *base* is a complete sample: its shape (labels, bounds, names) and its numbers. It is stored once for many rows, and a
-row holds only the compressed differences of its numbers from the base's. All numbers are integers: bucket counts as
+A *base* is a complete sample: its shape (labels, bounds, names) and its numbers. It is stored once for many rows; a row
+holds only the compressed differences between its numbers and the base's. All numbers are integers: bucket counts as
 differences between neighbors, sums and usage in millionths (a microsecond), which is finer than any use needs.
 """
 
@@ -58,7 +58,7 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     prefix_step: int | None
 
     def sample(self, at: float, engines: dict[str, EngineSample], rest: Sequence[int | None]) -> Sample:
-        """The sample of this shape; ``rest`` are the numbers after those of the engines."""
+        """Build a sample of this shape; ``rest`` holds the numbers after those of the engines."""
         known = (self.kv_cache_tokens, self.model_name, self.prefix_caching, self.prefix_step)
         return Sample(at, engines, *known, _responses(rest))
 
@@ -81,7 +81,7 @@ Numbers = list[int | None]
 
 
 class Base(msgspec.Struct, eq=False):
-    """The reference of rows. ``id`` is its place in the file, None before it has one; ``rows`` how many use it."""
+    """The reference of rows. ``id`` is its row id in the file, None until stored; ``rows`` counts its rows."""
 
     shape: Shape
     numbers: Numbers
@@ -109,7 +109,7 @@ def numbers_of(sample: Sample) -> Numbers:
 
 
 def same_shape(one: Sample, other: Sample) -> bool:
-    """Whether two samples are known to have the same shape: those of one server share the bounds of histograms."""
+    """Whether two samples surely have the same shape; samples of one server share their bounds objects."""
     about = (one.kv_cache_tokens, one.model_name, one.prefix_caching, one.prefix_step)
     if about != (other.kv_cache_tokens, other.model_name, other.prefix_caching, other.prefix_step):
         return False
@@ -127,7 +127,7 @@ def _same_bounds(one: Histogram, other: Histogram) -> bool:
 
 
 def encode_base(base: Base) -> bytes:
-    """A base as bytes."""
+    """Encode a base."""
     return zlib.compress(msgspec.msgpack.encode((base.shape, base.numbers)))
 
 
@@ -141,7 +141,7 @@ def decode_base(data: bytes) -> Base:
 
 
 def encode_row(base: Base, numbers: Numbers) -> bytes:
-    """The numbers of a sample that has the base's shape, as differences from it."""
+    """Encode the numbers of a sample with the base's shape, as differences from the base."""
     row = [
         None if number is None else number - (known or 0) for number, known in zip(numbers, base.numbers, strict=True)
     ]
@@ -163,7 +163,7 @@ def decode_row(base: Base, at: float, data: bytes) -> Sample:
 
 
 def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
-    """Like `decode_row`, without the histograms, which are most of a row; raises `EncodingError`."""
+    """Like `decode_row`, but without the histograms, the bulk of a row; raises `EncodingError`."""
     engines: dict[str, EngineSample] = {}
     try:
         row = msgspec.msgpack.decode(_unpacked(data), type=Numbers)
@@ -181,7 +181,7 @@ def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
 
 
 def _scalars(numbers: Iterable[int | None]) -> dict[str, Any]:
-    """An engine's numbers by name, as far as they were reported."""
+    """An engine's reported numbers by name."""
     return {
         name: number / _MILLION if name == "kv_cache_usage" else float(number)
         for name, number in zip(_SCALARS, numbers, strict=True)
@@ -194,7 +194,7 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def _engine(shape: EngineShape, numbers: Sequence[int | None], place: int) -> tuple[EngineSample, int]:
-    """The engine whose numbers begin at ``place``, and where the next one's do. Raises IndexError."""
+    """The engine whose numbers begin at ``place``, and where the next engine's begin. Raises IndexError."""
     scalars = _scalars(numbers[place : place + len(_SCALARS)])
     place += len(_SCALARS)
     histograms: dict[str, Histogram] = {}

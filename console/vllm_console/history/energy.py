@@ -1,8 +1,8 @@
-"""What a server's tokens and requests cost in energy, by the counters of its GPUs. Pure.
+"""Energy and its cost per token and request of a server, from its GPUs' energy counters. Pure.
 
-A GPU counts what all of it takes. So there is a figure only where every process on it is the server's, at every
-reading, and no figure across a counter that was set back, a gap between readings, or a change of GPUs. Idle time counts
-like any other. Nothing is estimated from power.
+A GPU's counter covers all of its processes. So there is a figure only if every process on it is the server's at every
+reading, and none across a counter reset, a gap between readings, or a change of GPUs. Idle time counts like any other.
+Nothing is estimated from power.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Gpu, Host
 
 LONGEST_GAP = 16.0
-"""Seconds between two readings of the GPUs; they are taken every five."""
+"""Maximum seconds between two GPU readings; they are taken every five seconds."""
 
 LONGEST_PAUSE = 5.0
-"""Seconds between two samples of the server, which are taken every second: a total between them is interpolated."""
+"""Maximum seconds between two samples of the server, taken every second; totals between them are interpolated."""
 
 _JOULES_PER_KWH = 3.6e6
 
 
 class Tariff(msgspec.Struct, frozen=True):
-    """What energy costs: ``per_kwh`` in a currency."""
+    """Price of energy: ``per_kwh`` in a currency."""
 
     per_kwh: float
     currency: str
 
     def per_million(self, joules: float | None) -> float | None:
-        """What a million of something costs that takes so many joules each."""
+        """Cost of a million units that take ``joules`` each."""
         return None if joules is None else joules * 1e6 / _JOULES_PER_KWH * self.per_kwh
 
 
 class Totals(NamedTuple):
-    """What a server has counted until ``at`` (Unix seconds): tokens generated, prompt tokens, requests that ended."""
+    """A server's counts up to ``at`` (Unix seconds): generated tokens, prompt tokens, requests that ended."""
 
     at: float
     output: float | None
@@ -49,9 +49,10 @@ class Totals(NamedTuple):
 
 
 class Energy(msgspec.Struct, frozen=True):
-    """What the GPUs of a server took in ``seconds`` from ``since`` (Unix seconds), and what it counted meanwhile.
+    """Energy used by a server's GPUs in ``seconds`` from ``since`` (Unix seconds), and what the server counted
+    meanwhile.
 
-    ``tariff`` is what that costs, if it is known.
+    ``tariff`` is the price, if known.
     """
 
     since: float
@@ -65,17 +66,17 @@ class Energy(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> float:
-        """When the last reading was taken (Unix seconds)."""
+        """Time of the last reading (Unix seconds)."""
         return self.since + self.seconds
 
     @property
     def per_output_token(self) -> float | None:
-        """Joules per generated token; None without one."""
+        """Joules per generated token; None if none was generated."""
         return _per(self.joules, self.output_tokens)
 
     @property
     def per_token(self) -> float | None:
-        """Joules per token, prompt tokens included."""
+        """Joules per token, including prompt tokens."""
         known = self.output_tokens is not None and self.prompt_tokens is not None
         return _per(self.joules, (self.output_tokens or 0.0) + (self.prompt_tokens or 0.0)) if known else None
 
@@ -86,7 +87,7 @@ class Energy(msgspec.Struct, frozen=True):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The known ones of the three, by the names that they have in JSON."""
+        """The known per-unit figures, by their JSON names."""
         named = zip(FIGURES, (self.per_output_token, self.per_token, self.per_request), strict=True)
         return {name: value for name, value in named if value is not None}
 
@@ -111,7 +112,7 @@ def _per(joules: float, number: float | None) -> float | None:
 
 
 def energy_costs(figures: Mapping[str, float | None], tariff: Tariff) -> dict[str, float | None]:
-    """What a million tokens cost, by the joules that each takes."""
+    """Cost of a million tokens, from the joules per token."""
     return {
         "cost_per_million_output_tokens": tariff.per_million(figures.get("joules_per_output_token")),
         "cost_per_million_tokens": tariff.per_million(figures.get("joules_per_token")),
@@ -119,7 +120,7 @@ def energy_costs(figures: Mapping[str, float | None], tariff: Tariff) -> dict[st
 
 
 def totals_of(sample: Sample) -> Totals:
-    """The totals of a sample, over all engines."""
+    """Totals of a sample over all engines."""
     engines = sample.engines.values()
     return Totals(
         sample.at,
@@ -135,14 +136,14 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 class _Reading(NamedTuple):
-    """The counters of a server's GPUs at a moment, in millijoules by index."""
+    """Energy counters of a server's GPUs at one moment, in millijoules by GPU index."""
 
     at: float
     counters: Mapping[int, int]
 
 
 def _reading(host: Host, pid: int) -> _Reading | None:
-    """None where it has no GPU in sight, shares one, one of them does not count, or it may have another one unseen."""
+    """None if no GPU is seen, a GPU is shared, lost or without a counter, or the server may use another GPU unseen."""
     if host.at is None or host.problem or any(gpu.lost or gpu.used_by is None for gpu in host.gpus):
         return None
     held = [gpu for gpu in host.gpus if any(_own(gpu, pid))]
@@ -153,7 +154,7 @@ def _reading(host: Host, pid: int) -> _Reading | None:
 
 
 def _is_shared(gpu: Gpu, pid: int) -> bool:
-    """Whether another process is on it, or holds memory unseen, as in another container."""
+    """Whether another process uses the GPU, or holds memory unseen, as from another container."""
     from vllm_launchers.host.gpu.sharing import holdings  # only now: most recorders see no GPU
 
     return not all(_own(gpu, pid)) or holdings(gpu).unseen > 0
@@ -164,7 +165,7 @@ def _own(gpu: Gpu, pid: int) -> list[bool]:
 
 
 def _follows(before: _Reading, after: _Reading) -> bool:
-    """Whether nothing came between two readings that makes their difference meaningless."""
+    """Whether the difference between two readings is meaningful: no gap, the same GPUs, no counter reset."""
     return (
         0 < after.at - before.at <= LONGEST_GAP
         and before.counters.keys() == after.counters.keys()
@@ -173,10 +174,11 @@ def _follows(before: _Reading, after: _Reading) -> bool:
 
 
 def newest_energy(hosts: Sequence[Host], pid: int, totals: Sequence[Totals]) -> Energy | None:
-    """The energy of the server whose process is ``pid``, over the newest readings (``hosts``, oldest first) without a
-    break; None where the newest of them says nothing.
+    """Energy of the server whose process is ``pid``, over the newest uninterrupted readings; None if the newest of them
+    is unusable.
 
-    ``totals``, oldest first, are the server's own counts, as many readings as they cover are used.
+    ``hosts`` are the readings and ``totals`` the server's own counts, both oldest first; only readings within the time
+    range of ``totals`` are used.
     """
     if len(totals) < 2:
         return None
@@ -195,7 +197,7 @@ def newest_energy(hosts: Sequence[Host], pid: int, totals: Sequence[Totals]) -> 
 def energy_within(
     hosts: Sequence[Host], pid: int, totals: Sequence[Totals], start: float, end: float, edge: float = LONGEST_GAP / 2
 ) -> Energy | None:
-    """The energy in a window, by the readings in it; None unless they cover it without a break.
+    """Energy in a window, from the readings in it; None unless they cover it without a break.
 
     Up to ``edge`` seconds may be missing at either end.
     """
@@ -218,12 +220,12 @@ def _between(first: _Reading, last: _Reading, totals: Sequence[Totals]) -> Energ
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
-    """None where a count was set back."""
+    """Increase between two counts; None if unknown or after a reset."""
     return after - before if before is not None and after is not None and after >= before else None
 
 
 def _totals_at(totals: Sequence[Totals], at: float) -> Totals | None:
-    """The totals at a moment, interpolated between the samples around it; None in a pause of the samples."""
+    """Totals at a moment, interpolated between the samples around it; None in a gap between samples."""
     after = next((place for place, one in enumerate(totals) if one.at >= at), None)
     if after is None or (after == 0 and totals[0].at > at):
         return None
@@ -259,13 +261,13 @@ def cost_text(cost: float | None, currency: str) -> str:
 
 
 def energy_text(found: Energy) -> str:
-    """``0.42 J per output token, 31 mJ per token, 84 J per request``; empty where nothing was counted."""
+    """``0.42 J per output token, 31 mJ per token, 84 J per request``; empty if nothing was counted."""
     words = zip(FIGURES, ("output token", "token", "request"), strict=True)
     return ", ".join(f"{joules_text(found.figures[name])} per {word}" for name, word in words if name in found.figures)
 
 
 def cost_line(found: Energy) -> str:
-    """What a million tokens cost; empty without a price."""
+    """Cost of a million tokens; empty without a price."""
     tariff = found.tariff
     if tariff is None or found.per_output_token is None:
         return ""
@@ -276,7 +278,7 @@ def cost_line(found: Energy) -> str:
 
 
 def energy_lines(found: Energy) -> list[str]:
-    """What is known of it until now, in one or two lines; empty where nothing was counted."""
+    """Energy per token and request so far, with the cost if known, in one or two lines; empty without counts."""
     if not (figures := energy_text(found)):
         return []
     gpus = f"GPU{'s' if len(found.gpus) > 1 else ''} {','.join(map(str, found.gpus))}"

@@ -1,9 +1,9 @@
-"""Exact quantiles of latencies and lengths, from the records of a probe. Pure, but `read_records`.
+"""Exact quantiles of latencies and lengths, from the records of a probe. Pure, except `read_records`.
 
-Records are compared with what vLLM itself has counted meanwhile: quantiles are exact only if no record is missing.
-vLLM reports the intervals between the tokens of a step: the probe records how many there are, the shortest and the
-longest. Mostly all are equal, since requests of a batch get their tokens together; where they differ, each is recorded.
-Where it is not, a quantile is exact only if what lies between the two ends cannot move it.
+Records are compared with vLLM's own counts over the same time: quantiles are exact only if no record is missing. vLLM
+reports the intervals between tokens per step: the probe records their number, the shortest and the longest. Mostly all
+are equal, since requests of a batch get their tokens together; if they differ, each is recorded. Where one is not, a
+quantile is exact only if intervals between the two ends cannot move it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, Weighted, 
 from vllm_console.metrics.sample import LATENCIES, LENGTHS
 
 BOUNDARY_SECONDS = 0.5
-"""How much later than a sample's time its figures may have been counted: the server answers when it can."""
+"""How long after a sample's time its figures may have been counted, since the server may answer late."""
 
 SAME = 1.001
-"""Two bounds of a quantile whose ratio is at most this are the same value."""
+"""Two bounds of a quantile whose ratio is at most this count as the same value."""
 
 _SHARES = tuple(share for _, share in PARTS)
 
@@ -36,14 +36,14 @@ _NUMBER_OF_INTERVALS = itemgetter(EngineStep._fields.index("intervals"))
 _INTERVALS_OF = itemgetter(
     *map(EngineStep._fields.index, ("at", "engine", "shortest_interval", "longest_interval", "intervals"))
 )
-"""What is taken of each of thousands of steps, once a second: many times as fast as by name."""
+"""Fields read from thousands of steps each second; much faster than access by name."""
 
 _OF_REQUESTS = ("queue", "prefill", "decode", "e2e")
 _LENGTHS_OF = dict(zip(LENGTHS, (attrgetter("prompt_tokens"), attrgetter("output_tokens")), strict=True))
 
 
 class ProbeRecords(msgspec.Struct, frozen=True):
-    """What a probe recorded, each kind in the order of its time. ``writers`` is how many processes wrote it."""
+    """What a probe recorded, each kind in order of time. ``writers`` is the number of processes that wrote it."""
 
     steps: Sequence[EngineStep] = ()
     intervals: Sequence[Interval] = ()
@@ -53,7 +53,7 @@ class ProbeRecords(msgspec.Struct, frozen=True):
 
 
 def read_records(folder: Path, start: float, end: float) -> ProbeRecords:
-    """The records in a folder that `exact_latencies` needs for a span of time (Unix seconds). Raises OSError."""
+    """Read the records that `exact_latencies` needs for a span of time (Unix seconds). Raises OSError."""
     reader = ProbeReader(folder, start - 2 * BOUNDARY_SECONDS, end + 2 * BOUNDARY_SECONDS)
     return ProbeRecords(*reader.added(), reader.writers(start, end))
 
@@ -64,7 +64,7 @@ def exact_value(value: float) -> Quantile:
 
 
 def exact_quantiles(values: Sequence[float]) -> Quantiles | None:
-    """Count, mean and exact quantiles of values; None without any."""
+    """Count, mean and exact quantiles of values; None without values."""
     count = len(values)
     if not count:
         return None
@@ -73,9 +73,10 @@ def exact_quantiles(values: Sequence[float]) -> Quantiles | None:
 
 
 def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quantiles | None:
-    """Quantiles of values of which some are only known to lie between two ends; None unless they are exact even so.
+    """Quantiles of values of which some are only known to lie between two ends; None unless they are exact
+    nevertheless.
 
-    ``low`` has each value's lower end, ``high`` its upper one. The mean is None where it is not known.
+    ``low`` has each value's lower end, ``high`` its upper one. The mean is None if it is not known.
     """
     count = sum(map(_TIMES, low))
     if not count:
@@ -93,9 +94,9 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
 
 
 def interval_ends(steps: Iterable[EngineStep], intervals: Iterable[Interval]) -> tuple[list[Weighted], list[Weighted]]:
-    """The inter-token intervals of steps (seconds): the lower and the upper ends of what is known of them.
+    """Inter-token intervals of steps (seconds), as lists of lower and upper bounds.
 
-    ``intervals`` are those of steps in which they differ.
+    ``intervals`` are those of steps whose intervals differ.
     """
     differing: dict[tuple[float, int], list[Weighted]] = {}
     for one in intervals:
@@ -121,10 +122,10 @@ def interval_ends(steps: Iterable[EngineStep], intervals: Iterable[Interval]) ->
 def exact_latencies(
     records: ProbeRecords, start: float, end: float, counted: Mapping[str, float]
 ) -> dict[str, Quantiles]:
-    """Those latencies of a span of time (Unix seconds, its beginning excluded) that the records know exactly.
+    """The latencies of a span of time (Unix seconds, its start excluded) that the records determine exactly.
 
-    ``counted`` is how many observations of each vLLM has counted in it, keyed as `LATENCIES`; one whose records are
-    fewer or more is left out. ``records`` reach beyond both ends by `BOUNDARY_SECONDS`.
+    ``counted`` is the number of observations of each that vLLM counted in the span, keyed as `LATENCIES`; a latency
+    with fewer or more records is left out. ``records`` must extend beyond both ends by `BOUNDARY_SECONDS`.
     """
     if records.writers != 1 or _lost(records, start, end):
         return {}
@@ -149,9 +150,10 @@ def exact_latencies(
 def recorded_lengths(
     requests: Sequence[FinishedRequest], start: float, end: float, counted: Mapping[str, float]
 ) -> dict[str, Sequence[int]]:
-    """The lengths (tokens) of the requests that ended in a span of time, keyed as `LENGTHS`, where each is recorded.
+    """Lengths (tokens) of the requests that ended in a span of time, keyed as `LENGTHS`, if every one is recorded.
 
-    ``counted`` is how many vLLM has counted in it. ``requests`` reach beyond both ends by `BOUNDARY_SECONDS`.
+    ``counted`` is the number that vLLM counted in the span. ``requests`` must extend beyond both ends by
+    `BOUNDARY_SECONDS`.
     """
     ended = _Span(requests, _FINISHED_AT, start, end)
     found: dict[str, Sequence[int]] = {}
@@ -166,7 +168,7 @@ _Row = TypeVar("_Row")
 
 
 class _Span(Generic[_Row]):
-    """The records of a span of time, and those within `BOUNDARY_SECONDS` after its two ends."""
+    """Records of a span of time, and those within `BOUNDARY_SECONDS` after its two ends."""
 
     def __init__(self, rows: Sequence[_Row], at: Callable[[_Row], float], start: float, end: float) -> None:
         moments = (start, start + BOUNDARY_SECONDS, end, end + BOUNDARY_SECONDS)
@@ -175,7 +177,7 @@ class _Span(Generic[_Row]):
         self._early, self._late = rows[first : min(second, third)], rows[third:fourth]
 
     def holds(self, counted: float, number: Callable[[Sequence[_Row]], int]) -> bool:
-        """Whether so many as were counted are recorded, whatever happened at the ends of the span."""
+        """Whether the number of records matches ``counted``, allowing for records near the ends of the span."""
         total = number(self.inside)
         return total - number(self._early) <= counted <= total + number(self._late)
 
@@ -185,7 +187,7 @@ def _intervals(steps: Sequence[EngineStep]) -> int:
 
 
 def _lost(records: ProbeRecords, start: float, end: float) -> bool:
-    """Whether the process has lost records meanwhile."""
+    """Whether the process lost records in this time."""
     first = bisect_left(records.steps, start - BOUNDARY_SECONDS, key=_AT)
     last = bisect_right(records.steps, end + BOUNDARY_SECONDS, key=_AT) - 1
     return last > first and records.steps[first].dropped != records.steps[last].dropped

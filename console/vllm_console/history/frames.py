@@ -1,6 +1,6 @@
-"""A server's last half hour in steps of ten seconds, with all its counters: the input for findings. Pure.
+"""A server's last half hour in steps of ten seconds, with all its counters: the input for findings.
 
-Times come from the samples.
+Pure: times come from the samples.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from vllm_console.metrics.window import (
 STEP_SECONDS = 10.0
 FRAMES = 180
 BUSY = 0.5
-"""Only what at least this share of the most requests running hold counts: a few requests predict little of many."""
+"""Times with fewer running requests than this fraction of the maximum are ignored: they predict little about many."""
 
 MIN_SAMPLES = 3
-"""Samples per frame needed for a gauge's minimum: a coarse history row holds only its step's maximum."""
+"""Samples per frame required for a gauge's minimum: a coarse history row holds only its step's maximum."""
 
 _KEYS = (*LATENCIES, *LENGTHS, ACCEPTED)
 
 
 class RankFrame(msgspec.Struct, frozen=True):
-    """One data-parallel rank in a step: what it generated, and its highest and lowest gauges. None: not reported."""
+    """One data-parallel rank in a step: generated tokens, highest and lowest gauges. None means not reported."""
 
     label: str
     tokens: float | None = None
@@ -47,11 +47,11 @@ class Frame(msgspec.Struct, frozen=True):
     """One step. ``grown`` holds what was counted in it, over all engines, and the gauges at its end.
 
     ``usage_max``, ``running_max`` and ``waiting_max`` are the highest gauges within it (KV usage of the fullest engine,
-    a share from 0 to 1), ``waiting_min`` the lowest, if there were `MIN_SAMPLES`. ``held_max`` is the largest share of
-    the KV cache that a running request held at one time, on average over those running then. Requests, tokens and
-    ``kv_cache_tokens`` are totals over all ``engines`` (data-parallel ranks). ``still`` holds the labels of those with
-    requests running at its end but no progress: no token, no prompt, no block allocated. ``prefix_caching`` and
-    ``prefix_step`` are as in `Sample`. ``responses`` are those answered in it. None means not reported.
+    a fraction from 0 to 1), ``waiting_min`` the lowest, if there were `MIN_SAMPLES`. ``held_max`` is the largest
+    fraction of the KV cache held per running request at any one time. Requests, tokens and ``kv_cache_tokens`` are
+    totals over all ``engines`` (data-parallel ranks). ``still`` holds the labels of engines with requests running at
+    its end but no progress: no token, no prompt, no block allocated. ``prefix_caching`` and ``prefix_step`` are as in
+    `Sample`. None means not reported.
     """
 
     generation: int
@@ -69,12 +69,12 @@ class Frame(msgspec.Struct, frozen=True):
     responses: Responses | None = None
     engines: int = 1
     ranks: tuple[RankFrame, ...] = ()
-    """Each rank, where there is more than one."""
+    """The ranks, if there are several."""
     still: tuple[str, ...] = ()
     compiling: bool = False
-    """Whether the run's first requests were unfinished when it began: their durations are not representative."""
+    """Whether the run's first requests were unfinished at its start: their durations are not representative."""
     unanswered: bool = False
-    """Whether none of these has had a token by its end."""
+    """Whether none of the first requests had a token by its end."""
 
     @property
     def seconds(self) -> float:
@@ -82,7 +82,7 @@ class Frame(msgspec.Struct, frozen=True):
         return self.end - self.start
 
     def histogram(self, key: str) -> Histogram | None:
-        """What was observed in it, or None when that is not reported."""
+        """The observations of one histogram in it, or None if not reported."""
         return self.grown.histograms.get(key)
 
 
@@ -97,10 +97,10 @@ class Frames:
         self._first = FirstRequests()
         self._compiling = False
         self._found: tuple[tuple[float, int | None], tuple[Frame, ...]] | None = None
-        """What was asked for last and what that found; None once there is another frame."""
+        """The arguments and the result of the last `since`; None after a new frame."""
 
     def append(self, sample: Sample, generation: int = 1) -> None:
-        """Add the next sample; after a gap of more than three steps, or in another generation, starts over."""
+        """Add the next sample; start over after a gap of more than three steps or in another generation."""
         base = self._base
         if base is None or generation != base[1]:
             self._first = FirstRequests()
@@ -111,7 +111,7 @@ class Frames:
             return
         self._within.append(sample)
         over = self._first.add(sample)
-        # A tenth less, because samples come once a second and never exactly on time.
+        # A tenth of a second less, because samples arrive about once a second, never exactly on time.
         if sample.at - base[0].at >= self._step - 0.1:
             frame = _frame(base[0], self._within, generation)
             if self._compiling and self._first.compiled:
@@ -124,9 +124,9 @@ class Frames:
         self._base, self._within, self._compiling = (sample, generation), [], not self._first.add(sample)
 
     def since(self, at: float, generation: int | None = None) -> tuple[Frame, ...]:
-        """The frames that began at ``at`` (Unix seconds) or later, oldest first, of one generation or of all.
+        """Frames that began at or after ``at`` (Unix seconds), oldest first, of one generation or of all.
 
-        Until there is another frame, the same question has the same object for an answer.
+        Until there is a new frame, the same arguments return the same object.
         """
         wanted = (at, generation)
         if self._found is None or self._found[0] != wanted:
@@ -175,10 +175,10 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
 
 
 def _held(times: Sequence[tuple[float, float]], engines: int) -> float | None:
-    """The largest share of an engine's KV cache per running request, by usage and requests running at some times.
+    """The largest fraction of an engine's KV cache per running request, from pairs of usage and running requests.
 
-    Only where at least `BUSY` of the most ran. The highest usage and the most running are not of one time: a burst
-    begins with many short sequences, and ends with the few that had room to grow.
+    Only times with at least `BUSY` of the maximum running requests count. The highest usage and the most running
+    requests do not coincide: a burst begins with many short sequences and ends with the few that had room to grow.
     """
     least = BUSY * max((running for _, running in times), default=0.0)
     return max((usage * engines / running for usage, running in times if running >= least), default=None)
@@ -195,7 +195,7 @@ def _ranks(within: Sequence[Sample], grown: Mapping[str, EngineSample]) -> tuple
         }
         waiting, idle = gauges["requests_waiting"], None
         if not waiting and counted.generation_tokens_total == 0 and counted.prompt_tokens_total == 0:
-            idle = 0.0  # vLLM 0.32 reports no gauges of a rank before its first request, only its counters
+            idle = 0.0  # before a rank's first request, vLLM 0.32 reports only its counters, no gauges
         found.append(
             RankFrame(
                 label,
@@ -210,9 +210,9 @@ def _ranks(within: Sequence[Sample], grown: Mapping[str, EngineSample]) -> tuple
 
 
 def _stands_still(label: str, grown: EngineSample, samples: Sequence[Sample]) -> bool:
-    """Whether an engine made progress. A long prefill yields no token either, but takes KV cache with each step.
+    """Whether an engine made no progress. A long prefill yields no token either, but allocates KV cache in each step.
 
-    The end of a request is not progress: clients that give up count, and so does the one-token test request.
+    A finished request is not progress: aborted requests count, and so does the one-token test request.
     """
     if grown.generation_tokens_total is None or (grown.requests_running or 0) < 1:
         return False
@@ -223,11 +223,11 @@ def _stands_still(label: str, grown: EngineSample, samples: Sequence[Sample]) ->
 
 
 def merged(frames: Iterable[Frame], key: str) -> Histogram | None:
-    """The observations of all these frames together."""
+    """The merged observations of these frames."""
     return merge_histograms(found for frame in frames if (found := frame.histogram(key)) is not None)
 
 
 def total(frames: Iterable[Frame], counter: str) -> float | None:
-    """The sum over all these frames; None if none reports it."""
+    """The sum of a counter over these frames; None if none reports it."""
     values = [value for frame in frames if (value := getattr(frame.grown, counter)) is not None]
     return sum(values) if values else None

@@ -1,9 +1,9 @@
-"""What the machine's GPUs did, on disk: a row per five seconds for a day, per minute for thirty days.
+"""History of the machine's GPUs on disk: a row per five seconds for a day, per minute for thirty days.
 
-One file per machine and user, whatever runs on the GPUs. Rows are numbered by their step of time: each writer (a
-recorder, or its successor) continues where the last one ended, and a step is written once. A row per minute is made of
-the finer ones when its minute is over: means, and maxima of what has a limit. Where the clock was set back, rows ahead
-of it are replaced one by one as their time comes again.
+One file per machine and user, whatever runs on the GPUs. Rows are numbered by their time step: each writer (a recorder
+or its successor) continues where the last one ended, and each step is written once. A minute row is made from the finer
+ones when its minute ends: means, or maxima of figures with a limit. If the clock was set back, rows ahead of it are
+replaced one by one as their time comes again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FIVES, MINUTES = TIERS = (
     Tier("fives", 5.0, 24 * 720, 60_000_000),
     Tier("minutes", 60.0, 30 * 24 * 60, 100_000_000),
 )
-"""A day by five seconds, thirty days by the minute; less where dozens of GPUs with many links fill more bytes."""
+"""A day by five seconds, thirty days by the minute; less if dozens of GPUs with many links need more space."""
 
 _PER_MINUTE = round(MINUTES.step / FIVES.step)
 _DAY = round(86400 / FIVES.step)
@@ -56,9 +56,9 @@ _DAMAGED = (HistoryCorruptError, HistoryForeignError, HistoryVersionError)
 
 
 class GpuFigure(NamedTuple):
-    """A figure of a GPU, as `Gpu` names it, stored as a whole number of ``1 / scale``.
+    """A figure of a GPU, named as in `Gpu`, stored as an integer number of ``1 / scale``.
 
-    ``highest`` is whether a longer step keeps the highest value, which limits are compared with, or else the mean.
+    If ``highest``, a longer step keeps the maximum, for comparison with limits; otherwise the mean.
     """
 
     name: str
@@ -79,16 +79,16 @@ FIGURES = (
     GpuFigure("nvlink_sent_gbs", 1000),
     GpuFigure("nvlink_received_gbs", 1000),
 )
-"""In the order in which they are stored: another order is another version of the file."""
+"""In storage order: changing the order requires another version of the file."""
 
 LINK_FIGURES = (GpuFigure("sent_gbs", 1000), GpuFigure("received_gbs", 1000))
-"""What is stored of each NVLink of a GPU, behind the GPU's own figures."""
+"""Stored for each NVLink of a GPU, after the GPU's own figures."""
 
 HIGHEST = frozenset(figure.name for figure in FIGURES if figure.highest)
 
 
 class LinkEnd(msgspec.Struct, frozen=True, array_like=True):
-    """An NVLink of a GPU, and where it leads: to the GPU ``remote``, or to a switch."""
+    """An NVLink of a GPU and its other end: the GPU ``remote``, or a switch."""
 
     number: int
     remote: int | None = None
@@ -100,7 +100,7 @@ class LinkEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Card(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """What seldom changes of a GPU: who it is, its limits, its links. It is stored once for many rows."""
+    """What rarely changes about a GPU: identity, limits, links. Stored once for many rows."""
 
     index: int
     uuid: str | None = None
@@ -112,18 +112,18 @@ class Card(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The names of its figures, in the order in which they are stored."""
+        """Names of its figures in storage order."""
         of_links = (link.key(figure.name) for link in self.links for figure in LINK_FIGURES)
         return (*(figure.name for figure in FIGURES), *of_links)
 
     @cached_property
     def scales(self) -> tuple[int, ...]:
-        """By what its figures are multiplied where they are stored."""
+        """Scale of each stored figure."""
         return (*(figure.scale for figure in FIGURES), *(figure.scale for _ in self.links for figure in LINK_FIGURES))
 
 
 class GpuEntry(NamedTuple):
-    """A row of one GPU: Unix seconds, how many seconds it covers, and its figures in the order of `Card.keys`."""
+    """A row of one GPU: Unix seconds, seconds covered, and its figures in the order of `Card.keys`."""
 
     at: float
     seconds: float
@@ -148,10 +148,10 @@ FORMAT = Format(
 
 
 class GpuHistoryWriter:
-    """Appends samples of a machine's GPUs. Several processes may hold one; each step is written once.
+    """Appends samples of a machine's GPUs. Several processes may hold a writer; each step is written once.
 
-    Nothing that happens to the disk is raised: ``trouble`` says in a sentence why samples are lost, and the next one is
-    tried again. A damaged file is moved aside and a new one begun; ``notice`` says so.
+    Never raises disk errors: ``trouble`` gives the reason why samples are lost, and the next sample is tried again. A
+    damaged file is moved aside and a new one is started; ``notice`` reports that.
     """
 
     def __init__(self, path: Path, timeout: float = 1.0) -> None:
@@ -164,7 +164,7 @@ class GpuHistoryWriter:
         self._step: int | None = None
 
     def append(self, host: Host, at: float) -> None:
-        """Store what was seen of the host's GPUs at ``at`` (Unix seconds); once per step of five seconds."""
+        """Store the GPUs' state at ``at`` (Unix seconds); once per five-second step."""
         step = int(at // FIVES.step)
         if step == self._step or not host.gpus:
             return
@@ -235,13 +235,13 @@ def _last_before(connection: sqlite3.Connection, step: int) -> int | None:
 
 
 def _delete_far_ahead(connection: sqlite3.Connection, step: int) -> None:
-    """Drop the rows of a clock that was wrong by more than a day: they would outlast all that are written now."""
+    """Delete rows from a clock that was wrong by more than a day: they would outlast all rows written now."""
     connection.execute(f"DELETE FROM {FIVES.table} WHERE sequence > ?", (step + _DAY,))
     connection.execute(f"DELETE FROM {MINUTES.table} WHERE sequence > ?", ((step + _DAY) // _PER_MINUTE,))
 
 
 def card_of(gpu: Gpu) -> Card:
-    """What is stored once of a GPU. Limits are rounded: one that moves by a hair is the same."""
+    """The part of a GPU that is stored once. Limits are rounded, so that tiny changes are ignored."""
     return Card(
         gpu.index,
         gpu.uuid,
@@ -275,7 +275,7 @@ def _packed(gpus: Iterable[Gpu]) -> bytes:
 
 
 def _unpacked(data: object) -> list[_Numbers] | None:
-    """The numbers of each GPU; None where the row is damaged."""
+    """The numbers of each GPU; None if the row is damaged."""
     if not isinstance(data, bytes):
         return None
     try:
@@ -285,7 +285,7 @@ def _unpacked(data: object) -> list[_Numbers] | None:
 
 
 def _cards(data: object) -> tuple[Card, ...]:
-    """The GPUs of a machine; none where that is damaged."""
+    """The GPUs of a machine; empty if the data is damaged."""
     if not isinstance(data, bytes):
         return ()
     try:
@@ -299,7 +299,7 @@ def _whole(value: float | None, scale: int) -> int | None:
 
 
 def _sum_up(connection: sqlite3.Connection, minute: int) -> None:
-    """Make the row of a minute that is over, of its rows that show the same GPUs as the last of them."""
+    """Write the row of a finished minute, from those of its rows with the same GPUs as the last one."""
     query = f"SELECT at, machine, data FROM {FIVES.table} WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
     rows = connection.execute(query, (minute * _PER_MINUTE, (minute + 1) * _PER_MINUTE - 1)).fetchall()
     if not rows:
@@ -320,15 +320,15 @@ def _joined(samples: Sequence[_Numbers]) -> _Numbers:
 
 
 class GpuHistoryReader:
-    """Reads the history of one GPU while it is written. ``gpu`` tells which: by its UUID, or else by its index.
+    """Reads the history of one GPU while it is being written. ``gpu`` identifies it, by UUID or else by index.
 
-    Every method raises a `HistoryError` of the right class when the file cannot be read.
+    Every method raises a suitable `HistoryError` if the file cannot be read.
     """
 
     def __init__(self, path: Path, gpu: Card) -> None:
         self._gpu = gpu
         self._machines: dict[int, tuple[int, Card] | None] = {}
-        """By a machine's number, the position of this GPU in its rows, and its card."""
+        """By machine id, the GPU's position in its rows, and its card."""
         self._file = HistoryFile(path, FORMAT, self._machines.clear)
 
     def close(self) -> None:
@@ -336,15 +336,15 @@ class GpuHistoryReader:
         self._file.close()
 
     def first_at(self) -> float | None:
-        """When the oldest row was taken (Unix seconds), or None when there is none."""
+        """When the oldest row was taken (Unix seconds), or None if there is none."""
         return self._file.ask(lambda connection: first_row_at(connection, TIERS))
 
     def stretches(self, start: float, end: float, step: float) -> list[Stretch]:
-        """Where the rows from ``start`` to ``end`` (Unix seconds) are read for points of ``step`` seconds."""
+        """Where to read the rows from ``start`` to ``end`` (Unix seconds) for points of ``step`` seconds."""
         return self._file.ask(lambda connection: stretches_of(connection, TIERS, start, end, step))
 
     def read(self, part: Stretch, most: int, _step: float = 0.0) -> list[GpuEntry]:
-        """The rows of a stretch that have this GPU, oldest first: of those newer than its start, the first ``most``."""
+        """The first ``most`` rows of a stretch that have this GPU, oldest first; the stretch's start is excluded."""
         return self._file.ask(lambda connection: self._read(connection, part, most))
 
     def _read(self, connection: sqlite3.Connection, part: Stretch, most: int) -> list[GpuEntry]:
@@ -396,7 +396,7 @@ def _same_gpu(one: Card, other: Card) -> bool:
 
 
 def _values(data: object, place: tuple[int, Card]) -> tuple[float | None, ...] | None:
-    """The figures of the GPU at that place of a row; None where the row is damaged."""
+    """The figures of the GPU at that position in a row; None if the row is damaged."""
     position, card = place
     numbers = _unpacked(data)
     if numbers is None or position >= len(numbers) or len(numbers[position]) != len(card.scales):
@@ -406,12 +406,12 @@ def _values(data: object, place: tuple[int, Card]) -> tuple[float | None, ...] |
 
 
 def known_figures(values: Mapping[str, Sequence[float | None]]) -> frozenset[str]:
-    """The figures that have a value at all."""
+    """The figures that have any value."""
     return frozenset(name for name, column in values.items() if any(value is not None for value in column))
 
 
 class _Sum:
-    """What is known of a figure in one step: its highest value, and its mean over the time that is known."""
+    """A figure over one step: its maximum, and its mean over the time for which it is known."""
 
     __slots__ = ("highest", "seconds", "total")
 
@@ -428,20 +428,20 @@ class _Sum:
 class GpuTimeline:
     """The last ``points`` steps of ``step`` seconds of one GPU.
 
-    A row covers the time since the row before it. A pause of more than ``gap`` seconds between rows stays empty.
+    A row covers the time since the previous row. A gap of more than ``gap`` seconds between rows stays empty.
     """
 
     def __init__(self, step: float, points: int) -> None:
         self.step, self.points = step, points
         self.gap = max(2.5 * step, 15.0)
         self.card: Card | None = None
-        """The GPU with its limits and links, by the newest row."""
+        """The GPU with its limits and links, from the newest row."""
         self._steps: dict[int, dict[str, _Sum]] = {}
         self._at: float | None = None
         self._drawn: tuple[tuple[int, float | None], Series] | None = None
 
     def append(self, entry: GpuEntry) -> None:
-        """Take in the next row. One that is not newer than the last is ignored."""
+        """Add the next row. One that is not newer than the last is ignored."""
         before = self._at
         if before is not None and entry.at <= before:
             return
@@ -471,7 +471,7 @@ class GpuTimeline:
         return found
 
     def _index(self, at: float) -> int:
-        """The step that a moment falls into; a step holds its end, not its beginning."""
+        """The step that a moment belongs to; a step includes its end but not its beginning."""
         return math.ceil(at / self.step) - 1
 
 

@@ -1,7 +1,7 @@
-"""Samples of the machine's GPUs, kept for half an hour, so that every console and every command judges by the same.
+"""Samples of the machine's GPUs, kept for half an hour, so that all consoles and commands use the same data.
 
-One recorder samples for all: the one that holds the lock. When it ends, another takes its place. It writes the history
-of the GPUs, too.
+One recorder samples for all: the one that holds the lock. When it ends, another takes over. It also writes the GPU
+history.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.monitor import GpuMonitor
 
 GPU_SAMPLES = "gpu-samples.jsonl"
-"""The file's name in the state folder: a host document per line, with what changes of its GPUs."""
+"""The file's name in the state folder: one host document per line, with what varies about its GPUs."""
 
 STEP_SECONDS = 5.0
 KEPT_SECONDS = 1800.0
 TIDY_EVERY = 60
-"""Samples between two removals of what is older."""
+"""Number of samples between removals of old ones."""
 
 MOST_BYTES = 32 << 20
 
@@ -42,10 +42,10 @@ _LONGEST_COMMAND = 200
 
 
 class GpuSampleStore:
-    """Writes samples of the GPUs. `record` never blocks: the driver is asked in a thread of its own.
+    """Writes GPU samples. `record` never blocks: the driver is queried in a separate thread.
 
-    ``trouble`` is why samples are lost, in a sentence; the next one is tried again. ``notice`` tells of a damaged
-    history that was set aside.
+    ``trouble`` gives the reason why samples are lost; the next one is tried again. ``notice`` reports a damaged history
+    that was moved aside.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,12 +56,12 @@ class GpuSampleStore:
         self._watch: GpuMonitor | None = None
         self._newest: float | None = None
         self._vain = False
-        """There is no driver, and none will come while this process lives."""
+        """Whether there is no driver; none will appear during this process's lifetime."""
         self._written = 0
         self._history: GpuHistoryWriter | None = None
 
     def record(self) -> None:
-        """Write what was sampled since the last call, where no other recorder does."""
+        """Write what was sampled since the last call, unless another recorder does."""
         try:
             if self._vain or (self._watch is None and not self._begin()):
                 return
@@ -77,7 +77,7 @@ class GpuSampleStore:
             self.trouble = f"GPU samples are lost ({error.strerror}): {self._path}"
 
     def close(self) -> None:
-        """Leave it to another."""
+        """Stop sampling and release the lock."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -88,14 +88,14 @@ class GpuSampleStore:
             self._lock = None
 
     def _begin(self) -> bool:
-        """Become the one that samples, if nobody is."""
+        """Become the sampling recorder if there is none."""
         if self._lock is None:
             self._lock = open_file(self._path.with_name(self._path.name + ".lock"), os.O_RDWR)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        # Only now: the driver's library costs memory, and one process of a person pays it for all servers.
+        # Import only now: the driver's library costs memory, which only one process per user should pay.
         from vllm_console.history.gpu_history import GPU_HISTORY, GpuHistoryWriter
         from vllm_launchers.host.gpu.host import has_driver
         from vllm_launchers.host.gpu.monitor import GpuMonitor
@@ -112,7 +112,7 @@ class GpuSampleStore:
         data = (json.dumps(_document(host), separators=(",", ":")) + "\n").encode()
         opened = open_file(self._path, os.O_WRONLY | os.O_APPEND)
         try:
-            # What a full disk cut off stays a line of its own, which readers skip.
+            # Start on a new line: a line cut off by a full disk stays separate, and readers skip it.
             os.write(opened, b"\n" + data)
         finally:
             os.close(opened)
@@ -130,7 +130,7 @@ class GpuSampleStore:
 
 
 def read_gpu_samples(path: Path, since: float) -> list[Host]:
-    """The samples after ``since`` (Unix seconds), oldest first; none where there are none, and without damaged ones."""
+    """Undamaged samples after ``since`` (Unix seconds), oldest first; empty without a readable file."""
     import msgspec
 
     from vllm_launchers.host.gpu.host import Host
@@ -152,7 +152,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _at(line: bytes) -> float:
-    """When a line was seen: it begins with that; long ago for one that is none."""
+    """The time that a line starts with; negative infinity for an invalid line."""
     head, _, _ = line.removeprefix(b'{"at":').partition(b",")
     try:
         return float(head)

@@ -1,4 +1,4 @@
-"""What the prefix cache did for requests: hits by prompt length, what resumed requests still found. Pure."""
+"""What the prefix cache did for requests: hits by prompt length, and what resumed requests still found. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from vllm_console.history.probe_records import FinishedRequest, Resumed
 
 SHORTEST = 128
-"""Prompts of fewer tokens are one class; from there on each class is twice as wide as the one before."""
+"""Shorter prompts form one class; from there on each class is twice as wide as the one before."""
 
 
 class LengthClass(msgspec.Struct, frozen=True):
-    """The requests whose prompts have ``least`` to ``most`` tokens.
+    """Requests whose prompts have ``least`` to ``most`` tokens.
 
-    ``hits`` is how many of them had any token cached, ``cached_tokens`` how many they had together; of one of them at
-    most ``longest_hit``.
+    ``hits`` is the number of requests with any cached token, ``cached_tokens`` their total number of cached tokens,
+    ``longest_hit`` the maximum for one request.
     """
 
     least: int
@@ -29,13 +29,13 @@ class LengthClass(msgspec.Struct, frozen=True):
 
     @property
     def hit_rate(self) -> float:
-        """The share of their prompt tokens that was cached."""
+        """Fraction of prompt tokens that was cached."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class StillCached(msgspec.Struct, frozen=True):
-    """Requests that were admitted again after a preemption: how many, how many tokens they looked up (prompt and output
-    so far), and how many of these were still cached."""
+    """Requests admitted again after a preemption: how many, how many tokens they looked up (prompt and output so far),
+    and how many of these were still cached."""
 
     requests: int
     tokens: int
@@ -43,10 +43,10 @@ class StillCached(msgspec.Struct, frozen=True):
 
 
 class PrefixUse(msgspec.Struct, frozen=True):
-    """The prefix cache over a span of time. ``classes`` have requests, the shortest prompts first.
+    """The prefix cache over a span of time. ``classes`` are the non-empty ones, shortest prompts first.
 
-    ``unknown`` requests are in no class: they ended before their first token, or their release does not report their
-    cached tokens. ``resumed`` is None where no request is known to have been resumed.
+    ``unknown`` requests are in no class: they ended before their first token, or their release does not report cached
+    tokens. ``resumed`` is None if no request is known to have been resumed.
     """
 
     classes: tuple[LengthClass, ...] = ()
@@ -55,32 +55,32 @@ class PrefixUse(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """How many requests are in the classes."""
+        """Number of requests in the classes."""
         return sum(one.requests for one in self.classes)
 
     @property
     def hits(self) -> int:
-        """How many of them had any token cached."""
+        """Number of these requests with any cached token."""
         return sum(one.hits for one in self.classes)
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of their prompts."""
+        """Total prompt tokens of these requests."""
         return sum(one.prompt_tokens for one in self.classes)
 
     @property
     def cached_tokens(self) -> int:
-        """Those that were cached."""
+        """Total cached tokens of these requests."""
         return sum(one.cached_tokens for one in self.classes)
 
     @property
     def hit_rate(self) -> float | None:
-        """The share of their prompt tokens that was cached; None without requests."""
+        """Fraction of prompt tokens that was cached; None without requests."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
 def prefix_use(requests: Iterable[FinishedRequest], resumed: Sequence[Resumed] = ()) -> PrefixUse:
-    """What the cache did for these requests, and what resumed requests found meanwhile."""
+    """Summarize what the cache did for these requests, and what resumed requests found meanwhile."""
     found: dict[int, list[tuple[int, int]]] = {}
     unknown = 0
     for one in requests:
@@ -93,7 +93,7 @@ def prefix_use(requests: Iterable[FinishedRequest], resumed: Sequence[Resumed] =
 
 
 def _least(tokens: int) -> int:
-    """The fewest tokens of the class of a prompt."""
+    """Lower bound of the class of a prompt with this many tokens."""
     return 1 if tokens < SHORTEST else 1 << (tokens.bit_length() - 1)
 
 
@@ -111,7 +111,7 @@ def _class(least: int, lengths: Sequence[tuple[int, int]]) -> LengthClass:
 
 
 def still_cached(resumed: Sequence[Resumed]) -> StillCached | None:
-    """What resumed requests found, added up; None without any."""
+    """Sum of what resumed requests found; None if there are none."""
     if not resumed:
         return None
     return StillCached(

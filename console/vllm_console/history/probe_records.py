@@ -1,9 +1,8 @@
-"""Reads what a server's probe has recorded: engine steps, first tokens, finished requests, what resumed ones
-found. The format is the plugin's.
+"""Read what a server's probe recorded: engine steps, first tokens, finished requests, resumed requests.
 
-Records of a segment are in the order of their time, so a span of time is found without reading what is before it.
-Whatever a killed writer or a full disk has left (half a header, half a record, zeros) is left out, and so are segments
-of an unknown format.
+The format is defined by the plugin. Records of a segment are in order of time, so a span of time is found without
+reading what is before it. Anything left by a killed writer or a full disk (half a header, half a record, zeros) is
+skipped, and so are segments of an unknown format.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from vllm_launchers.private import open_regular
 from vllm_launchers.probe.plugin.vllm_console_probe import CLOCK_SECONDS, FORMAT, HEADER_BYTES, LAYOUTS, SEGMENT_BYTES
 
 LONGEST_RECORD = 4096
-"""Bytes; a header that names more is none of a probe's."""
+"""Maximum record size in bytes; a header with a larger one is not a probe's."""
 
 SETTLED_SECONDS = 1.0
-"""A record is on disk so long after its moment: the probe writes four times a second, one kind after the other."""
+"""Records are on disk this long after their time: the probe writes four times a second, one kind after the other."""
 
 ORDERED_BY = {"steps": 0, "intervals": 0, "first_tokens": 0, "requests": struct.calcsize("<64sd"), "resumed": 0}
-"""The position, in a record of each kind, of the time by which records are ordered."""
+"""Offset of the time by which records are ordered, in a record of each kind."""
 
 _TIME = struct.Struct("<d")
 
 
 class EngineStep(NamedTuple):
-    """One engine step; None is unknown. ``at`` is in Unix seconds, to the precision of the monotonic clock."""
+    """One engine step; None means unknown. ``at`` is in Unix seconds, with the precision of the monotonic clock."""
 
     at: float
     engine: int
@@ -54,11 +53,11 @@ class EngineStep(NamedTuple):
     context_tokens: int | None
     generation_requests: int | None
     dropped: int
-    """Records that the writing process had lost by then."""
+    """Number of records that the writing process had lost so far."""
 
 
 class FirstToken(NamedTuple):
-    """A request's first token: when it came (Unix seconds), and how many seconds after the request's arrival."""
+    """A request's first token: when it was generated (Unix seconds), and the seconds since the request's arrival."""
 
     at: float
     engine: int
@@ -67,7 +66,7 @@ class FirstToken(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """An inter-token interval of a step whose intervals differ (seconds), and how many of them were that long."""
+    """A distinct inter-token interval (seconds) of a step whose intervals differ, and how often it occurred."""
 
     at: float
     engine: int
@@ -77,8 +76,8 @@ class Interval(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """Requests that were admitted again in a step after a preemption (Unix seconds): how many, how many tokens they
-    looked up in the prefix cache, and how many of these were still there."""
+    """Requests admitted again in a step after a preemption (Unix seconds): how many, how many tokens they looked up in
+    the prefix cache, and how many of these were still cached."""
 
     at: float
     engine: int
@@ -89,7 +88,7 @@ class Resumed(NamedTuple):
 
 
 class FinishedRequest(NamedTuple):
-    """One finished request; None is unknown, or was never reached. Times in seconds, moments in Unix seconds."""
+    """One finished request; None means unknown or never reached. Durations in seconds, moments in Unix seconds."""
 
     id: str
     arrived_at: float
@@ -108,20 +107,20 @@ class FinishedRequest(NamedTuple):
 
     @property
     def ttft_seconds(self) -> float | None:
-        """Time to the first token: all of it but decode. None if there was no token."""
+        """Time to first token: end-to-end time minus decode. None if there was no token."""
         if self.e2e_seconds is None or self.decode_seconds is None:
             return None
         return max(0.0, self.e2e_seconds - self.decode_seconds)
 
 
 class _Clocks:
-    """What turns each process's times into Unix time, so that those of one step are the same in all of its segments."""
+    """Converts each process's times to Unix time, consistently over all of its segments."""
 
     def __init__(self) -> None:
         self._offsets: dict[int, list[float]] = {}
 
     def offset(self, pid: int, measured: float) -> float:
-        """The offset of a process's segment: that of an earlier one, unless the clock was set since."""
+        """The offset of a process's segment: that of an earlier segment, unless the clock was set since."""
         known = self._offsets.setdefault(pid, [])
         same = next((one for one in known if abs(one - measured) < CLOCK_SECONDS), None)
         if same is None:
@@ -130,29 +129,29 @@ class _Clocks:
 
 
 class _Segment:
-    """One segment, and how far it has been read."""
+    """One segment, and how far it was read."""
 
     def __init__(self, path: Path, kind: str, clocks: _Clocks) -> None:
         self._clocks = clocks
         self.pid = 0
-        """The process that wrote it."""
+        """The process that wrote the segment."""
         self.oldest = self.newest = -math.inf
-        """The times of its first record, and of its newest one so far (Unix seconds)."""
+        """Times of its first record, and of its newest so far (Unix seconds)."""
         self.full = False
-        """Whether its process had begun another one when it was read last."""
+        """Whether its process had begun another segment when this one was last read."""
         self._path, self._layout, self._time_at = path, LAYOUTS[kind], ORDERED_BY[kind]
         self._next: int | None = None
-        """The record to read next; None before the first."""
+        """The next record to read; None before the first."""
         self._record_bytes = 0
         self._offset = 0.0
 
     def added(self, since: float | None, until: float | None, most: int | None) -> Iterator[tuple[Any, ...]]:
-        """The fields of the records that were added since the last call, of a span of time (Unix seconds).
+        """Fields of the records that were added since the last call, within a span of time (Unix seconds).
 
-        At first no more than the newest ``most``.
+        The first call returns at most the newest ``most``.
 
         Raises:
-            OSError: it cannot be read, or was deleted.
+            OSError: the segment cannot be read, or was deleted.
         """
         with open_regular(self._path) as file:
             if not self._ready(file):
@@ -169,10 +168,10 @@ class _Segment:
         yield from self._fields(data)
 
     def after(self, at: float, until: float, most: int) -> list[tuple[Any, ...]]:
-        """The fields of the first ``most`` records after one moment and up to another (Unix seconds).
+        """Fields of the first ``most`` records after ``at`` and up to ``until`` (Unix seconds).
 
         Raises:
-            OSError: it cannot be read, or was deleted.
+            OSError: the segment cannot be read, or was deleted.
         """
         with open_regular(self._path) as file:
             if not self._ready(file):
@@ -184,7 +183,7 @@ class _Segment:
         return list(self._fields(data))
 
     def first_at(self) -> float | None:
-        """When its first record is of (Unix seconds); None without any. Raises OSError."""
+        """Time of the first record (Unix seconds); None without records. Raises OSError."""
         with open_regular(self._path) as file:
             if not self._ready(file):
                 return None
@@ -192,19 +191,19 @@ class _Segment:
         return at if math.isfinite(at) else None
 
     def begins_after(self, at: float) -> bool:
-        """Whether its first record is later, as far as it was read."""
+        """Whether its first record is later than ``at``, as far as it was read."""
         return self.oldest > at
 
     def ended_before(self, at: float) -> bool:
-        """Whether it has no record after that moment, and will have none."""
+        """Whether it has no record after ``at`` and will get none."""
         return self.full and self.newest <= at
 
     def unix(self, monotonic: float) -> float:
-        """A record's time in Unix seconds."""
+        """Convert a record's time to Unix seconds."""
         return monotonic + self._offset
 
     def _count(self, file: BinaryIO) -> int:
-        """How many whole records it has."""
+        """Number of complete records."""
         return max(0, os.fstat(file.fileno()).st_size - HEADER_BYTES) // self._record_bytes
 
     def _read(self, file: BinaryIO, first: int, end: int) -> bytes:
@@ -220,14 +219,14 @@ class _Segment:
             yield self._layout.unpack_from(data, start)
 
     def _at(self, file: BinaryIO, number: int) -> float:
-        """The time of a record (Unix seconds); of what is none: beyond all."""
+        """Time of a record (Unix seconds); infinity for an invalid one."""
         place = HEADER_BYTES + number * self._record_bytes + self._time_at
         data = os.pread(file.fileno(), _TIME.size, place)
         at = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
         return self.unix(at) if at else math.inf
 
     def _place(self, file: BinaryIO, at: float, count: int) -> int:
-        """The first of ``count`` records that is not before a moment (Unix seconds)."""
+        """Index of the first of ``count`` records at or after ``at`` (Unix seconds)."""
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -243,7 +242,7 @@ class _Segment:
             self.newest = last
 
     def _ready(self, file: BinaryIO) -> bool:
-        """Whether it is a segment to read; it may be one later if its header is not complete yet."""
+        """Whether this is a readable segment; if its header is incomplete, it may become one later."""
         return self._record_bytes > 0 or self._read_header(os.pread(file.fileno(), HEADER_BYTES, 0))
 
     def _read_header(self, data: bytes) -> bool:
@@ -268,10 +267,10 @@ class _Segments:
         self._folder, self._clocks = folder, _Clocks()
         self._known: dict[str, dict[str, _Segment]] = {kind: {} for kind in LAYOUTS}
         self._listed: list[str] | None = None
-        """The names in the folder, of the last listing."""
+        """Names in the folder, as last listed."""
 
     def look(self) -> None:
-        """Know those that are in the folder now. Raises OSError if it cannot be read."""
+        """Update the known segments from the folder. Raises OSError if it cannot be read."""
         try:
             listed = os.listdir(self._folder)  # noqa: PTH208 (every second; a path for each costs more than the list)
         except FileNotFoundError:
@@ -280,7 +279,7 @@ class _Segments:
             self._take(listed)
 
     def known(self, kind: str) -> Sequence[_Segment]:
-        """Those of one kind at the last look, the oldest first."""
+        """Segments of one kind as of the last look, oldest first."""
         return tuple(self._known[kind].values())
 
     def _take(self, listed: list[str]) -> None:
@@ -294,7 +293,7 @@ class _Segments:
 
 
 class Added(NamedTuple):
-    """Records that were added, each kind in the order of its time."""
+    """Records that were added, each kind in order of time."""
 
     steps: list[EngineStep]
     intervals: list[Interval]
@@ -305,8 +304,8 @@ class Added(NamedTuple):
 class ProbeReader:
     """Reads the records in a server's folder ``probe``. Each call returns what was added since the last one.
 
-    With ``since`` and ``until`` (Unix seconds) only the records of that span are read, with ``most`` no more than the
-    newest so many of each segment.
+    With ``since`` and ``until`` (Unix seconds) only records of that span are read; with ``most`` at most that many of
+    the newest records per segment.
     """
 
     def __init__(
@@ -316,31 +315,31 @@ class ProbeReader:
         self._since, self._until, self._most = since, until, most
 
     def steps(self) -> list[EngineStep]:
-        """New steps, in the order of their time. Raises OSError if the folder cannot be read."""
+        """New steps in order of time. Raises OSError if the folder cannot be read."""
         self._segments.look()
         return self._steps()
 
     def requests(self) -> list[FinishedRequest]:
-        """New requests, in the order of their end. Raises OSError if the folder cannot be read."""
+        """New requests in order of their end. Raises OSError if the folder cannot be read."""
         self._segments.look()
         return self._requests()
 
     def added(self) -> Added:
-        """What is new of all that latencies are computed from, for one look into the folder. Raises OSError if that
-        cannot be read."""
+        """New records of every kind that latencies are computed from, with a single folder listing. Raises OSError if
+        the folder cannot be read."""
         self._segments.look()
         first_tokens = (_first_token(segment, row) for segment, row in self._rows("first_tokens") if row[0])
         intervals = (_interval(segment, row) for segment, row in self._rows("intervals") if row[0])
         return Added(self._steps(), sorted(intervals, key=_at), sorted(first_tokens, key=_at), self._requests())
 
     def resumed(self) -> list[Resumed]:
-        """New records of resumed requests, in the order of their time. Raises OSError if the folder can't be read."""
+        """New records of resumed requests in order of time. Raises OSError if the folder can't be read."""
         self._segments.look()
         found = (Resumed(segment.unix(row[0]), *row[1:]) for segment, row in self._rows("resumed") if row[0])
         return sorted(found, key=_at)
 
     def writers(self, start: float, end: float) -> int:
-        """How many processes have written steps of a span of time, as far as they were read."""
+        """Number of processes that wrote steps in a span of time, as far as they were read."""
         found = self._segments.known("steps")
         return len({one.pid for one in found if one.newest >= start and one.oldest <= end})
 
@@ -360,7 +359,7 @@ class ProbeReader:
                 yield request if began else request._replace(prefill_seconds=None, decode_seconds=None)
 
     def _rows(self, kind: str) -> Iterator[tuple[_Segment, tuple[Any, ...]]]:
-        """The records of one kind that were added, segment by segment of the last look."""
+        """New records of one kind, by segment of the last look."""
         for segment in self._segments.known(kind):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 for row in segment.added(self._since, self._until, self._most):
@@ -368,13 +367,13 @@ class ProbeReader:
 
 
 class ProbeSpans:
-    """Reads steps, first tokens and intervals of any span of time, in the order of their time; a step comes first."""
+    """Reads steps, first tokens and intervals of any span of time, in order of time; a step comes first."""
 
     def __init__(self, folder: Path) -> None:
         self._segments = _Segments(folder)
 
     def first_at(self) -> float | None:
-        """When the oldest step is of (Unix seconds); None without any. Raises OSError."""
+        """Time of the oldest step (Unix seconds); None without steps. Raises OSError."""
         found = []
         self._segments.look()
         for segment in self._segments.known("steps"):
@@ -383,7 +382,7 @@ class ProbeSpans:
         return min((at for at in found if at is not None), default=None)
 
     def after(self, at: float, until: float, most: int) -> list[Timed]:
-        """The first records after one moment and up to another (Unix seconds): about ``most`` of each segment.
+        """The first records after ``at`` and up to ``until`` (Unix seconds): about ``most`` per segment.
 
         Raises:
             OSError: the folder cannot be read.
@@ -401,7 +400,7 @@ class ProbeSpans:
                     rows = segment.after(at, complete, most)
                     segment.full = full
                     found += [record(segment, row) for row in rows]
-                    if len(rows) == most:  # those that follow may be of the same time as the last one
+                    if len(rows) == most:  # the next ones may have the same time as the last
                         complete = math.nextafter(segment.unix(rows[-1][0]), -math.inf)
         return sorted((one for one in found if one.at <= complete), key=_at)
 

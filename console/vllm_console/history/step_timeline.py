@@ -1,5 +1,6 @@
-"""Engine steps and first tokens as evenly spaced points for charts: batches, tokens, step times, exact latencies. Pure,
-but `ProbeRows`, which reads them.
+"""Engine steps and first tokens as evenly spaced points for charts: batches, tokens, step times, exact latencies.
+
+Pure, except `ProbeRows`, which reads them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ SERIES = (
     "itl_p99",
 )
 """Keys of `Series.values`: ``running``, ``decode_tokens`` and ``prompt_tokens`` are means over the steps of a point,
-``waiting`` is the most. Prompt tokens are those that were computed; where vLLM does not log the details of iterations,
-they are counted once the prompt is complete, without what the prefix cache had of those that began meanwhile.
-``step_p50`` and ``step_p99`` are quantiles, in seconds, of how long steps took that ended an inter-token interval.
-Latencies are in seconds, and missing where they are not exact."""
+``waiting`` is the maximum. Prompt tokens are those that were computed; if vLLM does not log iteration details, they are
+counted when the prompt is complete, minus the prefix cache hits of prompts that began meanwhile. ``step_p50`` and
+``step_p99`` are quantiles, in seconds, of the durations of steps that ended an inter-token interval. Latencies are in
+seconds, and missing where they are not exact."""
 
 ROWS_AT_ONCE = 10
-"""How many records are read for each row that a reader wants: these are smaller than rows of a history."""
+"""Records to read per row that a reader requests: records are smaller than rows of a history."""
 
 _STEPS = Tier("steps", 0.0, 0, 0)
 
@@ -47,7 +48,7 @@ _NOTHING: _Point = (None,) * len(SERIES)
 
 
 class ProbeRows:
-    """The records in a folder as `vllm_console.fleet.chart_history` reads rows."""
+    """The records in a folder, with the interface that `vllm_console.fleet.chart_history` expects of a history."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,18 +62,18 @@ class ProbeRows:
             raise self._problem(error) from error
 
     def stretches(self, start: float, end: float, _step: float) -> list[Stretch]:
-        """All records are in one place."""
+        """A single stretch: all records are in one place."""
         return [Stretch(_STEPS, start, end)]
 
     def read(self, part: Stretch, most: int, _joined: float = 0.0, /) -> list[Timed]:
-        """The first records of a stretch; those of the last moment come later. Raises HistoryError."""
+        """The first records of a stretch, up to the newest that are surely on disk. Raises HistoryError."""
         try:
             return self._spans.after(part.start, min(part.end, time.time() - SETTLED_SECONDS), most * ROWS_AT_ONCE)
         except OSError as error:
             raise self._problem(error) from error
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def _problem(self, error: OSError) -> HistoryError:
         if isinstance(error, FileNotFoundError):
@@ -81,7 +82,7 @@ class ProbeRows:
 
 
 class _Sums(msgspec.Struct):
-    """What is known of the steps of one point."""
+    """Accumulates the steps of one point."""
 
     steps: int = 0
     running: int = 0
@@ -90,11 +91,11 @@ class _Sums(msgspec.Struct):
     decoded: int | None = None
     prompts: int | None = None
     within: list[EngineStep] = msgspec.field(default_factory=list)
-    """The steps that ended an inter-token interval."""
+    """Steps that ended an inter-token interval."""
     intervals: list[Interval] = msgspec.field(default_factory=list)
     ttfts: list[float] = msgspec.field(default_factory=list)
     complete: bool = True
-    """Whether no record of it is known to be missing."""
+    """Whether no record of this point is known to be missing."""
 
     def add(self, step: EngineStep) -> None:
         self.steps += 1
@@ -111,7 +112,7 @@ class _Sums(msgspec.Struct):
             self.within.append(step)
 
     def point(self) -> _Point:
-        """Its values in the order of `SERIES`."""
+        """The point's values in the order of `SERIES`."""
         took = [step.shortest_interval or 0.0 for step in self.within]
         ttft = exact_quantiles(self.ttfts) if self.complete else None
         itl = quantiles_between(*interval_ends(self.within, self.intervals)) if self.complete else None
@@ -134,7 +135,7 @@ def _ends(found: Quantiles | None) -> tuple[float | None, float | None]:
 
 
 def _prompt_tokens(step: EngineStep) -> int | None:
-    """A step's share of the prompt tokens that were computed; None if unknown, below zero where prompts begin."""
+    """Prompt tokens computed in a step; None if unknown, possibly negative in steps where prompts begin."""
     if step.context_tokens is not None:
         return step.context_tokens
     return None if step.prompt_tokens is None else step.prompt_tokens - (step.cache_hits or 0)
@@ -143,19 +144,19 @@ def _prompt_tokens(step: EngineStep) -> int | None:
 class StepTimeline:
     """The last ``points`` steps of ``step`` seconds, as in `vllm_console.history.timeline.Timeline`.
 
-    Records come in the order of their time. A point whose records are not all there has no latencies.
+    Records arrive in order of time. A point with missing records has no latencies.
     """
 
     def __init__(self, step: float, points: int) -> None:
         self.step, self.points = step, points
         self.gap = math.inf
-        """Not used: what has no record stays empty."""
+        """Not used: points without records stay empty."""
         self._open: dict[int, _Sums] = {}
         self._points: dict[int, _Point] = {}
         self._last: EngineStep | None = None
 
     def append(self, row: Timed) -> None:
-        """Take in the next record."""
+        """Add the next record."""
         index = math.ceil(row.at / self.step) - 1
         for old in [one for one in self._open if one < index]:
             self._points[old] = self._open.pop(old).point()
@@ -174,7 +175,7 @@ class StepTimeline:
             self._points = {at: point for at, point in self._points.items() if at > index - self.points}
 
     def _lost(self, first: int, last: int) -> None:
-        """Records between two points are missing."""
+        """Drop the latencies of the points between ``first`` and ``last``: records are missing there."""
         for index, point in self._points.items():
             if first <= index <= last:
                 self._points[index] = (*point[:6], None, None, None, None)
@@ -191,7 +192,7 @@ class StepTimeline:
 
 
 def with_exact_points(series: Series, steps: Series) -> Series:
-    """A chart of latencies with the exact points where there are some; ``ttft_exact`` and ``itl_exact`` are 1 there."""
+    """Replace points of a latency chart by exact ones if available; ``ttft_exact`` and ``itl_exact`` are 1 there."""
     later = round((steps.end - series.end) / series.step)
     values = dict(series.values)
     for latency in ("ttft", "itl"):

@@ -16,7 +16,7 @@ class ChartRange(msgspec.Struct, frozen=True):
 
     @property
     def points(self) -> int:
-        """How many points it has."""
+        """Number of points."""
         return round(self.seconds / self.step)
 
 
@@ -34,15 +34,15 @@ CHART_RANGES = (
 DEFAULT_RANGE = CHART_RANGES[1]
 
 FEWEST_POINTS = 12
-"""Minimum width of a chart, however young its server is."""
+"""Minimum width of a chart, even for a new server."""
 
 
 class TimeView(msgspec.Struct, frozen=True):
     """The requested view: the range, its end, and the moment whose figures are shown (Unix seconds).
 
-    Without ``end`` it ends now; without ``at`` figures are those of now. ``gpu`` is the index of the GPU whose
-    charts are wanted, if any; ``run`` the number of the run that is replayed, if one is; ``requests`` whether finished
-    requests are wanted.
+    Without ``end`` it ends now; without ``at`` the figures are current. ``gpu`` is the index of the GPU whose charts
+    are wanted, if any; ``run`` the number of the replayed run, if any; ``requests`` whether finished requests are
+    wanted.
     """
 
     range: ChartRange = DEFAULT_RANGE
@@ -57,16 +57,16 @@ LIVE = TimeView()
 
 
 def range_for(wanted: ChartRange, recorded: float) -> ChartRange:
-    """The range with steps that suit the available part of ``wanted``; ``recorded`` is the seconds recorded."""
+    """The range whose step suits the available part of ``wanted``; ``recorded`` is how many seconds are recorded."""
     span = min(wanted.seconds, max(recorded, 0.0))
     return next(one for one in CHART_RANGES if one.seconds >= span)
 
 
 def points_shown(wanted: ChartRange, recorded: float, step: float) -> int:
-    """How many points of ``step`` seconds fill the width of a chart.
+    """Number of points of ``step`` seconds that fill the width of a chart.
 
-    The recorded data decides until the range is full. The number grows by a sixteenth at a time, so that a chart is not
-    redrawn with each point.
+    Determined by the recorded data until the range is full. It grows by a sixteenth at a time, so that a chart is not
+    rescaled with each point.
     """
     known = max(FEWEST_POINTS, -int(-min(wanted.seconds, max(recorded, 0.0)) // step))
     part = max(1, (1 << (known.bit_length() - 1)) // 16)
@@ -77,12 +77,12 @@ _MOMENT = r"(?:(?:(\d{4})-)?(\d\d?)-(\d\d?)[ T])?(\d\d?):(\d\d)(?::(\d\d))?"
 
 
 def moment_from(text: str, now: float) -> float:
-    """An earlier local time (Unix seconds): ``2026-11-22 03:10``, ``11-22 03:10``, ``03:10:30``.
+    """Parse an earlier local time into Unix seconds: ``2026-11-22 03:10``, ``11-22 03:10``, ``03:10:30``.
 
-    Without a date it is the latest such time before ``now``; likewise without a year.
+    Without a date, the latest such time before ``now``; likewise without a year.
 
     Raises:
-        ValueError: it is in none of these forms, not a valid date, or in the future; the text is one sentence.
+        ValueError: the text has none of these forms, is not a valid date, or is in the future; the message is one sentence.
     """
     import re
     from datetime import datetime, timedelta  # charts need neither
@@ -100,7 +100,7 @@ def moment_from(text: str, now: float) -> float:
         elif at > today and year is None:
             at = at.replace(year=at.year - 1)
         moment = at.timestamp()
-    except (ValueError, OverflowError, OSError):  # the first and last years of the calendar are no Unix seconds
+    except (ValueError, OverflowError, OSError):  # the calendar's first and last years have no Unix time
         raise wanted from None
     if at > today:
         raise wanted

@@ -1,6 +1,6 @@
 """A server's observed traffic, as a workload to derive flags from. Pure: no clock, no files, no network.
 
-Lengths are exact where a probe has recorded all requests. Else they come from vLLM's histograms of prompt and output
+Lengths are exact if a probe recorded all requests. Otherwise they come from vLLM's histograms of prompt and output
 lengths, so they are known to a bucket; within it the quantile is estimated as for latencies.
 """
 
@@ -25,17 +25,17 @@ from vllm_launchers.plan.choices.choice import SeenRoom
 from vllm_launchers.presets.model import MAX_TOKENS, Workload
 
 HELD = 3
-"""Frames in a row for which that many must have run, and after which no preemption may follow: half a minute."""
+"""Consecutive frames (half a minute) in which that many must run, followed by as many without preemption."""
 
 LARGER = 1.02
-"""A KV cache larger than the present one by more than this does not show how many run well now."""
+"""A KV cache more than this factor larger than the present one does not show how many requests run well now."""
 
 
 def seen_room(frames: Sequence[Frame], objective: float) -> SeenRoom | None:
-    """What one engine's KV cache has room for, by these frames (oldest first, of one or more generations).
+    """The capacity of one engine's KV cache, from these frames (oldest first, of one or more generations).
 
-    What a request holds is usage times the cache's tokens, divided by the requests that ran then. ``objective`` is the
-    share of the cache that should be used at most. None if no frame has both figures.
+    A request holds usage times the cache's tokens, divided by the number of running requests. ``objective`` is the
+    maximum fraction of the cache that should be used. None if no frame has both figures.
     """
     cache = _tokens(frames[-1]) if frames else None
     known = [at for at, one in enumerate(frames) if _comparable(one, frames[-1]) and _running(one) >= 1]
@@ -48,9 +48,10 @@ def seen_room(frames: Sequence[Frame], objective: float) -> SeenRoom | None:
 
 
 def _ran(frames: Sequence[Frame], objective: float) -> int:
-    """The most that ran in each of `HELD` frames in a row, within the objective, with no preemption then or soon after.
+    """Most requests that ran through `HELD` consecutive frames within the objective, without preemption then or soon
+    after.
 
-    Nor later, of requests so long that as many would not stay within the objective: earlier ones were shorter.
+    Excludes runs with requests so short that as many of the longer ones preempted later would exceed the objective.
     """
     most, last = 0.0, frames[-1]
     longest, cache = 0.0, _tokens(last)
@@ -79,13 +80,13 @@ def _well(frame: Frame, objective: float, last: Frame) -> bool:
 
 
 def _comparable(frame: Frame, last: Frame) -> bool:
-    """Whether its share of the cache can be expressed in terms of the present cache."""
+    """Whether its fraction of the cache can be expressed in terms of the present cache."""
     known = _tokens(frame) is not None and _tokens(last) is not None
     return frame.held_max is not None and not frame.compiling and (known or frame.generation == last.generation)
 
 
 def _held(frame: Frame, cache: int | None) -> float:
-    """What a request held in it, as a share of the present cache."""
+    """The fraction of the present cache that a request held in this frame."""
     tokens, held = _tokens(frame), frame.held_max or 0.0
     return held * tokens / cache if tokens is not None and cache else held
 
@@ -104,24 +105,24 @@ SEEN_SECONDS = 3600.0
 MOST_FRAMES = int(SEEN_SECONDS / STEP_SECONDS)
 
 LAST_HOUR, PRESENT_RUN = "the last hour", "the present run"
-"""What time traffic is of."""
+"""Names of the time span that traffic is from."""
 
 FEWEST = 50
-"""Minimum requests: below this, a 95th percentile rests on one or two of them."""
+"""Minimum number of requests: with fewer, a 95th percentile rests on one or two of them."""
 
 PLENTY = 500
-"""Requests from which a 95th percentile rests on dozens."""
+"""Number of requests from which a 95th percentile rests on dozens."""
 
 MOST_CONCURRENCY = 100_000
 _Q = 0.95
 
 
 class StoredSample(Protocol):
-    """A stored sample of a server, as the history returns it (`HistoryEntry`)."""
+    """A stored sample of a server, as returned by the history (`HistoryEntry`)."""
 
     @property
     def generation(self) -> int:
-        """The start of the server that it belongs to."""
+        """The generation of the server that it belongs to."""
 
     @property
     def sample(self) -> Sample:
@@ -131,8 +132,9 @@ class StoredSample(Protocol):
 class SeenWorkload(msgspec.Struct, frozen=True):
     """A server's observed traffic.
 
-    ``workload`` is None if there is too little data, and ``sentence`` then says why; else ``sentence`` summarizes it
-    and its certainty. ``minutes`` is the observed time. Fields that were not measured keep their previous value.
+    ``workload`` is None if there is too little data, and ``sentence`` then gives the reason; otherwise ``sentence``
+    summarizes it and its certainty. ``minutes`` is the observed time. Fields that were not measured keep their previous
+    value.
     """
 
     workload: Workload | None
@@ -140,7 +142,7 @@ class SeenWorkload(msgspec.Struct, frozen=True):
     minutes: float
     sentence: str
     room: SeenRoom | None = None
-    """What its KV cache was observed to have room for; None if not requested or unknown."""
+    """Observed capacity of its KV cache; None if not requested or unknown."""
 
 
 def seen_workload(
@@ -152,12 +154,12 @@ def seen_workload(
     span: str = LAST_HOUR,
     recorded: Sequence[FinishedRequest] = (),
 ) -> SeenWorkload:
-    """The workload of the traffic between the first sample and the last (oldest first), over restarts.
+    """The workload of the traffic between the first sample and the last (oldest first), across restarts.
 
     ``previous`` fills in what was not measured (prefix reuse while prefix caching is off). ``longest`` is the server's
-    ``max-model-len``: vLLM's last bucket is open, and this gives it an end. ``objective`` is the share of the KV cache
-    that should be used at most; with it, the cache's room is computed too. ``span`` names the time of the samples.
-    ``recorded`` are the requests that a probe has recorded of that time, in the order of their end.
+    ``max-model-len``, which gives vLLM's last, open bucket an end. ``objective`` is the maximum fraction of the KV
+    cache that should be used; with it, the cache's capacity is computed too. ``span`` names the time span of the
+    samples. ``recorded`` are the requests recorded by a probe in that time, in order of their end.
     """
     traffic, frames = _Traffic(), Frames(keep=MOST_FRAMES)
     for stored in samples:
@@ -178,7 +180,7 @@ def seen_workload(
 
 
 class _Traffic:
-    """The counts between samples, and how many requests were in flight."""
+    """Counts between samples, and the number of requests in flight."""
 
     def __init__(self) -> None:
         self.histograms: dict[str, list[Histogram]] = defaultdict(list)
@@ -201,7 +203,7 @@ class _Traffic:
             self._since = stored.sample.at
             return
         self.seconds += max(0.0, stored.sample.at - before.sample.at)
-        # A new generation started at zero, whatever its counters show now.
+        # A new generation started from zero, whatever its counters show now.
         since = before.sample if before.generation == stored.generation else Sample(before.sample.at, {})
         for grown in growths(since, stored.sample, LENGTHS):
             self._count(grown)
@@ -214,7 +216,7 @@ class _Traffic:
                 self.histograms[key].append(histogram)
 
     def recorded(self, requests: Sequence[FinishedRequest]) -> Mapping[str, Sequence[int]]:
-        """The lengths among these requests that are those of all that were counted."""
+        """Lengths from these records, for each kind where the records cover every counted request."""
         if self._since is None or self._before is None:
             return {}
         counted = {key: sum(one.count for one in self.histograms[key]) for key in LENGTHS}
@@ -222,7 +224,7 @@ class _Traffic:
 
     @property
     def concurrency(self) -> int | None:
-        """The 95th percentile of requests in flight, while there were any."""
+        """The 95th percentile of requests in flight while there were any."""
         busy = sorted(number for number in self.in_flight if number > 0)
         return math.ceil(busy[math.ceil(_Q * len(busy)) - 1]) if busy else None
 
@@ -269,14 +271,14 @@ def _lengths(
 
 
 def _buckets(*lengths: _Length) -> str:
-    """The buckets of what is only estimated."""
+    """The buckets of estimated lengths."""
     if all(length.exact for length in lengths):
         return ", exact"
     return f" (histogram buckets {', '.join(length.bucket for length in lengths)})"
 
 
 class _Length(msgspec.Struct, frozen=True):
-    """A 95th percentile and its bucket. ``open`` is whether that bucket has no known end."""
+    """A 95th percentile and its bucket. ``open`` means that the bucket has no known upper end."""
 
     tokens: int
     low: int
@@ -303,7 +305,7 @@ class _Length(msgspec.Struct, frozen=True):
         return cls(found, found, found, exact=True)
 
     def words(self, tokens: int) -> str:
-        """In words, with ``tokens`` as an estimate that is within what a request can have."""
+        """Describe the length; ``tokens`` is the estimate limited to what a request can have."""
         return f"{self.tokens:,} tokens" if self.exact else f"{'over ' if self.open else '~'}{tokens:,} tokens"
 
     @property
