@@ -82,7 +82,7 @@ def moment_from(text: str, now: float) -> float:
     Without a date, the latest such time before ``now``; likewise without a year.
 
     Raises:
-        ValueError: the text has none of these forms, is not a valid date, or is in the future; the message is one sentence.
+        ValueError: the text has none of these forms, is not a valid date, or is in the future (one sentence).
     """
     import re
     from datetime import datetime, timedelta  # charts need neither
