@@ -70,7 +70,8 @@ _FALSE_DROPPED_TO: Release = (0, 32, 99)
 """Up to here ``vllm serve --config`` drops ``x: false``: the fix in 0.28 covers only its API server."""
 _NAME = lazy_pattern(r"\[\w+\]")
 _TRANSFER = "kv-transfer-config"
-_BATCHED = "--max-num-batched-tokens "
+_BATCHING = (SEQUENCES, BATCHED)
+"""Flags whose conditions with others are `_batching`'s: it offers fixes."""
 _OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode", "config-format")
 """Flags that accept plugins' values besides their words: an unknown value is most likely a typo, but not certainly."""
 
@@ -233,8 +234,8 @@ def _values(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
     for name, sentence in sure:
         own = problem(engine.table, name, known[name], multimodal=engine.multimodal) if name in known else None
         alone = own == sentence
-        if _BATCHED in sentence and not alone:
-            continue  # two contradictory flags: `values` reports it, with a fix
+        if name in _BATCHING and not alone:
+            continue
         fix = _right_value(name, str(known[name]), engine) if alone else None
         yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
 

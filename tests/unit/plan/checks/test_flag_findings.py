@@ -423,6 +423,14 @@ def test_too_small_batch_is_reported_elsewhere_with_a_fix() -> None:
     assert only({"max-num-batched-tokens": 0, "max-num-seqs": 128}).code == "flag_value"
 
 
+def test_a_step_too_small_for_the_drafts_of_all_sequences_is_reported_here() -> None:
+    drafts = '{"model": "a/b", "num_speculative_tokens": 3}'
+    batch: Any = {"max-num-seqs": 256, "max-num-batched-tokens": 512}
+    finding = only({"enable-lora": True, "speculative-config": drafts, **batch})
+    assert (finding.code, finding.level) == ("flag_value", ERROR)
+    assert "--max-num-batched-tokens 512 is less than 1024" in finding.message
+
+
 def test_unknown_flag_is_reported_once() -> None:
     assert [finding.code for finding in findings({"max-nom-seqs": "many"})] == ["flag_unknown"]
 
