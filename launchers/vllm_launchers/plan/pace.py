@@ -153,7 +153,7 @@ def geometry_of(
     layers, heads, hidden = len(facts.layers), facts.heads, facts.hidden_size
     if weights is None or not layers or not heads or not hidden or memory.kv_bytes_per_token is None:
         return None
-    count = float(parameters(facts, []) or weights.total * 8 / bits_per_weight(facts, flags))
+    count = float(parameters(facts) or weights.total * 8 / bits_per_weight(facts, flags))
     experts, picked = facts.experts or 0, facts.experts_per_token or 0
     share = weights.experts if experts > 1 and picked else 0.0
     method = facts.quantization.method if facts.quantization is not None else flags.get("quantization")

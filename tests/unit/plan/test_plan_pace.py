@@ -44,6 +44,18 @@ def test_plan_and_simulated_engine_use_the_same_timing() -> None:
     assert plan.kv_bytes_per_token(1) == simulated.kv_bytes_per_token(1)
 
 
+def test_parameters_of_a_quantized_checkpoint_are_counted_where_its_config_tells() -> None:
+    facts = known_facts("TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ")
+    assert facts is not None
+    held = replace(facts, parameters=None, weight_bytes=24_650_000_000, source="cache")  # as read from its files
+    memory = estimate(held, {}, [GpuShape("NVIDIA RTX A6000", 48.0)], release=(0, 33, 0))
+    assert memory is not None
+    geometry = geometry_of(held, {}, memory)
+    assert geometry is not None
+    assert geometry.parameters == pytest.approx(46.7e9, rel=0.01)
+    assert geometry.active == pytest.approx(12.9e9, rel=0.1)
+
+
 def test_mixture_reads_few_of_its_weights_for_one_request() -> None:
     mixture, dense = (timed(m, "NVIDIA H200", 140.4) for m in ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-32B-Instruct"))
     assert mixture.pace(1, CHAT).tpot_seconds < dense.pace(1, CHAT).tpot_seconds / 3

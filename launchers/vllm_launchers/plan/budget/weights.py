@@ -12,14 +12,13 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, parameters_in, split_quantization
 
 _ELEMENT = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0}
 _SCALE_BITS = {"mxfp4": 8.0, "gpt_oss_mxfp4": 8.0, "modelopt_fp4": 8.0, "mxfp8": 8.0, "modelopt_mxfp8": 8.0}
 _BITS = {"bitsandbytes": 4, "gguf": 5, "awq": 4, "awq_marlin": 4, "gptq": 4, "gptq_marlin": 4, "mxfp4": 4}
 _ONLINE = {"bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5, "nvfp4": 4.5}
 _ONLINE_8 = lazy_pattern(r"fp8|mxfp8|ptpc_fp8|int8|experts_int8|fp8_per_(?:tensor|block|token|channel)\w*|int8_per_\w+")
-_IN_NAME = lazy_pattern(r"(?<![A-Za-z\d.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([BM])(?![A-Za-z\d])", re.IGNORECASE)
 _COUNT = lazy_pattern(r"[0-9]{1,6}")
 _BITS_IN_NAME = (
     (lazy_pattern(r"nvfp4|mxfp4|fp4", re.IGNORECASE), 4.5),
@@ -75,7 +74,7 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
             f"the weights are not all here: their size, {stored / GIB:.1f} GiB, is what {facts.size_from} says"
         )
     if stored is None:
-        count = parameters(facts, assumed)
+        count = parameters(facts)
         if count is None:
             assumed.append("neither the size of the weights nor the number of parameters is known")
             return None
@@ -98,17 +97,9 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
     )
 
 
-def parameters(facts: ModelFacts, assumed: list[str]) -> int | None:
-    """A model's number of parameters: as stated, else from its name (``7B``, ``8x7B``, ``500M``), or None."""
-    if facts.parameters is not None:
-        return facts.parameters
-    name = facts.model.rstrip("/").rpartition("/")[2]
-    found = _IN_NAME.search(name)
-    if found is None:
-        return None
-    count = int(float(found[2]) * int(found[1] or 1) * (10**9 if found[3] in "bB" else 10**6))
-    assumed.append(f"the size of the weights is not known: {found[0]} parameters are taken from the model's name")
-    return count or None
+def parameters(facts: ModelFacts) -> int | None:
+    """A model's number of parameters: as stated, else counted from its config, else from its name; None if unknown."""
+    return facts.parameters or facts.counted or parameters_in(split_quantization(facts.model.rstrip("/"))[0])
 
 
 def bits_per_weight(facts: ModelFacts, flags: Flags) -> float:
