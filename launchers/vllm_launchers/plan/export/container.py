@@ -9,11 +9,10 @@ import msgspec
 
 from vllm_launchers.addresses import is_loopback
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
-from vllm_launchers.plan.files import adapter_folders
+from vllm_launchers.plan.files import named_files
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import redact_argv, redact_environment
@@ -30,11 +29,9 @@ STARTUP_SECONDS = 3600
 """How long a server may take to start: a large model may have to be downloaded first."""
 
 _PATH_FLAGS = (
-    "tokenizer", "hf-config-path", "chat-template", "generation-config", "ssl-keyfile", "ssl-certfile",
-    "ssl-ca-certs", "log-config-file", "tool-parser-plugin", "reasoning-parser-plugin", "allowed-local-media-path",
-    "spec-model",
+    "config", "generation-config", "tool-parser-plugin", "reasoning-parser-plugin", "allowed-local-media-path",
 )  # fmt: skip
-"""Flags whose value may be a file or folder on this machine."""
+"""Flags whose value may be a file or folder on this machine, besides those of `named_files`."""
 
 _HOST_ONLY = frozenset(
     {
@@ -117,9 +114,9 @@ def _mounts(plan: Plan) -> Iterator[Mount]:
     folder = plan.flags.get("download-dir")
     if isinstance(folder, str) and folder.startswith("/"):
         yield Mount(folder, writable=True)
-    draft = draft_model(plan.flags)
-    for path in (*adapter_folders(plan.flags), *((draft,) if draft.startswith("/") else ())):
-        yield Mount(_whole(path))
+    for name, path in named_files(plan.flags, plan.model):
+        if name != "config-format":  # a file of the model
+            yield Mount(_whole(path))
 
 
 def _whole(path: str) -> str:

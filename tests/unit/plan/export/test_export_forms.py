@@ -247,6 +247,9 @@ def test_snapshot_is_mounted_with_its_link_targets(make: Make) -> None:
 
 def test_files_named_by_flags_are_mounted(make: Make) -> None:
     flags = {
+        "config": "/etc/keys.yaml",
+        "config-format": "hf",
+        "logging-config.pylogging_config_file": "/etc/logging.json",
         "chat-template": "/t/chat.jinja",
         "lora-modules": "sql=/adapters/sql",
         "speculative-config": '{"model": "/models/draft", "num_speculative_tokens": 3}',
@@ -254,7 +257,10 @@ def test_files_named_by_flags_are_mounted(make: Make) -> None:
         "root-path": "/api",
         "disable-access-log-for-endpoints": "/health,/metrics",
     }
-    assert mounted(compose(make(flags))) == {
+    assert mounted(compose(make(flags, model="/data/model"))) == {
+        "/data/model": False,
+        "/etc/keys.yaml": False,
+        "/etc/logging.json": False,
         "/t/chat.jinja": False,
         "/adapters/sql": False,
         "/models/draft": False,
