@@ -1,4 +1,4 @@
-"""Fixes that the vLLM in question accepts. Pure."""
+"""Fixes that a given vLLM accepts. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 def accepted(
     fixes: Sequence[Fix], flags: Flags, version: str | None, facts: ModelFacts | None = None
 ) -> tuple[Fix, ...]:
-    """The fixes after which vLLM rejects no more of the server's flags than now.
+    """The fixes that do not make vLLM reject any flags that it accepts now.
 
-    Without a version its flags are not judged, without ``facts`` how its model can be split.
+    Without a version flags are not checked; without ``facts``, how the model can be split is not.
     """
     if all(fix.changes.empty for fix in fixes):
         return tuple(fixes)

@@ -13,7 +13,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 
 class Cause(StrEnum):
-    """Why a server failed. `OTHER` if no name is certain enough."""
+    """Why a server failed. `OTHER` if no specific cause is certain enough."""
 
     WEIGHTS_DO_NOT_FIT = "weights_do_not_fit"
     KV_CACHE_TOO_SMALL = "kv_cache_too_small_for_max_model_len"
@@ -42,7 +42,7 @@ class Cause(StrEnum):
 class Fix(msgspec.Struct, frozen=True):
     """A change that fixes a problem. ``why`` and ``tradeoff`` are one sentence each; ``tradeoff`` may be empty.
 
-    ``changes`` is empty for a fix that does not change flags: then ``why`` says what to do.
+    ``changes`` is empty for a fix that does not change flags; ``why`` then describes what to do.
     """
 
     changes: Changes
@@ -66,7 +66,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 class Severity(StrEnum):
-    """How bad a finding is; ``good`` is reported too."""
+    """Severity of a finding; ``good`` is reported too."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -75,8 +75,7 @@ class Severity(StrEnum):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A figure that supports a finding: ``KV cache usage``, ``91%``, against ``85%`` from
-    ``the preset's objectives``.
+    """A figure that supports a finding: ``KV cache usage``, ``91%``, against ``85%`` from ``the preset's objectives``.
 
     ``limit`` and ``source`` are empty for a figure without a limit.
     """
@@ -102,11 +101,11 @@ class Finding(msgspec.Struct, frozen=True):
     measures: tuple[Measure, ...] = ()
     fixes: tuple[Fix, ...] = ()
     recovering: bool = False
-    """Whether its figures are back within their objectives, and it is kept only until that has lasted a while."""
+    """Whether its figures are back within their objectives; it is kept until that has lasted a while."""
 
 
 OF_THE_NEXT_START = "slow_startup"
-"""Advice for the next start and no problem of this run: neither recorded with it nor reported."""
+"""Advice for the next start, not a problem of this run: neither recorded with the run nor reported."""
 
 _UPPER = {"kv": "KV", "gpu": "GPU", "cuda": "CUDA", "oom": "OOM", "tp": "TP", "pcie": "PCIe", "itl": "ITL"}
 
@@ -123,16 +122,16 @@ _TITLES = {
 
 
 MOST_PREEMPTIONS = 10.0
-"""Per minute: more than this is too many, whatever the share of requests."""
+"""Preemptions per minute that are too many, whatever the fraction of requests."""
 
 WINDOW = "last minute"
-"""What the figures of a healthy server cover."""
+"""Time span of a healthy server's figures."""
 
 SECOND_SERVER = "Start a second server"
-"""How the advice begins that the console has a key for."""
+"""Beginning of the advice for which the console has a key."""
 
 PAIR_ASLEEP = "pair_asleep"
-"""The code of the finding about a standby pair of which neither serves."""
+"""Code of the finding about a standby pair in which neither server is serving."""
 
 
 def title_of_code(code: str) -> str:
@@ -170,7 +169,7 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 
 
 def format_finding(finding: Finding, since: str) -> list[str]:
-    """For people: the finding, since when (formatted), its figures, and its fixes."""
+    """For users: the finding, since when (formatted), its figures, and its fixes."""
     lines = [f"{finding.code} ({finding.severity}, {since}): {finding.symptom} {finding.cause}"]
     for measure in finding.measures:
         limit = f", limit {measure.limit}" if measure.limit else ""
@@ -180,21 +179,21 @@ def format_finding(finding: Finding, since: str) -> list[str]:
 
 
 def fix_lines(fix: Fix) -> list[str]:
-    """For people: the change, or what to do if there is none; why; its trade-off."""
+    """For users: the change, or what to do if there is none; the reason; the trade-off."""
     words = change_text(fix.changes)
     lines = [words, f"    {fix.why}"] if words else [fix.why]
     return [*lines, f"    Trade-off: {fix.tradeoff}"] if fix.tradeoff else lines
 
 
 def change_text(changes: Changes) -> str:
-    """A change as a person would type it: ``--max-num-seqs 128``, ``without --swap-space``."""
+    """A change as flags on a command line: ``--max-num-seqs 128``, ``without --swap-space``."""
     parts = [" ".join(flag_words(changes.set))] if changes.set else []
     parts += [f"without --{name}" for name in changes.unset]
     return ", ".join(parts)
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
-    """For people: the failure, the line that shows it, and its fixes."""
+    """For users: the failure, the line that shows it, and its fixes."""
     if diagnosis.cause is Cause.OTHER and not diagnosis.confidence:
         return [diagnosis.explanation]
     sure = "" if diagnosis.confidence >= 0.9 else f" (confidence {percent(diagnosis.confidence)})"

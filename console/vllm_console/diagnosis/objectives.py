@@ -1,4 +1,4 @@
-"""A server's objectives against its performance over a window: each with figure, limit and source. Pure."""
+"""A server's objectives compared with its performance over a window: each with figure, limit and source. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vllm_launchers.presets.model import Objectives
 
 STEP_SECONDS = 10.0
 SUSTAINED_STEPS = 3
-"""KV cache usage counts if it holds for three steps of ten seconds: a single peak violates nothing."""
+"""KV cache usage counts if it holds for three steps of ten seconds; a single peak violates nothing."""
 
 MOSTLY = 0.9
-"""If usage is known for less of the window, that is stated."""
+"""If usage is known for a smaller fraction of the window than this, that is stated."""
 
 CODES: Mapping[str, tuple[str, ...]] = {
     "kv_cache_usage": ("kv_cache_pressure",),
@@ -29,7 +29,7 @@ CODES: Mapping[str, tuple[str, ...]] = {
     "ttft_p99_seconds": ("slow_first_token",),
     "itl_p99_seconds": ("slow_tokens",),
 }
-"""The finding that an objective is missed, by objective: without a figure, it is missed while that finding lasts."""
+"""Finding for each missed objective: without a figure, the objective counts as missed while that finding is open."""
 
 NAMES = {
     "kv_cache_usage": "KV cache usage",
@@ -37,16 +37,16 @@ NAMES = {
     "ttft_p99_seconds": "TTFT p99",
     "itl_p99_seconds": "ITL p99",
 }
-"""Every objective of a preset, by display name."""
+"""Display names of all objectives of a preset."""
 
 
 class Judged(msgspec.Struct, frozen=True):
     """One objective. Shares are from 0 to 1, latencies in seconds.
 
     ``value`` and ``ok`` are None if there is nothing to judge by: not reported, or nothing served. A latency also has
-    its ``bucket``: if that has only one end, ``value`` is None, and ``ok`` follows from that end, or is None.
-    ``seconds`` is how long it is known for, if that is not the whole window. ``exact``: it is known from the records of
-    a probe, not from buckets.
+    its ``bucket``: if that has only one end, ``value`` is None, and ``ok`` follows from that end or is None.
+    ``seconds`` is how long the value is known for, if that is not the whole window. ``exact`` means that it comes from
+    the records of a probe, not from buckets.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Judged(msgspec.Struct, frozen=True):
     seconds: float | None = None
     bucket: Quantile | None = None
     note: str = ""
-    """What the figure leaves out, in a few words."""
+    """What the figure excludes, in a few words."""
     exact: bool = False
 
     @property
     def sentence(self) -> str:
-        """For people: the objective, its limit, and the limit's source."""
+        """For users: the objective, its limit, and the limit's source."""
         return f"{self._sentence}; {self.note}" if self.note else self._sentence
 
     @property
@@ -79,7 +79,7 @@ class Judged(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The figure, formatted."""
+        """The formatted figure."""
         if self.value is None:
             return self.bucket.text if self.bucket is not None else UNKNOWN
         rough = "~" if self.bucket is not None and self.bucket.wide else ""
@@ -87,7 +87,7 @@ class Judged(msgspec.Struct, frozen=True):
 
     @property
     def limit_text(self) -> str:
-        """Its limit, formatted."""
+        """The formatted limit."""
         return self._shown(self.limit)
 
     def _shown(self, value: float) -> str:
@@ -95,7 +95,7 @@ class Judged(msgspec.Struct, frozen=True):
             return f"{value:.2g}"
         if not self.name.endswith("_seconds"):
             return percent(value, 1)
-        # Near the limit a rounded figure would look like the limit itself.
+        # Near the limit, a rounded figure would look like the limit itself.
         shown = seconds(value)
         return f"{value:.3f}s" if shown == seconds(self.limit) and value != self.limit else shown
 
@@ -112,7 +112,7 @@ class ServedWindow(msgspec.Struct, frozen=True):
     running_min: float = 0.0
     running_max: float = 0.0
     running: float | None = None
-    """At the end."""
+    """Requests running at the end."""
 
     @property
     def idle(self) -> bool:
@@ -125,9 +125,9 @@ class ServedWindow(msgspec.Struct, frozen=True):
 
 
 def served_window(samples: Sequence[Sample], often: Iterable[Sample] | None = None) -> ServedWindow:
-    """What happened over these samples of one generation of a server, oldest first; engines may restart in between.
+    """Performance over these samples of one generation of a server, oldest first; engines may restart in between.
 
-    If they are further apart than `STEP_SECONDS`, usage is judged by ``often``, which are not.
+    If they are further apart than `STEP_SECONDS`, ``often`` provides closer samples to judge usage by.
     """
     if not samples:
         return ServedWindow()
@@ -152,7 +152,8 @@ def _stretches(samples: Sequence[Sample]) -> Iterable[tuple[Sample, Sample]]:
 
 
 def _sustained_usage(samples: Iterable[Sample]) -> tuple[float | None, float]:
-    """The highest usage of the fullest engine reached in each of three steps in a row, and how long usage is known.
+    """The highest usage of the fullest engine reached in each of three consecutive steps, and for how long usage is
+    known.
 
     A step without a sample ends a row: the highest of three samples that are minutes apart are just peaks.
     """
@@ -172,7 +173,7 @@ def _sustained_usage(samples: Iterable[Sample]) -> tuple[float | None, float]:
 
 
 def objectives_of(objectives: Objectives | None, preset: str) -> tuple[Objectives, str]:
-    """A server's thresholds and their source, as its findings have them."""
+    """A server's objectives and their source, as used for its findings."""
     evidence = Evidence(now=0.0, ready_at=0.0, frames=(), preset_objectives=objectives, preset=preset)
     return evidence.objectives, evidence.objectives_source
 
@@ -184,10 +185,10 @@ def judge_objectives(
     span: float | None = None,
     exact: Mapping[str, Quantiles] = MappingProxyType({}),
 ) -> tuple[Judged, ...]:
-    """Each objective over a window; without a preset our defaults apply, and the source says so.
+    """Judge each objective over a window; without a preset our defaults apply, and the source says so.
 
-    ``span`` is how many seconds of it were recorded, to state if usage is known for less. ``exact`` are the latencies
-    that are known exactly, in place of the estimates from buckets.
+    ``span`` is how many seconds of it were recorded; if usage is known for less, that is stated. ``exact`` are
+    latencies that are known exactly; they replace the estimates from buckets.
     """
     objectives, source = objectives_of(objectives, preset)
     counted = done.counted or EngineSample()
@@ -213,7 +214,7 @@ def judge_objectives(
 def judge_window(
     window: Window, samples: Iterable[Sample], objectives: Objectives | None, preset: str
 ) -> tuple[Judged, ...]:
-    """Each objective over the window that panes show; ``samples`` are its samples, which tell whether usage held."""
+    """Judge each objective over the window that panes show; ``samples`` are its samples, for sustained usage."""
     objectives, source = objectives_of(objectives, preset)
     usage, _ = _sustained_usage(samples)
     p99 = {key: found.p99 for key, found in window.latencies.items()}
@@ -246,7 +247,7 @@ def _p99(counted: EngineSample, key: str) -> Quantile | None:
 
 
 def agreed(findings: Sequence[Finding], judged: Sequence[Judged]) -> tuple[Finding, ...]:
-    """The findings with `Healthy` matching the objectives: dropped while one is missed, else with their figures."""
+    """Make `Healthy` consistent with the objectives: drop it while one is missed, otherwise show their figures."""
     if not judged:
         return tuple(findings)
     missed = any(one.ok is False for one in judged)
@@ -264,9 +265,9 @@ def _measures(judged: Sequence[Judged]) -> tuple[Measure, ...]:
 
 
 def missed(name: str, judged: Iterable[Judged], findings: Iterable[Finding]) -> bool:
-    """Whether an objective is missed now: by the last minute's judgment.
+    """Whether an objective is missed now, by the last minute's judgment.
 
-    If that cannot tell, by a finding that lasts and is not recovering. A figure within its limit is never missed.
+    If that is undecided: whether its finding is open and not recovering. A figure within its limit is never missed.
     """
     met = next((one.ok for one in judged if one.name == name), None)
     if met is not None:

@@ -19,14 +19,14 @@ _WORSE_BY: Mapping[str, Mapping[str, int]] = {
     "oversubscribed_memory": {SEQUENCES: UP},
     "oversubscribed_sequences": {SEQUENCES: DOWN},
 }
-"""By a finding's code, the direction in which a flag makes it worse, also where no fix of it can change that flag."""
+"""By finding code, the direction in which changing a flag makes it worse, even if none of its fixes does."""
 
 
 def opposed(findings: Sequence[Finding], present: Flags, wanted: Flags) -> Mapping[str, Finding]:
     """The flags whose ``wanted`` value would make an open finding worse, with that finding.
 
-    It would if a fix moves the flag the other way. ``present`` are the flags as they are, with vLLM's own values of
-    those that are not set, as far as known. Notes are no reason to keep a flag.
+    It would if a fix moves the flag in the opposite direction. ``present`` are the current flags, including vLLM's own
+    values for unset ones as far as known. Notes are ignored.
     """
     severe = [one for one in findings if one.severity in (Severity.CRITICAL, Severity.WARNING)]
     return {
@@ -44,12 +44,12 @@ def _worsens(finding: Finding, flag: str, present: FlagValue | None, wanted: Fla
         if flag in fix.changes.set and (way := _direction(present, fix.changes.set[flag])) is not None
     }
     way = _direction(present, wanted)
-    # From an unknown value each change may be the wrong way.
+    # From an unknown value, any change may be in the wrong direction.
     return bool(worse - {None}) if way is None else way in worse
 
 
 def _direction(present: FlagValue | None, value: FlagValue) -> int | None:
-    """Whether a number becomes larger, or a switch is turned on; None where there is no order, or nothing is known."""
+    """Whether a number increases or a switch is turned on; None without an order or a known present value."""
     one, other = _number(present), _number(value)
     if one is None or other is None or one == other:
         return None

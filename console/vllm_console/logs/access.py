@@ -1,4 +1,4 @@
-"""Runs of access lines folded: ``200 OK ×14/s (143 in 10s)  POST /v1/completions`` in place of 143 lines. Pure."""
+"""Fold runs of access lines: ``200 OK ×14/s (143 in 10s) POST /v1/completions`` instead of 143 lines. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAMP_LINES = 20
 """How many lines above a run are searched for its start time."""
 
 MOST_REQUESTS = 3
-"""How many kinds of requests are named."""
+"""Maximum number of request kinds that are named."""
 
 _CLIENT = lazy_pattern(r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?INFO: +\S+")
 _REQUEST = lazy_pattern(r"(?P<method>[A-Z]+) (?P<path>[^\s?\"]*)[^\"]*\" (?P<status>\d{3}(?: [A-Za-z' -]+)?)\s*")
@@ -33,7 +33,7 @@ class AccessLine(msgspec.Struct, frozen=True):
 
 
 class _Fold:
-    """Lines of one status within a run, the newest first."""
+    """Access lines of one status within a run, newest first."""
 
     def __init__(self, line: Line) -> None:
         self.newest = self.oldest = line
@@ -41,7 +41,7 @@ class _Fold:
         self.requests: Counter[str] = Counter()
 
     def add(self, line: Line, request: str) -> None:
-        """Add one more, above those so far."""
+        """Add one more line above those so far."""
         self.oldest = line
         self.count += 1
         self.requests[request] += 1
@@ -58,7 +58,7 @@ def parse_access_line(text: str) -> AccessLine | None:
 
 @lru_cache(maxsize=512)
 def _request(text: str) -> AccessLine | None:
-    """Parses what follows the client's address: a busy server writes the same few again and again."""
+    """Parse what follows the client's address; cached, because a busy server repeats the same few requests."""
     found = _REQUEST.fullmatch(text)
     if found is None:
         return None
@@ -66,9 +66,9 @@ def _request(text: str) -> AccessLine | None:
 
 
 def fold(lines: Sequence[Line], *, whole: bool, above: int = 0) -> list[Line]:
-    """These lines, with runs of access lines folded into a row per status; only those from ``above`` on.
+    """These lines from ``above`` on, with runs of access lines folded into a row per status.
 
-    ``whole`` means that nothing is above the first line; else a run that begins there is counted as "or more".
+    ``whole`` means that nothing is above the first line; otherwise a run that begins there is counted as "or more".
     """
     shown: list[Line] = []  # newest first
     run: dict[str, _Fold] = {}
@@ -90,21 +90,21 @@ def fold(lines: Sequence[Line], *, whole: bool, above: int = 0) -> list[Line]:
 
 
 class Folding:
-    """Folds a window of lines again and again as it moves down: each line about once.
+    """Folds a moving window of lines repeatedly, processing each line about once.
 
-    What stands between two lines that have a time, and are no access lines, depends on nothing above or below them.
+    Rows between two lines with a time that are not access lines do not depend on anything above or below them.
     """
 
     def __init__(self) -> None:
         self._rows: list[Line] = []
-        """The rows down to the newest line with a time."""
+        """Rows down to the newest line with a time."""
         self._of: tuple[int, int, bool] | None = None
-        """The file's content, and where the window began; whether that is where the log begins."""
+        """The file's epoch, the offset where the window began, and whether the log begins there."""
         self._end = 0
         """Where that newest line ends."""
 
     def fold(self, lines: Sequence[Line], epoch: int, *, whole: bool) -> list[Line]:
-        """As `fold`. ``epoch`` tells one content of the file from another."""
+        """Like the function `fold`. ``epoch`` changes with the file's content."""
         count = _above_newest_run(lines)
         if not count:
             self._of = None
@@ -116,7 +116,7 @@ class Folding:
         return self._rows + fold(lines, whole=whole, above=count)
 
     def _drop_above(self, lines: Sequence[Line], of: tuple[int, int, bool]) -> bool:
-        """Drop the rows of lines that the window has left; whether rows are kept."""
+        """Drop the rows of lines that left the window; return whether the rows can be kept."""
         if self._of is None or of[0] != self._of[0] or of[1] < self._of[1]:
             return False
         if of == self._of:
@@ -129,7 +129,7 @@ class Folding:
         return True
 
     def _add_below(self, lines: Sequence[Line], count: int, *, whole: bool) -> bool:
-        """Add the rows down to the newest line with a time; whether that continues what is known."""
+        """Add the rows down to the newest line with a time; return whether they continue the known rows."""
         known = bisect_left(lines, self._end, key=lambda line: line.end) + 1
         if known > count or lines[known - 1].end != self._end:
             return False
@@ -139,12 +139,12 @@ class Folding:
 
 
 def _has_time(line: Line) -> bool:
-    """Whether it is a line with a time, and no access line."""
+    """Whether the line has a time and is not an access line."""
     return parse_access_line(line.text) is None and stamp_of(line.text) is not None
 
 
 def _above_newest_run(lines: Sequence[Line]) -> int:
-    """How many lines there are down to the newest one with a time that is no access line; 0 without any."""
+    """Number of lines up to the newest one with a time that is not an access line; 0 without one."""
     return next((count for count in range(len(lines), 0, -1) if _has_time(lines[count - 1])), 0)
 
 
@@ -168,7 +168,7 @@ def _rows(run: dict[str, _Fold], before: datetime | None, after: datetime | None
 
 
 def _often(count: int, before: datetime | None, after: datetime | None, more: str) -> str:
-    """``14/s (143 in 10s)``; without the surrounding times, how many, and since when."""
+    """``14/s (143 in 10s)``; without the surrounding times, the count and since when."""
     if before is not None and after is not None and (seconds := (after - before).total_seconds()) > 0:
         rate = count / seconds
         if rate >= 1:

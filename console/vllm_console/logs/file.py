@@ -90,7 +90,7 @@ class LogFile:
         return self._stream.problem
 
     def refresh(self) -> int:
-        """Check how far the log has grown; returns the new `end`."""
+        """Check how far the log has grown; return the new `end`."""
         with self._lock:
             epoch = self._stream.epoch
             self._stream.refresh(self._position if self._polled else None)
@@ -560,7 +560,7 @@ class LogStream:
         return keys
 
     def _take_over(self, chain: list[_Segment]) -> None:
-        """Insert the opened files into the stream: known ones match by inode, new ones follow the newest known."""
+        """Add newly opened files to the stream: known ones match by inode, new ones follow the newest known."""
         known = {segment.key for segment in self._segments}
         if not known:
             self._lay_out(chain)
@@ -589,7 +589,7 @@ class LogStream:
         self._segments = chain
 
     def _truncated(self, size: int) -> None:
-        """Start over after the existing offsets: known offsets must not come to mean other bytes."""
+        """Start over after the existing offsets, so that known offsets never refer to other bytes."""
         live = self._segments[-1]
         self.epoch += 1
         moved = live.size
@@ -599,7 +599,7 @@ class LogStream:
         self._resume = live.base
 
     def _drop_deleted(self, keep_from: int | None) -> None:
-        """Forget rotated files deleted since, oldest first; the one before the newest may still be unread."""
+        """Drop rotated files that were deleted since, oldest first; the one before the newest may still be unread."""
         while len(self._segments) > 2:
             oldest = self._segments[0]
             wanted = os.fstat(oldest.fd).st_nlink or (keep_from is not None and oldest.end > keep_from)
@@ -627,7 +627,7 @@ def _close(chain: list[_Segment]) -> None:
 
 
 def lines_before(file: BinaryIO, offset: int) -> int:
-    """Read on for ``offset`` bytes, and count the lines that end there."""
+    """Advance the file by ``offset`` bytes and count the newlines read."""
     lines = 0
     while offset > 0 and (part := file.read(min(offset, 1 << 20))):
         lines += part.count(b"\n")
@@ -649,14 +649,14 @@ def _read_exactly(fd: int, offset: int, length: int) -> bytes:
 
 
 END_BYTES = 512 << 10
-"""How much of the log of a server that has failed is searched for the cause."""
+"""Bytes of a failed server's log, from the end, that are searched for the cause."""
 
 
 def last_lines(path: Path, inode: int | None, begin: int, end: int | None = None) -> tuple[int, list[str]]:
-    """The last lines of one generation's part of a server's log, and how many lines of the file are before them.
+    """The last lines of one generation's part of a server's log, and how many lines of the file precede them.
 
-    The part begins at ``begin`` and ends at ``end`` (bytes; None: the end of the file), if the file still is the one
-    with this inode; else it is taken from the file's beginning.
+    The part is from ``begin`` to ``end`` (bytes; None: the end of the file) if the file still has this inode; otherwise
+    it starts at the file's beginning.
     """
     try:
         with open_regular(path) as file:

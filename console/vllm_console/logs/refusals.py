@@ -1,8 +1,8 @@
-"""Why requests were refused, as far as a server's log says it. Pure, but for reading the log.
+"""Why requests were refused, as far as a server's log shows it. Pure, except for reading the log.
 
-vLLM writes an access line per request unless a flag turns them off, and a message for some of the refused ones: for
-a model that it does not serve with chat completions and responses (not with completions, 0.32), for too long a prompt
-only in some versions.
+vLLM writes an access line per request unless a flag disables them, and a message for some refused requests: for an
+unknown model with chat completions and responses (not with completions, 0.32), for too long a prompt only in some
+versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm_console.text import plain
 from vllm_launchers.patterns import lazy_pattern
 
 SEARCHED_LINES = 5000
-"""Lines from the end of a log that are searched for reasons."""
+"""Number of lines at the end of a log that are searched for reasons."""
 
 NAME_LENGTH = 80
 
@@ -36,10 +36,11 @@ _TOKENS = lazy_pattern(
 
 
 class Refusals(msgspec.Struct, frozen=True):
-    """The newest refused requests in a log: how many by status (``404 Not Found``), the most frequent first, and why.
+    """The newest refused requests in a log: their number by status (``404 Not Found``), most frequent first, and the
+    reasons.
 
-    ``models`` are the names that were asked for and are not served, likewise. ``too_long`` is whether some exceeded the
-    context, and ``longest`` the most tokens that such a request is known to have needed.
+    ``models`` are the requested names that are not served, likewise. ``too_long`` is whether some exceeded the context,
+    and ``longest`` the most tokens that such a request is known to have needed.
     """
 
     statuses: tuple[tuple[str, int], ...] = ()
@@ -48,13 +49,13 @@ class Refusals(msgspec.Struct, frozen=True):
     longest: int | None = None
 
     def share(self, status: str) -> float:
-        """The share of them with a status that begins so."""
+        """The fraction of them whose status begins with ``status``."""
         whole = sum(number for _, number in self.statuses)
         return sum(number for name, number in self.statuses if name.startswith(status)) / whole if whole else 0.0
 
 
 def refusals_in(lines: Sequence[str], most: int) -> Refusals:
-    """The newest refused requests, at most ``most``, in the last lines of a log, and why as far as these say it."""
+    """The newest refused requests, at most ``most``, in the last lines of a log, with the reasons found there."""
     statuses, models, needed = Counter[str](), Counter[str](), list[int]()
     too_long, seen = False, 0
     for text in reversed(lines):
@@ -66,7 +67,7 @@ def refusals_in(lines: Sequence[str], most: int) -> Refusals:
                     break
                 seen += 1
                 statuses[access.status] += 1
-        elif seen:  # the message of a request stands above its access line
+        elif seen:  # a request's message is above its access line
             if (model := _MODEL.search(text)) is not None:
                 models[plain(model[1], NAME_LENGTH)] += 1
             elif _CONTEXT.search(text) is not None:

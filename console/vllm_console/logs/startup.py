@@ -40,7 +40,7 @@ def _pattern() -> re.Pattern[str]:
 
 
 class FactReader:
-    """Collects the facts line by line. Of several workers, the slowest counts."""
+    """Collects facts line by line. Of several workers, the slowest counts."""
 
     def __init__(self) -> None:
         self._seen: dict[str, str] = {}
@@ -50,7 +50,7 @@ class FactReader:
         self._measured: float | None = None
 
     def line(self, process: str, text: str, at: float) -> None:
-        """Process the message of one line; ``at`` is its time or that of the last line with one (Unix seconds)."""
+        """Process one line's message; ``at`` is its time, or that of the last line with one (Unix seconds)."""
         found = _pattern().search(text)
         if found is None:
             return
@@ -58,7 +58,7 @@ class FactReader:
         self._seen.update(values)
         if "compile" in values:  # a model of several parts reports each
             self._compile[process] = self._compile.get(process, 0.0) + float(values["compile"])
-        elif "weights" in values:  # as does one with a draft model
+        elif "weights" in values:  # likewise a model with a draft model
             self._weights[process] = self._weights.get(process, 0.0) + float(values["weights"])
         elif "profiled" in values:
             self._profiled_at = at
@@ -67,7 +67,7 @@ class FactReader:
 
     @property
     def facts(self) -> StartupFacts:
-        """What is known so far."""
+        """The facts so far."""
         seen = self._seen
 
         def number(name: str) -> float | None:
@@ -99,16 +99,16 @@ class FactReader:
 
 
 Durations = Mapping[str, float]
-"""Seconds by stage, in stage order."""
+"""Duration in seconds by stage, in stage order."""
 
 DOWNLOAD = "download"
-"""A stage that the next start does not have: it is not part of the progress."""
+"""A stage that the next start does not have; it is not part of the progress."""
 
 FIRST = "imports"
-"""The stage that progress is measured from: there is none before it."""
+"""The stage from which progress is measured; there is none before it."""
 
 LINEAR_SHARE = 0.8
-"""Up to this share of a stage's usual time, progress follows the clock; after that it slows down."""
+"""Up to this fraction of a stage's usual time, progress is proportional to time; after that it slows down."""
 
 LATE = 1.5
 """A stage that takes this many times its usual time, and `GRACE_SECONDS` more, is overdue."""
@@ -134,9 +134,9 @@ QUIET_TIMES = 3.0
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """``share`` of the startup, from 0 to 1, and seconds left (None if a stage takes longer than it did).
+    """``share`` of the startup, from 0 to 1, and seconds left (None if a stage takes longer than before).
 
-    ``usual`` is how long the earlier start took in total, without a download.
+    ``usual`` is the total time of the earlier start, without a download.
     """
 
     share: float
@@ -145,10 +145,10 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Startup(msgspec.Struct, frozen=True):
-    """Startup progress beyond the stages. ``progress`` is None if no earlier start is known, or when it is over.
+    """Startup progress beyond the stages. ``progress`` is None if no earlier start is known or the startup is over.
 
-    ``quiet_seconds`` is how long neither log nor model cache has grown, once that is longer than usual; ``report`` is
-    the engine's memory report, ``facts`` what made it short or long.
+    ``quiet_seconds`` is how long neither log nor model cache has grown, if that is longer than usual; ``report`` is the
+    engine's memory report, ``facts`` what made the start fast or slow.
     """
 
     progress: Progress | None = None
@@ -158,7 +158,7 @@ class Startup(msgspec.Struct, frozen=True):
 
 
 def startup_progress(stages: Sequence[Stage], earlier: Durations, now: float) -> Progress | None:
-    """The progress of a start, by the stage durations of an earlier one; None if these do not apply.
+    """Progress of a start, estimated from the stage durations of an earlier one; None if these do not apply.
 
     Stages that took time before but have not begun count as done once a later one has begun.
     """
@@ -200,7 +200,7 @@ def _joined(earlier: Durations) -> dict[str, float]:
 
 
 def _by_clock(spent: float, expected: float) -> float:
-    """The share of a stage that the elapsed time represents: never quite all of it."""
+    """The fraction of a stage that the elapsed time represents; never quite all of it."""
     if expected <= 0:
         return 0.0
     share = spent / expected
@@ -211,7 +211,7 @@ def _by_clock(spent: float, expected: float) -> float:
 
 
 def too_quiet(stages: Sequence[Stage], earlier: Durations, silent_seconds: float) -> float | None:
-    """``silent_seconds`` if that exceeds what the present stage may be silent; else None."""
+    """``silent_seconds`` if that exceeds what is normal for the present stage, otherwise None."""
     if not stages or stages[-1].seconds is not None:
         return None
     name = stages[-1].name
@@ -220,9 +220,9 @@ def too_quiet(stages: Sequence[Stage], earlier: Durations, silent_seconds: float
 
 
 def durations(stages: Sequence[Stage], prepared_seconds: float | None) -> Durations:
-    """What to store of a finished start, to estimate the next one by.
+    """The durations to store of a finished start, for estimating the next one.
 
-    ``prepared_seconds`` were spent on the imports before the start, which the next start may have to do itself.
+    ``prepared_seconds`` were spent on the imports before the start; the next start may have to do these itself.
     """
     took = {stage.name: stage.seconds for stage in stages if stage.seconds is not None and stage.name != DOWNLOAD}
     if prepared_seconds:
@@ -231,7 +231,7 @@ def durations(stages: Sequence[Stage], prepared_seconds: float | None) -> Durati
 
 
 FIRST_REQUEST = "first request"
-"""The stage in which the keeper waits for a first completion: by the log, the server is up by then."""
+"""The stage in which the keeper waits for a first completion; according to the log, the server is already up."""
 
 _PHASE = {"process": 0, "imports": 1, "config": 2, "download": 3, "weights": 4, "server": 6}
 _ENGINE_PHASE = 5
@@ -260,7 +260,7 @@ _AFTERWARDS = lazy_pattern(
 )
 """Lines that end a stage, with its duration in seconds."""
 _TRACED = lazy_pattern(r"Dynamo bytecode transform time: (\d+(?:\.\d+)?) s")
-"""The first part of compiling, whose line is the first that vLLM prints of it."""
+"""The first part of compilation; its line is the first that vLLM prints about it."""
 _TIME = lazy_pattern(
     r"(?:(?:\d{4}-)?(?P<month>\d\d)-|(?P<name>[A-Z][a-z]{2}) )(?P<day>[ \d]\d)[ T]"
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
@@ -281,7 +281,7 @@ _TAIL_LIMIT = 64 * 1024
 
 
 class StartupWatch:
-    """Follows one startup as its log grows: feed it new text, read the stages.
+    """Follows one startup as its log grows: feed it new text, then read the stages.
 
     ``started_at`` is when the process was started (Unix seconds).
     """
@@ -293,7 +293,7 @@ class StartupWatch:
         self.memory = ReportReader()
         """The engine's memory report so far."""
         self.facts = FactReader()
-        """What made it short or long."""
+        """What made it fast or slow."""
         self._tail = b""
         self._begun: dict[str, float] = {"process": started_at}
         self._details: dict[str, str] = {}
@@ -301,7 +301,7 @@ class StartupWatch:
         self._zones: dict[int, float] = {}
 
     def feed(self, data: bytes) -> None:
-        """Add new log text; lines may be cut anywhere, line ends may be ``\\r`` (progress bars)."""
+        """Add new log text; lines may be cut anywhere and may end in ``\\r`` (progress bars)."""
         if self.complete:
             return
         *whole, tail = _BREAK.split(self._tail + data)
@@ -348,9 +348,9 @@ class StartupWatch:
             self.complete = True
 
     def downloaded(self, at: float, detail: str) -> None:
-        """Note that the model's cache has grown (Unix seconds): vLLM itself prints nothing while it downloads.
+        """Record that the model's cache has grown (Unix seconds): vLLM itself prints nothing while it downloads.
 
-        Ignored once weights are loaded: then it grows for another process.
+        Ignored once weights are loaded: it then grows for another process.
         """
         begun_later = any(_PHASE.get(name, _ENGINE_PHASE) > _PHASE["weights"] for name in self._begun)
         if self.complete or begun_later or "weights" in self._details:
@@ -359,13 +359,13 @@ class StartupWatch:
         self._note("download", detail)
 
     def first_request(self, at: float) -> None:
-        """Note that the keeper sent the warm-up request (Unix seconds)."""
+        """Record that the keeper sent the warm-up request (Unix seconds)."""
         if FIRST_REQUEST not in self._begun:
             self._begun[FIRST_REQUEST] = at
             self._time = max(self._time, at)
 
     def stages(self, now: float, ready_at: float | None = None, ended: bool = False) -> tuple[Stage, ...]:
-        """The stages seen so far, in the order they began.
+        """The stages seen so far, in the order in which they began.
 
         The last one is still running, unless the server is ready (since ``ready_at``) or its process ``ended``: then it
         lasted until that, or until the log's last line. ``now`` bounds the times of a log with a wrong clock.
@@ -392,7 +392,7 @@ class StartupWatch:
             self._begun[name] = at
 
     def _download(self, at: float) -> None:
-        """What vLLM calls loading the model begins with the download, if there is one."""
+        """Begin the download stage: what vLLM calls loading the model includes it."""
         loading = self._begun.pop("weights", None)
         if "download" not in self._begun:
             self._begun["download"] = max(self.started_at, at if loading is None else min(at, loading))
@@ -434,7 +434,7 @@ def stages(
 
 
 def watched(lines: Iterable[str], started_at: float, first_request_at: float | None = None) -> StartupWatch:
-    """A startup by the lines of its log; ``first_request_at`` is when the keeper sent the warm-up request."""
+    """Follow a startup from the lines of its log; ``first_request_at`` is when the keeper sent the warm-up request."""
     watch = StartupWatch(started_at)
     for line in lines:
         for part in line.replace("\r", "\n").split("\n"):

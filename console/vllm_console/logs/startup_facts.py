@@ -1,4 +1,4 @@
-"""One start of a server: its stages, and what made it short or long."""
+"""One start of a server: its stages, and what made it fast or slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stage(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """The share in its figure, if that ends in a percentage: ``61%`` is 0.61, ``4 of 15 GiB, 28%`` 0.28."""
+        """The fraction in ``detail``, if that ends in a percentage: ``61%`` is 0.61, ``4 of 15 GiB, 28%`` 0.28."""
         text = self.detail.rstrip()
         if not text.endswith("%"):
             return None
@@ -30,13 +30,13 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class StartupFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts of one start; None and empty mean that its log does not say.
+    """Facts of one start; None or empty if its log does not show them.
 
-    ``compile_cache`` is ``hit``, ``partly``, ``new`` (compiled anew), ``failed`` (compiled anew: what it had could
-    not be loaded) or ``disabled``; ``compile_seconds`` is the time that torch.compile took with or without it,
-    ``weights_seconds`` that of reading weights. ``kv_measure_seconds`` is how long vLLM measured memory after its
-    profiling run, which a fixed KV cache size skips; ``kv_pinned`` who fixed it: ``flag``, or ``plan`` for vLLM's own
-    start-up plan. ``prepared_seconds`` were spent while the generation before served, and ``read_ahead_gib`` of
+    ``compile_cache`` is ``hit``, ``partly``, ``new`` (compiled), ``failed`` (compiled because the cached code could not
+    be loaded) or ``disabled``; ``compile_seconds`` is the time that torch.compile took with or without it,
+    ``weights_seconds`` the time to read weights. ``kv_measure_seconds`` is how long vLLM measured memory after its
+    profiling run, which a fixed KV cache size skips; ``kv_pinned`` is what fixed it: ``flag``, or ``plan`` for vLLM's
+    own start-up plan. ``prepared_seconds`` were spent while the previous generation served, and ``read_ahead_gib`` of
     ``weights_gib`` were read into the page cache then.
     """
 

@@ -13,14 +13,14 @@ YEAR = 2000
 HALF_A_YEAR = timedelta(days=183)
 
 NEAR = 64 * 1024
-"""Bytes between two lines below which lines are read one after another."""
+"""Minimum distance in bytes for bisection; below it, lines are read sequentially."""
 
 MOST_SCANNED = 2 * 1024 * 1024
-"""Maximum bytes read one after another before the current place is used."""
+"""Maximum bytes read sequentially; after that, the current place is used."""
 
 PROBE_LINES = 100
 PROBES = 20
-"""Lines per read, and how many reads, before a place counts as one without times."""
+"""Lines per read, and reads, before a place counts as one without times."""
 
 TAIL_LINES = 400
 """How many lines at the end are searched for the newest time."""
@@ -35,7 +35,7 @@ _MOMENT = lazy_pattern(r"(?:(\d{1,2})-(\d{1,2})\s+)?(\d{1,2}):(\d\d)(?::(\d\d))?
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 LONGEST = timedelta(days=366)
-"""How far back a time can be resolved: the log has no year."""
+"""Maximum distance into the past of a time, since the log has no year."""
 
 HINT = "type 10:03, 10:03:57, 11-20 10:03, or -10m for ten minutes before the end"
 
@@ -61,12 +61,12 @@ def newest_stamp(log: LogFile) -> datetime | None:
 
 
 def parse_moment(text: str, newest: datetime) -> datetime:
-    """Parse a time that a person typed, in a log whose newest line was written at ``newest``.
+    """Parse a time typed by a user, for a log whose newest line was written at ``newest``.
 
     A time of day means the latest one that is not after the end.
 
     Raises:
-        ValueError: it is not a time; the message says what is expected.
+        ValueError: it is not a time; the message states what is expected.
     """
     text = text.strip()
     if ago := _AGO.fullmatch(text):
@@ -87,7 +87,7 @@ def parse_moment(text: str, newest: datetime) -> datetime:
 def find_time(log: LogFile, moment: datetime, newest: datetime) -> int | None:
     """Offset of the first line at or after a time; None if all lines with a time are older.
 
-    In a long stretch of lines without times, such as access lines, it is a place in that stretch.
+    In a long stretch of lines without times, such as access lines, a place within that stretch.
     """
     low, high = log.start, log.end
     while high - low > NEAR:
@@ -126,13 +126,13 @@ def _stamped_after(log: LogFile, offset: int, newest: datetime) -> tuple[Line, d
 
 
 def not_after(moment: datetime, newest: datetime) -> datetime:
-    """A time in a year near the newest line's: one after the end is set to the end."""
+    """Limit a time in a year near the newest line's to the log's end."""
     later = moment.replace(year=YEAR)
     return newest if newest < later < newest + HALF_A_YEAR else moment
 
 
 def _near(stamp: datetime, newest: datetime) -> datetime:
-    """A time after the newest one belongs to the previous year."""
+    """Move a time after the newest one into the previous year."""
     if stamp <= newest + timedelta(days=1):
         return stamp
     if (stamp.month, stamp.day) == (2, 29):

@@ -1,6 +1,6 @@
-"""Parses lines of a vLLM log: the process that wrote them, level, time, and message. Pure.
+"""Parse lines of a vLLM log: the process that wrote them, level, time, and message. Pure.
 
-The one place that knows the prefixes of a message: vLLM's own records, JSON, and log collectors.
+This is the only module that knows the prefixes of a message: vLLM's own records, JSON, and log collectors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm_console.text import plain, redrawn
 from vllm_launchers.patterns import lazy_pattern
 
 SAMPLE = 400
-"""How many lines are sampled from the beginning, from the end, and in between."""
+"""Number of lines sampled from the beginning, from the end, and in between."""
 
 LONGEST_PREFIX = 200
 
@@ -28,7 +28,8 @@ MOST_SHAPES = 12
 
 @cache
 def _compiled(expression: str) -> re.Pattern[str]:
-    """Compile an expression when a line needs it: a log has few of these forms, and the console's start need not wait.
+    """Compile an expression on first use: a log has few of these forms, and the console starts faster without the
+    others.
 
     `re.compile` has a cache too, but a small and slow one.
     """
@@ -45,7 +46,7 @@ _BEGINS = (
     r"|(?:INFO|WARNING|ERROR): {4,}\S|Traceback \(most recent call last\):|  File \"[^\"]+\", line \d+, in "
     r"|usage: (?:vllm|api_server)|(?:vllm(?: \w+)?|api_server\.py): error: "
 )
-"""Where a line of vLLM, uvicorn, argparse or a traceback begins."""
+"""The beginning of a line of vLLM, uvicorn, argparse or a traceback."""
 
 _PART = (
     r"(?P<name>\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b)"
@@ -54,14 +55,14 @@ _PART = (
 )
 _SHAPES = {"name": "[A-Z][a-z][a-z]", "level": "[A-Z]+", "number": r"\d+", "space": " +"}
 _BAR = r"\d%|[█▏▎▍▌▋▊▉]"
-"""A progress bar with the next line stuck to it."""
+"""A progress bar with the next line attached to it."""
 
 
 def learn_carriers(lines: Sequence[str], clean: Callable[[str], str]) -> re.Pattern[str] | None:
     """An expression for the prefixes of this log, or None if its lines begin as vLLM wrote them.
 
-    ``clean`` removes escape codes. A prefix counts if at least two lines have it, and one in twenty of those whose
-    beginning is recognized; plain indentation only if most lines have it.
+    ``clean`` removes escape codes. A prefix counts if at least two lines have it, and at least one in twenty of those
+    whose beginning is recognized; plain indentation counts only if most lines have it.
     """
     prefixes = [found for line in _sample(lines) if (found := _prefix_of(clean(line))) is not None]
     shapes = Counter(map(_shape, prefixes))
@@ -84,7 +85,7 @@ def _sample(lines: Sequence[str]) -> Iterable[str]:
 
 
 def _prefix_of(text: str) -> str | None:
-    """What precedes vLLM's own text; None for a line where that is not recognized."""
+    """What precedes vLLM's own text; None if the line's beginning is not recognized."""
     found = _compiled(_BEGINS).search(text)
     if found is None or found.start() > LONGEST_PREFIX:
         return None
@@ -93,13 +94,13 @@ def _prefix_of(text: str) -> str | None:
 
 
 def _indent(lines: Sequence[str]) -> str:
-    """The spaces before every line of a short log in which no line's beginning is recognized."""
+    """The common indentation of a short log in which no line's beginning is recognized."""
     written = [line for line in lines[:SAMPLE] if line.strip()]
     return " " * min((len(line) - len(line.lstrip(" ")) for line in written), default=0)
 
 
 def _shape(prefix: str) -> str:
-    """An expression for similar prefixes: other numbers, dates and levels, and at most its trailing spaces."""
+    """An expression for similar prefixes, with any numbers, dates and levels, and at most the same trailing spaces."""
     body = prefix.rstrip(" ")
     after = len(prefix) - len(body)
     if not body:
@@ -140,7 +141,7 @@ _WARNING = r"\S+\.py:\d+: (?P<warning>\w*Warning): "
 
 _STAGE = r"\[Stage-\d+\] "  # vLLM-Omni's stages
 _INDENTED = r"\s+(?=\([\w.:-]+(?: [\w=.]+)*? pid=\d+|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d)"
-"""A log pasted with indentation: a line that begins with a prefix is not code."""
+"""Indentation of a pasted log: a line that continues with a prefix is not code."""
 
 _OF_A_BRACKET = (_KUBECTL, _RANK, _STAGE, _GLOG, _PLACE, _LOGGING, _JOURNAL_MONOTONIC)
 _OF_A_CAPITAL = (_RECORD, _UVICORN, _GLOG, _JOURNAL, _JOURNAL_FULL, _COMPOSE)
@@ -151,7 +152,7 @@ _COLOR = lazy_pattern(r"\[[\d;]*m")
 _OF_OTHERS = (_COMPOSE, _WARNING)
 _CLOCK = r"(?P<clock>(?:\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d)"
 _OF_A_TRACEBACK = r"\s+\S|Traceback \(|(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)"
-"""Never written by Python's logging with its own prefix: a script logged each vLLM line as a record."""
+"""Lines that Python's logging never prefixes itself: a script logged each vLLM line as a record."""
 _MOST_PREFIXES = 6
 _JSON_PROCESSES = {"MainProcess": "APIServer"}
 _MESSAGES = ("message", "log", "MESSAGE", "textPayload", "line", "msg", "@message", "content", "body")
@@ -160,7 +161,7 @@ _COLLECTORS = frozenset(
     {"log", "MESSAGE", "textPayload", "line", "stream", "kubernetes", "container_id", "container_name", "insertId",
      "source_type", "labels", "ecs_cluster", "@timestamp", "@message"}
 )  # fmt: skip
-"""Names that collectors write, but no formatter of Python's logging."""
+"""Names that collectors write, but no formatter of Python's logging does."""
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LEVELS = frozenset({"TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
 
@@ -187,9 +188,9 @@ class LogLine(msgspec.Struct, frozen=True):
 def parse_lines(lines: Iterable[str]) -> Iterator[LogLine]:
     """Parse the lines of a whole log, in the formats of vLLM 0.7 to 0.33.
 
-    Up to 0.30 every line has the process in front, from 0.31 only vLLM's own records do; colors may appear anywhere. A
-    JSON record whose message spans several lines yields several with the same number. Prefixes of unknown collectors
-    are learned from the log (`learn_carriers`).
+    Up to 0.30 every line begins with the process, from 0.31 only vLLM's own records do; colors may appear anywhere. A
+    JSON record whose message spans several lines yields several lines with the same number. Prefixes of unknown
+    collectors are learned from the log (`learn_carriers`).
     """
     written = lines if isinstance(lines, Sequence) else list(lines)
     carriers = learn_carriers(written, _clean)
@@ -270,7 +271,7 @@ def _level(groups: dict[str, str | None]) -> str:
 
 
 class _JsonRecord(msgspec.Struct, frozen=True):
-    """``level`` is empty if it is the collector's, which only knows the line's stream."""
+    """A parsed JSON record. ``level`` is empty if it is the collector's, which only knows the line's stream."""
 
     process: str
     level: str
@@ -300,7 +301,7 @@ def _json_record(raw: str) -> _JsonRecord | None:
 
 
 def _text_of(value: object) -> str:
-    """A message; journald writes one with escape codes as a list of bytes."""
+    """A message as text; journald writes one with escape codes as a list of bytes."""
     if isinstance(value, list) and value and all(isinstance(one, int) and 0 <= one < 256 for one in value):
         return bytes(value).decode("utf-8", "replace")
     return value if isinstance(value, str) else ""

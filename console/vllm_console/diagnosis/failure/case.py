@@ -1,4 +1,4 @@
-"""The facts in a failed start's log besides the line that shows why: flags, version, memory figures. Pure."""
+"""Facts in a failed start's log besides the line that shows the failure: flags, version, memory figures. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _GPU_NAME = lazy_pattern(
     r"device_name=(?P<file>NVIDIA_[\w-]{1,60}?)(?:,|\.json)|GPU \d+: (?P<listed>NVIDIA [\w -]{1,60})"
 )
 _MLA = lazy_pattern(r"\buse_mla=True\b|\bUsing (?:\w+ )?\S*MLA\S* (?:attention )?backend")
-"""Where vLLM names the model's attention: when it selects a backend, or cannot."""
+"""Where vLLM names the model's attention: when it selects a backend or cannot."""
 _EXPERTS = lazy_pattern(r"(?:gate's and up's|down's) weight|expert|moe", re.IGNORECASE)
 _NAMED_EXPERTS = lazy_pattern(r"moe|mixtral|-A\d{1,3}(?:\.\d)?B\b", re.IGNORECASE)
 _NO_FP8 = "does not have native support for FP8"
@@ -58,15 +58,15 @@ _LONGEST_ARGS = 20_000
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A failure and the facts that its fixes are derived from.
+    """A failure and the facts from which its fixes are derived.
 
     ``flags`` are the server's flags as far as they are known; ``text`` is the line that shows the failure;
-    ``max_model_len`` the context in force, in tokens, and ``batched_tokens`` the tokens per step, if the log has them.
-    ``quantization`` is the method that vLLM found for the weights of ``model``, empty if none or unknown. ``gpu`` is
-    the GPU model, empty if unknown. ``kv_taken``: the KV cache had already been allocated; ``served``: the server was
-    up. ``checkpoint_gib`` is the size of the weight files, if the log has it. ``mla``: the model is known to use
-    multi-head latent attention. ``environment`` holds the known variables of the server. ``whole_mm_items``: vLLM
-    computes each image and video in one step.
+    ``max_model_len`` the effective context length, in tokens, and ``batched_tokens`` the tokens per step, if the log
+    has them. ``quantization`` is the method that vLLM found for the weights of ``model``, empty if none or unknown.
+    ``gpu`` is the GPU model, empty if unknown. ``kv_taken`` means that the KV cache was already allocated; ``served``
+    that the server was up. ``checkpoint_gib`` is the size of the weight files, if the log has it. ``mla`` means that
+    the model is known to use multi-head latent attention. ``environment`` holds the server's known variables.
+    ``whole_mm_items`` means that vLLM computes each image and video in one step.
     """
 
     failure: FailureLine
@@ -86,7 +86,7 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def fp8_cache(self) -> Fp8Cache:
-        """Whether this vLLM can keep its KV cache in FP8 on the GPU it ran on."""
+        """Whether this vLLM supports an FP8 KV cache on the GPU it ran on."""
         release = (*self.release, 0) if self.release is not None else None
         return fp8_cache_support(self.flags, self.environment, release, self.capability, mla=self.mla)
 
@@ -109,18 +109,18 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def release(self) -> tuple[int, int] | None:
-        """Major and minor version, or None when the log does not say."""
+        """Major and minor version, or None if the log does not show it."""
         found = re.match(r"(\d+)\.(\d+)", self.version or "")
         return (int(found[1]), int(found[2])) if found else None
 
     @property
     def quantized(self) -> bool:
-        """Whether its weights are already quantized, by the log, a flag or the model's name."""
+        """Whether its weights are already quantized, according to the log, a flag or the model's name."""
         return "quantization" in self.flags or self.stored_quantized
 
     @property
     def stored_quantized(self) -> bool:
-        """Whether the files of its weights are quantized, by the log or the model's name."""
+        """Whether its weight files are quantized, according to the log or the model's name."""
         model = self.model.rstrip("/")
         known = known_facts(model)
         named = known.quantization if known is not None else split_quantization(model)[1]
@@ -128,14 +128,14 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def has_experts(self) -> bool:
-        """Whether it is known to be a mixture of experts, by the line that shows the failure or the model's name."""
+        """Whether it is known to be a mixture of experts, from the failure's line or the model's name."""
         known = known_facts(self.model.rstrip("/"))
         named = _EXPERTS.search(self.text) or _NAMED_EXPERTS.search(self.model)
         return bool(named if known is None else known.experts)
 
     @property
     def utilization(self) -> float:
-        """The requested share of the GPU's memory."""
+        """The requested fraction of the GPU's memory."""
         release = (*self.release, 0) if self.release is not None else None
         return self.number("gpu-memory-utilization", default_utilization(release))
 
@@ -149,7 +149,7 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
     mla: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Case:
-    """Read the case from the log's lines. ``flags`` override what the log says about them."""
+    """Read the case from the log's lines. ``flags`` override those in the log."""
     given: dict[str, FlagValue] = {}
     version: str | None = None
     length: int | None = None
@@ -198,7 +198,7 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
 
 
 def _gpu_named(message: str) -> str:
-    """The GPU as a line names it, or ``compute capability 8.6`` if it gives only that; else empty."""
+    """The GPU as named in a line, or ``compute capability 8.6`` if the line has only that; otherwise empty."""
     if found := _GPU_NAME.search(message):
         return (found["file"] or found["listed"]).replace("_", " ").replace("-", " ").strip()
     if found := _CAPABILITY.search(message):
@@ -219,7 +219,7 @@ def _read_args(text: str) -> dict[str, FlagValue]:
 
 
 def _read_pairs(text: str) -> dict[str, FlagValue]:
-    """The numbers, strings and booleans, if one value is an object that cannot be parsed."""
+    """The numbers, strings and booleans, for arguments with an object that cannot be parsed."""
     read: dict[object, object] = {}
     for name, value in re.findall(r"'(\w+)': (-?\d+(?:\.\d+)?|'[^']*'|True|False)(?=[,}])", text):
         with contextlib.suppress(ValueError, SyntaxError):  # 007, '\x', more digits than Python reads
@@ -228,7 +228,7 @@ def _read_pairs(text: str) -> dict[str, FlagValue]:
 
 
 def _is_json(value: object) -> bool:
-    """Whether it is made of what JSON has: a Python dictionary may also hold sets, bytes or keys of another type."""
+    """Whether it consists of JSON types; a Python dictionary may also hold sets, bytes or keys of other types."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
     if isinstance(value, list):

@@ -28,10 +28,10 @@ def diagnose(
     mla: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Name why the server that wrote this log failed; `Cause.OTHER` if no name is certain enough.
+    """Name why the server that wrote this log failed; `Cause.OTHER` if no cause is certain enough.
 
-    ``exit_code`` is as Python gives it (negative: the signal), None if unknown. ``flags`` are the server's; without
-    them they are read from the log, if vLLM printed them. ``gpu`` is the GPU model. ``mla``: its model is known to use
+    ``exit_code`` is Python's (negative: the signal), None if unknown. ``flags`` are the server's; without them they are
+    read from the log, if vLLM printed them. ``gpu`` is the GPU model. ``mla`` means that its model is known to use
     multi-head latent attention; ``environment`` holds the known variables.
     """
     parsed = list(parse_lines(lines))
@@ -64,7 +64,7 @@ NOT_RETRYABLE_CAUSES = frozenset(
 )
 
 SURE = 0.8
-"""Minimum confidence that a rule's words alone mean its cause."""
+"""Minimum confidence that a rule's pattern alone implies its cause."""
 
 _NETWORK_DOWN = (
     r"couldn't connect to|LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError|Max retries exceeded"
@@ -90,4 +90,4 @@ def _not_retryable() -> tuple[NotRetryable, ...]:
 
 
 NOT_RETRYABLE: tuple[NotRetryable, ...] = _not_retryable()
-"""Expressions, matched anywhere in the log of a start, each with one sentence for people (without its full stop)."""
+"""Expressions, matched anywhere in the log of a start, each with one sentence for users (without its full stop)."""

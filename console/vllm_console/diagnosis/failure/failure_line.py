@@ -1,6 +1,6 @@
-"""Finds the line in a dead server's log that shows why it died. Pure.
+"""Find the line in a dead server's log that shows why it died. Pure.
 
-The last line seldom does: the engine's own exception is 25 to 180 lines above it, repeated by the processes that
+It is seldom the last line: the engine's own exception is 25 to 180 lines above it, repeated by the processes that
 waited for the engine. So every candidate line is ranked:
 
 1. exceptions, and lines outside log records, that name a cause by themselves (`rules.RULES`), else
@@ -11,7 +11,7 @@ waited for the engine. So every candidate line is ranked:
 
 Among equals the earliest counts, because waiting processes fail after the one they wait for. An interruption ends the
 log: it is the cause unless something failed before it, and nothing after it counts. If a log holds several starts, the
-last one is examined first. A server that served had errors of single requests, which ended nothing: only its end is
+last one is examined first. In a server that served, errors of single requests ended nothing, so only its end is
 examined. If it did not end, nothing failed, unless it rejects requests because of how it was started. A log that begins
 while the server runs is recognized by lines that only a running server writes.
 """
@@ -67,16 +67,16 @@ BEHIND = {
     Cause.OOM_RUNTIME: Cause.WEIGHTS_DO_NOT_FIT,
     Cause.OOM_GRAPH_CAPTURE: Cause.WEIGHTS_DO_NOT_FIT,
 }
-"""What may lie behind a cause: a model too large for the GPU often fails only after its weights are loaded."""
+"""Possible underlying causes: a model too large for the GPU often fails only after its weights are loaded."""
 
 MOST_ALIKE = 32
-"""How many GPU memory lines of one process are examined: where the first ones occurred is what counts."""
+"""Maximum number of out-of-memory lines examined per process; where the first ones occurred is what counts."""
 
 LINES_OF_AN_ERROR, MOST_PYDANTIC_LINES = 8, 32
-"""Of a ValidationError: within how many lines each error follows the one before, and how many lines are read."""
+"""For a ValidationError: maximum lines between consecutive errors, and maximum lines read."""
 
 BEFORE_DEATH = 150
-"""The engine's own exception may stand this many lines before the first report of a serving engine's death."""
+"""Maximum distance in lines of the engine's own exception before the first report of a serving engine's death."""
 
 _START_FAILED = lazy_pattern(r"EngineCore failed to start|[Ee]ngine (?:core )?(?:initialization|process) failed")
 _STARTS = (f"{NODE_MARK}{NODES_JOINED}", "non-default args: ", "vLLM API server version ", "vLLM server version ")
@@ -96,7 +96,7 @@ _DIED_SERVING = lazy_pattern(
     r"EngineCore encountered a fatal error|output_handler failed|Engine background task failed|EngineGenerateError"
     r"|Error in (?:chat )?completion stream generator|Background loop has errored already"
 )
-"""What an engine writes only after it has served: if it comes before all else, the log begins mid-run."""
+"""Lines that an engine writes only after it has served: if one comes first, the log begins mid-run."""
 _ENGINE = lazy_pattern(r"EngineCore|Worker|VllmWorker|RayWorker")
 _PYDANTIC = lazy_pattern(r"\d+ validation errors? for (?P<model>\w+)")
 _KV_TAKEN = lazy_pattern(r"KV cache size: |# (?:GPU|cuda) blocks: ")
@@ -124,7 +124,7 @@ _SILENT = FailureRule(
     0.5,
 )
 _QUOTES = lazy_pattern(r"Worker failed with error ['\"](?!['\"])\S")
-"""A waiting process repeats the other one's message: as good as the original, if that is missing."""
+"""A waiting process repeats the other one's message, which is as good as the original if that is missing."""
 
 
 class _Rank(IntEnum):
@@ -137,7 +137,7 @@ class _Rank(IntEnum):
 
 
 class FailureLine(msgspec.Struct, frozen=True):
-    """The line that shows why a server died: its number from 1, its text (plain), and its meaning.
+    """The line that shows why a server died: its number from 1, its plain text, and its meaning.
 
     ``explanation`` is one sentence, or None if unknown; ``cause`` is then `Cause.OTHER`. ``confidence`` is from 0 to 1,
     by how specific the line is; ``also`` holds other causes named in the same part of the log. ``topic`` distinguishes
@@ -170,8 +170,8 @@ class _Candidate(msgspec.Struct, frozen=True):
 def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> FailureLine | None:
     """The line that shows why the process that wrote this log died, or None if none does.
 
-    ``exit_code`` is as Python gives it (negative: the signal), None if unknown. A process killed by SIGKILL could not
-    log the reason, so then only a line that names a cause by itself counts.
+    ``exit_code`` is Python's (negative: the signal), None if unknown. A process killed by SIGKILL could not log the
+    reason, so then only a line that names a cause by itself counts.
     """
     start, serves, begun = _last_start(parsed)
     if (other := _other_node(parsed, start)) is not None:
@@ -193,7 +193,7 @@ def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> Failu
 
 
 def _other_node(parsed: Sequence[LogLine], start: int) -> FailureLine | None:
-    """What this program wrote about other nodes or Ray in the last start: it knows why the server ended."""
+    """What a keeper logged about other nodes or Ray in the last start: it knows why the server ended."""
     for line in reversed(parsed[start:]):
         if line.message.startswith(NODE_MARK):
             rule = next((one for one in NODES if one.pattern.search(line.message)), None)
@@ -204,16 +204,16 @@ def _other_node(parsed: Sequence[LogLine], start: int) -> FailureLine | None:
 
 
 def _confidence(best: _Candidate) -> float:
-    """By kind of line: one that names its cause is nearly certain, a death without a reason is not."""
+    """Confidence by kind of line: a line that names its cause is nearly certain, a death without a reason is not."""
     if best.rule is None or (best.cause is Cause.OTHER and best.topic is Topic.NONE):
         return 0.3
     return round(best.rule.confidence * (0.8 if best.rank is _Rank.NAMED_IN_A_RECORD else 1.0), 2)
 
 
 def _first_warning(parsed: Sequence[LogLine], best: _Candidate) -> _Candidate:
-    """An earlier line that shows the same problem, logged as a warning only.
+    """An earlier line that shows the same problem, logged only as a warning.
 
-    vLLM warns when its compiled module cannot be loaded, and fails when it first needs it; torch warns of a crashed
+    vLLM warns when its compiled module cannot be loaded and fails when it first needs it; torch warns of a crashed
     kernel when it frees what the kernel used.
     """
     if best.topic not in _WARNED or best.rank is _Rank.NAMED_IN_A_RECORD:
@@ -227,7 +227,7 @@ def _first_warning(parsed: Sequence[LogLine], best: _Candidate) -> _Candidate:
 
 
 def _also(window: Iterable[_Candidate], best: _Candidate, served: bool) -> tuple[Cause, ...]:
-    """Other causes named by later lines, and what usually lies behind this one at a start."""
+    """Other causes named by later lines, and what usually underlies this one at a start."""
     named = [one.cause for one in window if one.rank >= _Rank.NAMED_IN_A_RECORD and one.index >= best.index]
     behind = [BEHIND[best.cause]] if best.cause in BEHIND and not served else []
     alike = best.rule.also if best.rule else ()
@@ -235,7 +235,7 @@ def _also(window: Iterable[_Candidate], best: _Candidate, served: bool) -> tuple
 
 
 def _last_start(parsed: Sequence[LogLine]) -> tuple[int, int | None, bool]:
-    """Where the last start begins, where it began to serve if it did, and whether the log shows the start or the
+    """Where the last start begins, where it began to serve (if it did), and whether the log shows the start or the
     service.
 
     A log without a start begins with the service if it shows the kind of engine death that only a service has, or if
@@ -259,7 +259,7 @@ def _last_start(parsed: Sequence[LogLine]) -> tuple[int, int | None, bool]:
 
 
 def _says_that_it_serves(message: str) -> bool:
-    """Searches for words first, because every line of a log is tested."""
+    """Whether a line shows a running service; tests for words first, because this runs for every line of a log."""
     seen = "HTTP/" in message or "startup complete" in message or "Avg prompt" in message
     return seen and SERVES.search(message) is not None
 
@@ -267,7 +267,7 @@ def _says_that_it_serves(message: str) -> bool:
 def _of_a_start(
     parsed: Sequence[LogLine], start: int, exit_code: int | None
 ) -> tuple[list[_Candidate], _Candidate | None]:
-    """What ended a start, in the last one first; an earlier one may explain it if the last has no evidence."""
+    """What ended a start, looking in the last one first; an earlier one may explain it if the last has no evidence."""
     for first in dict.fromkeys((start, 0)):
         window = list(_candidates(parsed, first))
         best = _best(window, exit_code)
@@ -306,14 +306,14 @@ def _of_a_service(
 
 
 def _may_be(earlier: _Candidate | None, best: _Candidate) -> bool:
-    """Whether the earlier line says what the best line says, or what NCCL stumbled over."""
+    """Whether the earlier line shows the same cause as the best line, or the fault behind an NCCL error."""
     return earlier is not None and best.cause in (earlier.cause, Cause.NCCL)
 
 
 def _ending(parsed: Sequence[LogLine], first: int, exit_code: int | None) -> tuple[int | None, int | None]:
-    """The line of the first report of a death, or an external stop before anything failed.
+    """The first report of a death, or an external stop before anything failed.
 
-    An engine, with and without Ray, reports each SIGTERM, also the one that it gets because its API server was killed.
+    An engine, with or without Ray, reports every SIGTERM, including the one it gets because its API server was killed.
     """
     own, killed = False, exit_code in SIGKILL_CODES
     for index in range(first, len(parsed)):
@@ -329,13 +329,13 @@ def _ending(parsed: Sequence[LogLine], first: int, exit_code: int | None) -> tup
 
 
 def _stop(parsed: Sequence[LogLine], index: int) -> _Candidate:
-    """An external stop; less certain if only the engine mentions a signal, since its own server sends it one, too."""
+    """An external stop; less certain if only the engine mentions a signal, since its own server sends it one too."""
     sure = "EngineCore" not in parsed[index].message
     return _Candidate(index, _Rank.DEATH, STOPPED if sure else replace(STOPPED, confidence=0.7))
 
 
 def _last_words(parsed: Sequence[LogLine], window: Sequence[_Candidate], exit_code: int | None) -> _Candidate | None:
-    """An exception that nothing follows: it ended the process, though this part of the log reports no death."""
+    """An exception that nothing follows: it ended the process, although this part of the log reports no death."""
     if exit_code in SIGKILL_CODES or exit_code == 0:
         return None
     near = [one for one in window if one.rank >= _Rank.EXCEPTION and one.index >= len(parsed) - BEFORE_DEATH]
@@ -366,7 +366,7 @@ def _refusal(parsed: Sequence[LogLine], serves: int, exit_code: int | None) -> _
 
 
 def _of_a_request(parsed: Sequence[LogLine], one: _Candidate, named: bool) -> bool:
-    """Whether it is a request handler's reaction to a dead engine. ``named``: this log names the writing process."""
+    """Whether it is a request handler's reaction to a dead engine. ``named``: log lines name their process."""
     process = parsed[one.index].process
     by_handler = process.startswith("APIServer") or (named and not process)
     return by_handler and one.rank >= _Rank.EXCEPTION and not _ends_a_server(one)
@@ -377,7 +377,7 @@ def _ends_a_server(one: _Candidate) -> bool:
 
 
 def _killed(parsed: Sequence[LogLine], one: _Candidate) -> bool:
-    """Whether a line before the first report of a death may have caused it: the engine's own, or fatal."""
+    """Whether a line before the first report of a death may have caused it: written by the engine itself, or fatal."""
     return _ends_a_server(one) or _ENGINE.match(parsed[one.index].process) is not None
 
 
@@ -402,7 +402,7 @@ def _says_the_same(one: _Candidate, best: _Candidate) -> bool:
 
 
 def _candidates(parsed: Sequence[LogLine], first: int, end: int | None = None) -> Iterable[_Candidate]:
-    """Candidate lines. Of exceptions without information, one per process is enough: the first one counts."""
+    """Candidate lines. Of uninformative exceptions, only the first per process counts."""
     seen: set[str] = set()
     without_memory: Counter[str] = Counter()
     for index in range(first, len(parsed) if end is None else end):
@@ -426,7 +426,7 @@ def _candidates(parsed: Sequence[LogLine], first: int, end: int | None = None) -
 
 
 def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
-    """A line that is not an exception: it counts if it names a cause, reports a death, or is an error record."""
+    """A line that is not an exception; it counts if it names a cause, reports a death, or is an error record."""
     line = parsed[index]
     if rule := _named(line):
         if rule.topic is Topic.NCCL_WARNING:
@@ -465,7 +465,7 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
 
 
 def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: FailureRule, rank: _Rank) -> _Candidate:
-    """NCCL is where other faults show first: the lines below its message say what they were."""
+    """The fault behind an NCCL error: other faults often show there first, and the lines below state them."""
     process = parsed[index].process
     last = min(index + 8, len(parsed)) if rule.cause is Cause.NCCL else index
     for below in range(index + 1, last):
@@ -483,7 +483,7 @@ def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: FailureRule, rank:
 
 
 def _warned_by_nccl(message: str, rule: FailureRule) -> FailureRule:
-    """The reason given by NCCL's warning, marked as its warning."""
+    """The reason given in NCCL's warning, marked as such."""
     behind = OUT_OF_MEMORY_ELSEWHERE if _out_of_memory_in(message) else _rule(message.partition("NCCL WARN")[2])
     return replace(behind, topic=Topic.NCCL_WARNING) if behind is not None else rule
 
@@ -499,7 +499,7 @@ def _death(message: str) -> FailureRule | None:
 
 
 def _silent_death(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
-    """The API server misses its engine, whose log just ends. Without a line of the engine, its log is elsewhere."""
+    """The API server misses its engine, whose log just ends. Without any line of the engine, its log is elsewhere."""
     if "Failed core proc(s): {}" not in parsed[index].message:
         return None
     before = parsed[:index]
@@ -508,7 +508,7 @@ def _silent_death(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
 
 
 def _says_nothing(message: str) -> bool:
-    """Whether it is none of those recognized here by their text."""
+    """Whether its text matches none of the known expressions."""
     return not _WORDS.any_in(message) and "validation error" not in message
 
 
@@ -521,14 +521,16 @@ def _is_aftermath(message: str) -> bool:
 
 
 def _named(line: LogLine) -> FailureRule | None:
-    """The rule that a line matches; a rejected server port is the API server's, whatever the wording."""
+    """The rule that a line matches. Only the API server listens on the server's port; other processes use internal
+    addresses.
+    """
     rule = _rule(line.message)
     inside = rule is not None and rule.cause is Cause.PORT_IN_USE and _ENGINE.match(line.process)
     return INTERNAL_ADDRESS if inside else rule
 
 
 def _refused(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
-    """What pydantic's line means: a value of the wrong type or size, or the message of vLLM's own check."""
+    """The meaning of a pydantic error line: a value of the wrong type or size, or the message of vLLM's own check."""
     message = parsed[index].message
     if rule := _rule(message):
         return rule
@@ -539,7 +541,7 @@ def _refused(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
 
 
 def _by_place(parsed: Sequence[LogLine], above: int, index: int, kind: str) -> FailureRule | None:
-    """The meaning of an exception that names no cause, by where it was raised."""
+    """The meaning of an exception that names no cause, from where it was raised."""
     places = functions(parsed, above, index)
     if any(TOKENIZER_PLACES.fullmatch(place) for place in places) and not NOT_THE_TOKENIZER.search(kind):
         return TOKENIZER_PLACE
@@ -550,7 +552,7 @@ def _by_place(parsed: Sequence[LogLine], above: int, index: int, kind: str) -> F
 
 
 def _out_of_memory(parsed: Sequence[LogLine], first: int, index: int) -> FailureRule:
-    """The meaning of running out of memory, by where it happened.
+    """The meaning of running out of memory, from where it happened.
 
     Judged by its traceback, else by the same exception's traceback further down (which may be less truncated), else by
     how far the start had come.
@@ -573,7 +575,7 @@ def _by_frames(frames: Sequence[str]) -> FailureRule | None:
 
 
 def _by_stage(parsed: Sequence[LogLine], index: int, inside: bool) -> FailureRule | None:
-    """How far the start had come. ``inside``: the model was running, so its weights were loaded."""
+    """Judge by how far the start had come. ``inside`` means that the model was running, so its weights were loaded."""
     for above in range(index - 1, max(-1, index - LONGEST), -1):
         message = parsed[above].message
         if inside and _KV_TAKEN.search(message):
@@ -592,7 +594,7 @@ def _invalid_value(message: str, confidence: float) -> FailureRule:
 
 
 LONGEST = 400
-"""The lines of one traceback, with lines of other processes in between."""
+"""Maximum lines of one traceback, including lines of other processes in between."""
 
 EXCEPTION = lazy_pattern(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Timeout|NotFound|Failure|Failed)"
@@ -619,7 +621,7 @@ def traceback_above(parsed: Sequence[LogLine], index: int) -> int:
     for above in range(index - 1, max(-1, index - LONGEST), -1):
         line = parsed[above]
         if line.process != process:
-            continue  # lines of processes are interleaved
+            continue  # lines of several processes are interleaved
         if line.message.startswith("Traceback "):
             return above
         if line.harmless or EXCEPTION.match(line.message):
@@ -644,7 +646,7 @@ def lines_of(parsed: Sequence[LogLine], first: int, index: int) -> list[str]:
 
 
 def repeated(parsed: Sequence[LogLine], index: int) -> int | None:
-    """Where the same exception appears again, if it does: logged once, and again when the process ends."""
+    """Where the same exception appears again, if it does: it may be logged once, and again when the process ends."""
     message = parsed[index].message
     for below in range(index + 1, min(index + LONGEST, len(parsed))):
         if parsed[below].message == message:
@@ -653,7 +655,7 @@ def repeated(parsed: Sequence[LogLine], index: int) -> int | None:
 
 
 def ends_another(message: str) -> bool:
-    """Whether a line is an exception, not one of NCCL's error names (``ncclSystemError: …``)."""
+    """Whether a line is an exception other than one of NCCL's error names (``ncclSystemError: …``)."""
     return not message.startswith("nccl") and EXCEPTION.match(message) is not None
 
 
@@ -663,7 +665,7 @@ def is_ignored(parsed: Sequence[LogLine], first: int) -> bool:
 
 
 def is_wrapped(parsed: Sequence[LogLine], index: int) -> bool:
-    """Whether another exception was raised in its place, which then has the details."""
+    """Whether another exception, which then has the details, was raised in its place."""
     process = parsed[index].process
     for below in range(index + 1, min(index + 40, len(parsed))):
         line = parsed[below]
@@ -673,8 +675,8 @@ def is_wrapped(parsed: Sequence[LogLine], index: int) -> bool:
 
 
 def pydantic_error_line(parsed: Sequence[LogLine], index: int) -> int | None:
-    """The line below a ValidationError that says what is wrong: of several, one about a flag that was set, since the
-    others may follow from it."""
+    """The line below a ValidationError that states the error; of several, the first about a flag that was set, since
+    the others may follow from it."""
     found = []
     for below in range(index + 1, min(index + MOST_PYDANTIC_LINES, len(parsed))):
         message = parsed[below].message.lstrip()
@@ -689,7 +691,9 @@ def pydantic_error_line(parsed: Sequence[LogLine], index: int) -> int | None:
 
 
 def whole_message(parsed: Sequence[LogLine], index: int) -> str:
-    """A line's text; of an exception whose message begins below it (``RuntimeError:``), its first line, too."""
+    """A line's text, with the first line of its message for an exception whose message begins below it
+    (``RuntimeError:``).
+    """
     line = parsed[index]
     text = line.message.strip()
     if not text.endswith(":") or not EXCEPTION.match(f"{text} "):
@@ -699,7 +703,7 @@ def whole_message(parsed: Sequence[LogLine], index: int) -> str:
 
 
 def pydantic_field(parsed: Sequence[LogLine], index: int) -> str:
-    """The flag of a ValidationError's line, as ``--flag: ``: pydantic names it only in the line above."""
+    """The flag of a ValidationError's line, as ``--flag: ``; pydantic names it only in the line above."""
     if "[type=" not in parsed[index].message or index == 0:
         return ""
     field = parsed[index - 1].message.strip()

@@ -12,10 +12,10 @@ SHORTEST = 3
 """Minimum characters of a literal worth searching for."""
 
 MOST_KNOWN = 4096
-"""How many texts' results are cached: a log with many exceptions repeats them."""
+"""Number of texts whose results are cached: a log with many exceptions repeats them."""
 
 EVERYWHERE = ("error", "exception")
-"""Words in nearly every tested line; others are preferred."""
+"""Words in nearly every tested line; other literals are preferred."""
 
 _TOKEN = lazy_pattern(
     r"(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|\\(?P<quoted>[^\w\s])|(?P<kind>\\\w|[.^$])"
@@ -24,7 +24,7 @@ _TOKEN = lazy_pattern(
 
 
 def stretches(pattern: str) -> tuple[str, ...] | None:
-    """For each alternative of an expression, the longest literal in all its matches, in lower case.
+    """For each alternative of an expression, the longest literal that all its matches contain, in lower case.
 
     None if an alternative has none that is long enough. Only text outside brackets is considered.
     """
@@ -64,7 +64,8 @@ def _alternatives(pattern: str) -> Iterator[list[str]]:
 
 
 class FirstMatches:
-    """Groups of case-insensitive expressions: finds the first of each that matches a text, without trying most of them.
+    """Groups of case-insensitive expressions: finds the first of each group that matches a text, without trying most of
+    them.
 
     Nearly all texts match none, which a single search for all required literals establishes.
     """
@@ -88,7 +89,7 @@ class FirstMatches:
         self._nothing: tuple[int | None, ...] = (None,) * len(groups)
 
     def of(self, text: str) -> tuple[int | None, ...]:
-        """For each group the index of its first expression found in the text, or None."""
+        """For each group, the index of its first expression found in the text, or None."""
         found = self._known.get(text)
         if found is None:
             if len(self._known) >= MOST_KNOWN:
@@ -123,7 +124,7 @@ class FirstMatches:
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """An expression that finds any of the words in one pass: common prefixes appear in it once.
+    """An expression that finds any of the words in one pass, with common prefixes merged.
 
     A word that begins with another one is omitted, since the shorter one matches there too.
     """
@@ -154,7 +155,7 @@ _WORD = lazy_pattern(r"--(?P<dashed>[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)|`?\b(?P<pl
 def flags_in(text: str) -> Iterator[str]:
     """Names of flags that a message mentions, without leading dashes: ``--max-num-seqs``, ``max_num_seqs``.
 
-    What pydantic adds of its input does not count: it lists all settings, at fault or not.
+    Input appended by pydantic is ignored: it lists all settings, whether at fault or not.
     """
     from vllm_launchers.vllm.flags.releases import NEWEST, OLDEST, release_table
 

@@ -1,4 +1,4 @@
-"""How failures appear in a log: rules from a line, or from the functions of a traceback, to a cause. Pure."""
+"""How failures appear in a log: rules that map a line, or the functions of a traceback, to a cause. Pure."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Topic(StrEnum):
 
 
 class FailureRule(msgspec.Struct, frozen=True):
-    """A line that matches ``pattern`` shows ``cause``; ``explanation`` is one sentence for people, or empty.
+    """A line that matches ``pattern`` shows ``cause``; ``explanation`` is one sentence for users, or empty.
 
-    ``confidence`` is from 0 to 1: how certainly the words alone mean this cause. ``also`` holds causes with similar
+    ``confidence`` is from 0 to 1: how certainly the text alone implies this cause. ``also`` holds causes with similar
     lines.
     """
 
@@ -65,7 +65,7 @@ OUT_OF_MEMORY = lazy_pattern(
     r"|Cuda failure (?:\d+ )?'out of memory'",
     re.IGNORECASE,
 )
-"""The GPU's memory ran out; the traceback says where."""
+"""The GPU's memory ran out; the traceback shows where."""
 
 WEIGHTS_TOO_LARGE = FailureRule(
     OUT_OF_MEMORY, Cause.WEIGHTS_DO_NOT_FIT, "The model's weights do not fit into the GPU's memory."
@@ -127,10 +127,10 @@ OUT_OF_MEMORY_PLACES = (
         OUT_OF_MEMORY_ELSEWHERE,
     ),
 )
-"""A line of the traceback, and what running out of memory there means. The first match counts."""
+"""Lines of a traceback, and what running out of memory there means. The first match counts."""
 
 MODEL_RUNS = lazy_pattern(r", in (?:forward|_dummy_run|compute_logits|apply)$")
-"""The model ran, in one of several steps: the rest of the log may tell which."""
+"""The model ran, in one of several steps; the rest of the log may show which."""
 
 OUT_OF_MEMORY_STAGES = (
     (lazy_pattern(r"Graph capturing finished|init engine \(profile", re.IGNORECASE), OUT_OF_MEMORY_ELSEWHERE),
@@ -144,7 +144,7 @@ OUT_OF_MEMORY_STAGES = (
     ),
     (lazy_pattern(r"Starting to load model|Loading (?:safetensors|pt) checkpoint shards"), WEIGHTS_TOO_LARGE),
 )
-"""The same, by the last of these lines before it, if the traceback does not tell."""
+"""The same, if the traceback does not show it, by the last of these lines before it."""
 
 TOKENIZER_PLACES = lazy_pattern(
     r"(?:cached_)?get_(?:cached_)?tokenizer|init_tokenizer\w*|cached_tokenizer_from_config"
@@ -153,7 +153,7 @@ TOKENIZER_PLACES = lazy_pattern(
 TOKENIZER_PLACE = FailureRule(
     TOKENIZER_PLACES, Cause.TOKENIZER, "The tokenizer or chat template could not be loaded.", 0.7
 )
-"""For unnamed exceptions that pass through one of these functions."""
+"""For unspecific exceptions that pass through one of these functions."""
 
 NOT_THE_TOKENIZER = lazy_pattern(r"Import|Module|Connection|Timeout|Permission|HTTP|FileNotFound", re.IGNORECASE)
 """Exceptions that do not implicate the tokenizer itself."""
@@ -588,7 +588,7 @@ STOPPED = _rule(
     "Ended by SIGTERM or SIGINT from outside, not by a failure.",
     0.85,
 )
-"""For a line that shows it: see `STOPS`."""
+"""For lines that show an external stop: see `STOPS`."""
 
 STOPS = (
     r"\[shutdown\] API server: shutdown triggered|EngineCore: trigger received signal=SIG(?:TERM|INT)"
@@ -600,7 +600,7 @@ STOPS = (
 """An external stop. uvicorn also logs a shutdown when its own engine has failed, but only afterwards."""
 
 OWN_STOPS = r"\[shutdown\] Process manager: send sigterm|MPClient: engine core exited unexpectedly"
-"""vLLM ends its own processes because one of them failed: signals they mention after that came from vLLM itself."""
+"""vLLM ends its own processes after one of them failed; signals mentioned after that came from vLLM itself."""
 
 NODES: tuple[FailureRule, ...] = (
     _rule(
@@ -629,7 +629,7 @@ NODES: tuple[FailureRule, ...] = (
     ),
     _rule(r"raylet died \(pid ", Cause.ENGINE_DIED, RAYLET_ENDED, 0.9, topic=Topic.RAYLET_GONE),
 )
-"""What a keeper wrote into the log about other nodes or Ray (`NODE_MARK`): why the server ended."""
+"""Log lines of a keeper about other nodes or Ray (`NODE_MARK`): why the server ended."""
 
 REFUSED_REQUESTS: tuple[FailureRule, ...] = (
     _rule(
@@ -649,7 +649,7 @@ REFUSED_REQUESTS: tuple[FailureRule, ...] = (
         topic=Topic.NO_TOOL_PARSER,
     ),
 )
-"""What a healthy server answers, request after request, because of how it was started."""
+"""What a healthy server answers to request after request because of how it was started."""
 
 DEATHS: tuple[FailureRule, ...] = (
     _rule(
@@ -694,7 +694,7 @@ DEATHS: tuple[FailureRule, ...] = (
           r"|ChildProcessError: worker died",
           Cause.ENGINE_DIED, "The process crashed outside of Python.", 0.6),
 )  # fmt: skip
-"""Lines that report that something died, not why: used if no better line is found."""
+"""Lines that report a death without its reason; used if no better line is found."""
 
 _ENDS = ("SystemExit", "CancelledError", "BrokenPipeError", "ConnectionResetError", "EOFError", "GeneratorExit",
          "RayActorError")  # fmt: skip
@@ -715,4 +715,4 @@ AFTERMATH = lazy_pattern(
 ENDS_A_SERVER = frozenset(
     {Cause.OOM_RUNTIME, Cause.OOM_GRAPH_CAPTURE, Cause.NCCL, Cause.DISK_FULL, Cause.DRIVER, Cause.INTERRUPTED}
 )
-"""Causes that end a serving server; any other exception is of a single request."""
+"""Causes that end a serving server; any other exception concerns a single request."""

@@ -73,10 +73,11 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "oversubscribed_sequences": ("not_admitted", "uneven_ranks"),
     "oversubscribed_compute": ("not_admitted", "uneven_ranks"),
 }
-"""Findings explained by others: each is hidden while one of these is open, so a problem is named once, by its cause."""
+"""Findings explained by others: each is hidden while one of these is open, so that a problem is reported only by its
+cause."""
 
 MISSED = (SlowTokens.code, SlowFirstToken.code)
-"""A missed objective: ranked before others of the same severity if a change of flags ends it, else after them."""
+"""Missed objectives: ranked before others of the same severity if a change of flags fixes them, otherwise after."""
 
 LAST = (PrefixCacheIdle.code, DraftsRejected.code)
 """Findings with optional fixes, ranked after others of the same severity."""
@@ -85,38 +86,38 @@ SETTLING_SECONDS = 20.0
 """Nothing is judged for this long after a server becomes ready: first requests warm it up."""
 
 FIX_SETTLES_SECONDS = 60.0
-"""A finding's fix may change for this long; then it is fixed, so that what a user reads is what gets staged."""
+"""A finding's fix may change for this long; after that it stays, so that what a user reads is what gets staged."""
 
 FIX_RENEWED_SECONDS = 600.0
-"""It is recomputed at multiples of this on the clock, because traffic changes."""
+"""Fixes are recomputed at multiples of this on the clock, because traffic changes."""
 
 OF_TRAFFIC = (
     "kv_cache_pressure", "preempting", "prefill_contention", "slow_tokens", "slow_first_token", "starved_by_clients",
     "oversubscribed_sequences", "oversubscribed_memory", "oversubscribed_compute", "not_admitted",
     "uneven_ranks", "tensor_parallel_stalls", "drafts_rejected",
 )  # fmt: skip
-"""Findings about what requests experience: they end with the traffic."""
+"""Findings about what requests experience; they end with the traffic."""
 
 THROUGH_PAUSES = (
     KvCachePressure.code, Preempting.code, PrefillContention.code, SlowTokens.code, SlowFirstToken.code,
     DraftsRejected.code,
 )  # fmt: skip
-"""Those of them that stay open through pauses of slow traffic: their rules say when a pause is the end."""
+"""Findings about traffic that stay open through pauses of slow traffic: their rules decide when a pause is the end."""
 
 OF_THE_LAST_MINUTE = (
     SlowTokens.code, SlowFirstToken.code, OversubscribedSequences.code, OversubscribedMemory.code,
     OversubscribedCompute.code, NotAdmitted.code,
 )  # fmt: skip
-"""Findings with latencies of the last minute among their figures (`Evidence.latency`)."""
+"""Findings whose figures include latencies of the last minute (`Evidence.latency`)."""
 
 MOST_STALE_SECONDS = 30.0
 """If the newest frame is older, the present state is unknown."""
 
 
 def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
-    """Every open finding, the most severe first and among equals the oldest.
+    """All open findings, most severe first, and oldest first among equals.
 
-    If nothing worse than a note is found and requests are served well, `Healthy` is added.
+    If there is nothing worse than a note and requests are served well, `Healthy` is added.
     """
     if (dead := engine_dead(evidence)) is not None:
         return (dead,)
@@ -144,7 +145,7 @@ _SEVERITIES = list(Severity)
 
 
 def _rank(finding: Finding) -> tuple[int, int, bool, float]:
-    """Of two that are equally severe, the one that a change of flags ends is of more use."""
+    """Among equally severe findings, one that a change of flags fixes is more useful."""
     flags = _has_flag_fix(finding)
     among_equals = 2 if finding.code in LAST else (0 if flags else 2) if finding.code in MISSED else 1
     return _SEVERITIES.index(finding.severity), among_equals, not flags, finding.since
@@ -164,19 +165,19 @@ def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, f
     calm = {rule.code for rule, found in verdicts if idle < IDLE_SECONDS and _is_calm(found)}
     codes = {rule.code for rule, _ in held} - calm
     if (served := _served(frames)) < len(frames):
-        # What explained a finding when the traffic paused explains it until it could have begun again.
+        # What explained a finding when traffic paused explains it until it could have begun again.
         then = frames[:served]
         codes |= {rule.code for rule, found in verdicts if holds_since(found[:served], then) is not None}
     return held, codes
 
 
 def _is_calm(found: Sequence[Judgement]) -> bool:
-    """Whether what these verdicts are about has paused for a minute: it then explains nothing that goes on."""
+    """Whether the subject of these verdicts has paused for a minute; it then explains no ongoing problem."""
     return all(verdict is Judgement.SILENT for verdict in found[-MINUTE:])
 
 
 def _served(frames: Sequence[Frame]) -> int:
-    """How many frames there are up to the last pause, if it lasts or ended within the last minute; else all."""
+    """Number of frames up to the last pause, if it is ongoing or ended within the last minute; otherwise all."""
     busy = [bool(one.running_max or one.waiting_max or one.grown.generation_tokens_total) for one in frames]
     end = len(frames)
     if all(busy[-MINUTE:]):
@@ -195,7 +196,7 @@ def _settled(evidence: Evidence) -> Evidence:
 
 
 def with_minute(found: Sequence[Finding], evidence: Evidence) -> tuple[Finding, ...]:
-    """The findings of the newest frame with the present latencies of the last minute; cause and fixes stay."""
+    """The newest frame's findings with the current latencies of the last minute; cause and fixes stay."""
     judged = _settled(evidence)
     rules = {rule.code: rule for rule in RULES if rule.code in OF_THE_LAST_MINUTE}
     return tuple(_renewed(one, rules[one.code], judged) if one.code in rules else one for one in found)
@@ -231,16 +232,18 @@ def _described(rule: Rule, evidence: Evidence, since: float) -> Finding:
 
 
 NEARLY = 1.25
-"""A p99 may exceed its objective by this factor by chance without ending a healthy state."""
+"""A p99 may exceed its objective by up to this factor by chance without ending a healthy state."""
 
 
 class Healthy:
-    """Requests are served within the objectives. Here a bad verdict means a good minute: bad ones begin findings."""
+    """Requests are served within the objectives. A bad verdict here means a good minute, since bad verdicts begin
+    findings.
+    """
 
     code = "healthy"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the minute up to each frame."""
+        """Judge the minute up to each frame."""
         frames, objectives = evidence.frames, evidence.objectives
         minutes = (totals(frames, "generation_tokens_total"), observed(frames, "ttft"), observed(frames, "itl"))
         found = []
@@ -268,5 +271,5 @@ class Healthy:
 
 
 def _share(latency: Quantile | None, objective: float) -> float:
-    """The ratio of a p99 to its objective; 0 without one. For a bounded p99, the upper bound is used."""
+    """The ratio of a p99 to its objective; 0 without one. If only a bound is known, that bound is used."""
     return latency.nearest / objective if latency is not None else 0.0
