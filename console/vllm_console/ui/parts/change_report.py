@@ -1,4 +1,4 @@
-"""After a restart with changed flags: compares with the run before until there is a verdict, and shows it in a line."""
+"""Reports the effect of changed flags: after a restart, compares with the previous run until there is a verdict."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 CHECK_SECONDS = 2.0
-"""How often it is checked whether a comparison is due."""
+"""How often to check whether a comparison is due."""
 
 COMPARE_SECONDS, COMPARE_AGAIN_SECONDS = 15.0, 120.0
-"""How often runs are compared: while there is too little data, and afterwards."""
+"""Time between comparisons: while data is insufficient, and after the verdict."""
 
 LOOKS = 4
-"""How often per window of a run they are compared at least, so that what is missing goes down evenly."""
+"""Minimum number of comparisons per window of a run, so that the missing time counts down evenly."""
 
 SHOWN_SECONDS = 3600.0
 """How long a verdict is shown."""
 
 DAY_SECONDS = 86_400.0
-"""Older changes are no news."""
+"""Older changes are not reported."""
 
 
 class _Report(msgspec.Struct):
-    """What is known of a server's newest generation: the comparison, when (Unix seconds) it was requested and since
-    when there is a verdict. ``done``: it was opened, or there is nothing to report.
+    """The report on a server's newest generation.
+
+    ``requested_at`` and ``judged_at`` (Unix seconds) are the times of the last comparison and the first verdict.
+    ``done``: there is nothing to report.
     """
 
     generation: int
@@ -48,25 +50,25 @@ class _Report(msgspec.Struct):
 
     @property
     def every(self) -> float:
-        """Seconds from one comparison to the next."""
+        """Seconds between comparisons."""
         if self.judged_at is not None:
             return COMPARE_AGAIN_SECONDS
         return min(COMPARE_SECONDS, self.found.after.seconds / LOOKS) if self.found is not None else COMPARE_SECONDS
 
 
 class ChangeReport:
-    """Compares the selected server's run with the one before while that is news; ``changed`` is called with news."""
+    """Compares the selected server's run with the previous one after a recent restart; calls ``changed`` on news."""
 
     def __init__(self, console: ConsoleApp, changed: Callable[[], None]) -> None:
         self._console, self._changed = console, changed
         self._by_server: dict[str, _Report] = {}
 
     def drop(self, name: str) -> None:
-        """Drop the report on a server that is gone."""
+        """Drop the report of a removed server."""
         self._by_server.pop(name, None)
 
     def lines(self, server: ServerView, now: float, width: int, room: int) -> list[Strip]:
-        """The line, if there is something to report and room for it."""
+        """The report line, if there is one and room for it."""
         report = self._by_server.get(server.name)
         if report is None or report.found is None or report.done or report.generation != server.generation or room < 1:
             return []
@@ -77,12 +79,13 @@ class ChangeReport:
         return [change_line(report.found, min(cell_len(plain(server.name)), 20 if width >= 100 else 12), width)]
 
     def judged(self, server: ServerView) -> bool:
-        """Whether there is a verdict on the server's newest change, and not merely too little data."""
+        """Whether there is a verdict on the newest change, as opposed to insufficient data."""
         report = self._by_server.get(server.name)
         return report is not None and report.judged_at is not None
 
     def awaited(self, server: ServerView) -> str:
-        """What to wait for, as ``Wait about 2m20s for a verdict above``; empty if there is a verdict."""
+        """What to wait for, e.g. ``Wait about 2m20s for a verdict above``; empty if there is a verdict or nothing to
+        report."""
         report = self._by_server.get(server.name)
         if self.judged(server) or (report is not None and report.done):
             return ""
@@ -94,7 +97,7 @@ class ChangeReport:
         return f"Wait{about} for a verdict above"
 
     def check(self, server: ServerView | None) -> None:
-        """Compare the selected server's runs if that is due."""
+        """Compare the selected server's runs if a comparison is due."""
         snapshot = self._console.snapshot
         if server is None or snapshot is None or self._console.polling.paused:
             return
@@ -113,7 +116,7 @@ class ChangeReport:
 
         try:
             found = await in_thread(partial(self._console.fleet.last_change, name), "compare")
-        except Exception:  # noqa: BLE001 - the thread's boundary: comparing shows the error, and this is tried again
+        except Exception:  # noqa: BLE001 - the thread's boundary: retried; the compare screen shows the error
             return
         if found is None or found.after.run.generation != report.generation:
             return  # the runs' record may not contain the new run yet

@@ -1,4 +1,4 @@
-"""The conversations of a chat: one with a server, or the same with two; and what waits until a server is ready."""
+"""The state of a chat: a conversation with one server, or the same with two, and a prompt waiting for a server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Chat:
-    """What a chat screen shows and goes on with when it is opened again. In memory only."""
+    """A chat, kept in memory so that a reopened chat screen can continue it."""
 
     def __init__(self, fleet: LocalFleet, name: str, options: ChatOptions | None = None) -> None:
         self._fleet = fleet
         self.options = options or ChatOptions()
         self.sessions = {name: self._session(name)}
-        """By server; the first is the chat's own."""
+        """Sessions by server; the first is the chat's own."""
         self.offset = 0
-        """How many turns the first server had before the second one joined."""
+        """Number of turns before the second server joined."""
         self.waiting = ""
-        """What is sent as soon as the server is ready."""
+        """Prompt to send as soon as the server is ready."""
         self.draft = ""
-        """What was typed and not sent."""
+        """Unsent input."""
         self.sent_at = 0.0
         """When the last prompt was sent (Unix seconds)."""
 
@@ -41,16 +41,16 @@ class Chat:
 
     @property
     def running(self) -> bool:
-        """Whether an answer is on its way."""
+        """Whether an answer is being generated."""
         return any(session.running for session in self.sessions.values())
 
     def add(self, name: str) -> None:
-        """Send what comes next to this server, too."""
+        """Add a second server, which gets all further prompts, too."""
         self.offset = len(self.sessions[self.name].turns)
         self.sessions[name] = self._session(name)
 
     def remove_second(self) -> bool:
-        """Go on with the first server alone; False if there is no second one."""
+        """Remove the second server; False if there is none."""
         if len(self.sessions) == 1:
             return False
         _, session = self.sessions.popitem()
@@ -58,19 +58,19 @@ class Chat:
         return True
 
     def send(self, prompt: str) -> None:
-        """Ask the servers."""
+        """Send a prompt to the servers."""
         self.waiting, self.sent_at = "", time.time()
         for session in self.sessions.values():
             session.send(prompt, self.options)
 
     def stop(self) -> None:
-        """End the answers that are on their way, and wait for nothing."""
+        """Stop running answers; a waiting prompt becomes the draft again."""
         self.draft, self.waiting = self.waiting or self.draft, ""
         for session in self.sessions.values():
             session.stop()
 
     def clear(self) -> None:
-        """Begin a new conversation."""
+        """Start a new conversation."""
         self.waiting, self.offset = "", 0
         for session in self.sessions.values():
             session.clear()

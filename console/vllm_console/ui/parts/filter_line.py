@@ -1,4 +1,4 @@
-"""Which servers a filter lets through, and the line it is typed into."""
+"""The server filter and its input."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _GPU = lazy_pattern(r"\bgpu[ :]+(?=\d)")
 
 
 def matches(text: str, server: ServerView, host: Host | None) -> bool:
-    """Whether a server's facts hold every word of a filter: name, model, preset, state, owner, host, port, GPUs.
+    """Whether each word of a filter matches a server's name, model, preset, state, owner, host, port or GPUs.
 
-    A GPU is written as ``gpu0``, ``gpu 0`` or by its name. A machine that can't be reached always passes: nobody knows
-    which of its servers would.
+    A GPU is written as ``gpu0``, ``gpu 0`` or by its name. An unreachable machine always matches, since its servers are
+    unknown.
     """
     words = _GPU.sub("gpu", text.casefold()).split()
     if not words or (server.machine and server.state is State.UNRESPONSIVE):
@@ -42,12 +42,12 @@ def matches(text: str, server: ServerView, host: Host | None) -> bool:
 
 
 def _holds(fact: str, word: str) -> bool:
-    """Whether a fact holds a word; ``gpu1`` is not GPU 10."""
+    """Whether a fact matches a word; ``gpu1`` does not match ``gpu10``."""
     return fact == word if re.fullmatch(r"gpu\d+", word) and fact.startswith("gpu") else word in fact
 
 
 class FilterLine(Horizontal):
-    """A prompt, what is typed, and how many servers match. Its input has the id ``filter``."""
+    """A prompt, the input (with id ``filter``), and the number of matching servers."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
@@ -57,31 +57,31 @@ class FilterLine(Horizontal):
         self._count = LineView(id="filter-count")
 
     def compose(self) -> ComposeResult:
-        """Prompt, input, count."""
+        """Yield prompt, input and count."""
         yield LineView(id="filter-prompt")
         yield self._input
         yield self._count
 
     def on_mount(self) -> None:
-        """Show the prompt, which is as wide as its text."""
+        """Show the prompt and size it to its text."""
         text = f" {key_of('filter')} "
         prompt = self.query_one("#filter-prompt", LineView)
         prompt.styles.width = cell_len(text)
         prompt.show([line((text, KEY))])
 
     def open(self, text: str) -> None:
-        """Let a filter be typed, beginning with ``text``."""
+        """Open the input with ``text``."""
         self.display = True
         self._input.value = text
-        self.screen.set_focus(self._input)  # at once: keys typed next are for it
+        self.screen.set_focus(self._input)  # right away: the next keys belong to it
 
     def close(self) -> None:
-        """Away with it."""
+        """Hide the filter input."""
         self.display = False
         self.screen.set_focus(None)
 
     def show_count(self, matching: int, every: int) -> None:
-        """Say how many servers match."""
+        """Show how many servers match."""
         number, clears = f"{matching} of {every}", f" · {key_of('clear')} clears "
         self._count.styles.width = cell_len(number + clears)
         self._count.show([line((number, None if matching else WARN), (clears, DIM))])

@@ -1,6 +1,4 @@
-"""What a launch begins with: the preset that was used last, unless that does not fit and another one does; and a model
-that is on this machine, where a preset's own would have to be downloaded.
-"""
+"""Defaults of a launch: the first preset that fits, and a local model instead of a download."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def first_fitting(fleet: LocalFleet, requests: Sequence[LaunchRequest]) -> LaunchRequest | None:
-    """The first of these launches that fits and can start; None if none does.
+    """Return the first launch that fits and can start, or None.
 
-    Plans them one after the other: seconds at most.
+    Plans them one after the other, which takes up to seconds.
     """
     return next((request for request in requests if fits(fleet, request)), None)
 
@@ -37,15 +35,15 @@ def fits(fleet: LocalFleet, request: LaunchRequest) -> bool:
 
 
 MOST_PLANNED = 8
-"""Models that are planned until one fits."""
+"""Maximum number of models to plan."""
 
 
 def first_models(
     fleet: LocalFleet, models: Sequence[LocalModel], presets: Sequence[Preset], request: LaunchRequest
 ) -> Mapping[str, str]:
-    """By preset, the largest model of this machine that fits and can start; nothing for a preset whose own is here.
+    """Map presets whose own model is not on this machine to the largest local model that fits and can start.
 
-    Plans some of them: seconds at most.
+    Plans up to `MOST_PLANNED` models, which takes up to seconds.
     """
     models = [one for one in models if one.facts is not None and not one.problem]
     here = {one.model for one in models}

@@ -1,4 +1,4 @@
-"""From a finding to its fix: one key stages the best fix, once more the next one."""
+"""Stages fixes for findings: one key stages the best fix, repeated presses the next ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FixCycle:
         self._console, self._staging = console, staging
 
     def stage_next(self, server: ServerView) -> None:
-        """Stage the best fix of the top finding; once more, the next one."""
+        """Stage the best fix for the top finding; repeated calls stage the next fix."""
         found = findings_of(server)
         fixes = found[0].flag_fixes if found else ()
         if not fixes:
@@ -38,7 +38,7 @@ class FixCycle:
         self.stage(server, fixes[0 if at is None else (at + 1) % len(fixes)])
 
     def stage(self, server: ServerView, fix: Fix) -> None:
-        """Stage a fix in place of what is staged: only one change at a time can be judged afterwards."""
+        """Stage a fix, replacing what is staged, because only a single change can be evaluated afterwards."""
         steps = steps_of(server.flags, fix)
         if not steps:
             self._console.say(f"{server.name} already runs with that.", WARN, about=server.name)
@@ -47,7 +47,7 @@ class FixCycle:
         found = findings_of(server)
         replaced = bool(before) and staged_fix(server, found[0].flag_fixes if found else (), before) is None
         self._staging.put(server.name, steps)
-        # The change itself stands in the line of what is staged, the trade-off in that of the finding if it has room.
+        # Other lines show the change and, if there is room, the trade-off.
         width, height = self._console.size
         little = width < WIDE or finding_rows(height) < MOST_LINES
         tradeoff = f" Trade-off: {plain(fix.tradeoff)}" if fix.tradeoff and little else ""

@@ -1,4 +1,5 @@
-"""What is known of flags: all those of the vLLM at hand, the common ones with short meanings and first. Pure."""
+"""Information about flags: all flags of a vLLM version, or the common ones; these come first and have short meanings.
+Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _ON, _OFF = ("true", "on", "yes"), ("false", "off", "no")
 
 
 class FlagFacts(msgspec.Struct, frozen=True):
-    """One flag, for people. ``takes`` says what it takes in words; ``choices`` complete what is typed."""
+    """A flag as shown to users. ``takes`` describes its values; ``choices`` are offered as completions."""
 
     name: str
     meaning: str
@@ -41,13 +42,13 @@ class FlagFacts(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     switch: bool = False
     help: str = ""
-    """The whole of vLLM's own help, where it says more than ``meaning``."""
+    """vLLM's full help text."""
     group: str = ""
     deprecated: str = ""
 
 
 class FlagCatalog:
-    """Looks flags up in ``table``, those of one vLLM; without one only the common flags are known."""
+    """Looks up flags in ``table``, the flags of one vLLM; without it, knows only the common flags."""
 
     def __init__(self, table: FlagTable | None = None) -> None:
         self.table = table
@@ -58,29 +59,29 @@ class FlagCatalog:
 
     @property
     def names(self) -> Sequence[str]:
-        """Every flag's name, the common ones first."""
+        """All flag names, the common ones first."""
         return self._names
 
     @property
     def source(self) -> str:
-        """Where this is known from, in a few words."""
+        """The source of this information, in a few words."""
         if self.table is None:
             return "the most used flags"
         known = f"all {len(self.table.flags)} flags of vLLM {plain(self.table.version or '')}".rstrip()
         return known if self.table.source == "installation" else f"{known}, as released"
 
     def facts(self, name: str) -> FlagFacts | None:
-        """What is known of a flag, or None. Of ``flag.key`` it is what is known of ``flag``."""
+        """Return facts about a flag, or None. For ``flag.key``, those of ``flag``."""
         common, spec = common_flag(name), self._spec(name)
         if spec is not None:
             return _of_spec(spec, common)
         return None if common is None else _of_common(common)
 
     def value(self, name: str, text: str) -> FlagValue:
-        """What the user typed, as a value of the flag's own type.
+        """Parse typed text as a value of the flag's type.
 
         Raises:
-            FlagError: vLLM would refuse it; one sentence says what it takes.
+            FlagError: vLLM would refuse it; the text says what is expected.
         """
         spec = self._spec(name)
         known = self.table is not None and spec is not None and spec.name == name
@@ -95,7 +96,7 @@ class FlagCatalog:
         return value
 
     def unknown(self, name: str) -> str:
-        """A sentence when no such flag is known, with the way out or the nearest that is; empty when it is known."""
+        """If the flag is unknown, a sentence with a replacement or the closest known flag; else empty."""
         head = name.partition(".")[0]
         if self.table is None:
             return name_warning(name)
@@ -106,7 +107,7 @@ class FlagCatalog:
         return problem(self.table, name, True) or ""
 
     def closest(self, name: str) -> str | None:
-        """The known flag that is written most alike."""
+        """The known flag with the most similar name."""
         wrong = name.strip().lstrip("-").replace("_", "-").lower()
         near = closest(self.table, wrong) if self.table is not None else get_close_matches(wrong, self._names, 1, 0.7)
         return next(iter(near), None)
@@ -120,10 +121,10 @@ class FlagCatalog:
         return f"no flag matches '{plain(name)}'" + (f"; did you mean {near}?" if near else "")
 
     def named(self, text: str) -> str:
-        """The name that the user typed, as the program holds it.
+        """Return the canonical name of a typed flag.
 
         Raises:
-            FlagError: it cannot be a flag's name, is chosen elsewhere, or this vLLM has no such flag.
+            FlagError: it can't be a flag's name, is set elsewhere, or this vLLM has no such flag.
         """
         name = flag_name(text)
         if self.table is None:
@@ -134,7 +135,7 @@ class FlagCatalog:
         return meant.name if meant is not None and meant.name.startswith(name) else name
 
     def next_value(self, name: str, value: FlagValue | None) -> FlagValue | None:
-        """What space makes of a flag: on ↔ off, or the next choice; None when there is nothing to step through."""
+        """The next value when toggling a flag: on ↔ off, or the next choice; None if it has no choices."""
         facts = self.facts(name)
         if isinstance(value, bool):
             return not value
@@ -156,7 +157,7 @@ class FlagCatalog:
         return self.value(name, chosen)
 
     def matching(self, edits: FlagEdits, text: str, only_set: bool = False) -> list[str]:
-        """The flags to list: set and edited ones first; with ``text`` those that it leads to, the best first."""
+        """The flags to list, set and edited ones first; with ``text``, those that match, best first."""
         names = edits.names()
         if not only_set:
             names = list(dict.fromkeys([*names, *self._names]))
@@ -229,7 +230,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _typed(spec: FlagSpec, text: str) -> FlagValue:
-    """The text as a value of the flag's kind; what cannot be one stays text, and is refused as such."""
+    """Convert text to the flag's kind. Invalid text is returned unchanged, to be refused later."""
     low = text.lower()
     match spec.kind:
         case ValueKind.BOOL:

@@ -1,4 +1,4 @@
-"""Changes to a set of flags while the user makes them: what was, what is staged, what comes next. Pure."""
+"""Edits of a set of flags. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_va
 
 
 class FlagEdits(msgspec.Struct):
-    """Edits on top of ``base``, the flags as they are. None in ``edits`` leaves a flag out."""
+    """Edits on top of ``base``, the current flags. None in ``edits`` unsets a flag."""
 
     base: Flags
     edits: dict[str, FlagValue | None] = msgspec.field(default_factory=dict)
     added: list[str] = msgspec.field(default_factory=list)
-    """Names that the user added, in that order, whether they have a value yet or not."""
+    """Names that the user added, in order, with or without a value."""
 
     @classmethod
     def of(cls, base: Flags, changes: Changes) -> FlagEdits:
-        """Edits that come to these changes."""
+        """Create edits that result in these changes."""
         edits = cls(base)
         for name, value in changes.set.items():
             edits.put(name, value)
@@ -26,7 +26,7 @@ class FlagEdits(msgspec.Struct):
         return edits
 
     def put(self, name: str, value: FlagValue | None) -> None:
-        """Set a flag, or leave it out; what leads back to the base is no edit."""
+        """Set or unset a flag. A value equal to the base is not an edit."""
         present = name in self.base
         if (present and value is not None and same_value(self.base[name], value)) or (not present and value is None):
             self.edits.pop(name, None)
@@ -34,21 +34,21 @@ class FlagEdits(msgspec.Struct):
             self.edits[name] = value
 
     def leave_out(self, name: str) -> None:
-        """See that a flag is not given, also one that is not in the base but would be chosen."""
+        """Unset a flag, even one that is not in the base but would be set by the plan."""
         self.edits[name] = None
 
     def undo(self, name: str) -> None:
-        """Take back the edit of a flag."""
+        """Undo the edit of a flag."""
         self.edits.pop(name, None)
         if name in self.added:
             self.added.remove(name)
 
     def value(self, name: str) -> FlagValue | None:
-        """What the flag would be; None when it is left out."""
+        """The resulting value of a flag; None if unset."""
         return self.edits[name] if name in self.edits else self.base.get(name)
 
     def changed(self, name: str) -> bool:
-        """Whether it is edited."""
+        """Whether a flag is edited."""
         return name in self.edits
 
     @property
@@ -60,5 +60,5 @@ class FlagEdits(msgspec.Struct):
         )
 
     def names(self) -> list[str]:
-        """Flags that are set or edited: those of the base first, in their order."""
+        """Names of set or edited flags, those of the base first."""
         return list(dict.fromkeys([*self.base, *self.edits, *self.added]))

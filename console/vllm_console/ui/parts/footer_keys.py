@@ -1,4 +1,4 @@
-"""Which keys the footer shows: what applies to the selection, most important first. Pure."""
+"""The keys shown in the footer: those that apply to the selection, most important first. Pure."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from vllm_launchers.plan.flags import SLEEP_MODE
 
 
 class FooterContext(msgspec.Struct, frozen=True):
-    """What keys would act on: the server under the cursor, whether changes are staged for it, how many are marked."""
+    """The context of the keys: the selected server, whether it has staged changes, and the number of marked servers."""
 
     server: ServerView | None = None
     staged: bool = False
     marked: int = 0
     read_only: bool = False
     past: bool = False
-    """Whether the screen shows an earlier moment: keys that change something act on what runs now."""
+    """Whether an earlier moment is shown; mutating keys still act on the present."""
     replay: bool = False
-    """Whether that is one of a run that is replayed."""
+    """Whether a run is being replayed."""
     empty: bool = False
-    """Whether there is no server at all."""
+    """Whether there are no servers."""
     tuning: bool = False
-    """Whether the tuning bar is open, which has keys of its own."""
+    """Whether the tuning bar, which has its own keys, is open."""
     named: frozenset[str] = frozenset()
-    """The actions whose keys the lines about the selected server name already."""
+    """Actions whose keys are already shown above the panes."""
     filtered: bool = False
-    """Whether a filter is to be cleared before anything but staged changes is."""
+    """Whether the clear key would clear a filter (after any staged changes)."""
 
 
 def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[FooterContext], bool]:
@@ -64,14 +64,14 @@ _APPLIES: Mapping[str, Callable[[FooterContext], bool]] = {
     "ramp": _with_server(lambda server: server.state is State.READY),
     "stop": lambda now: bool(now.marked) or (now.server is not None and now.server.state.alive),
 }
-"""When an action can do something, for those that can't always."""
+"""Conditions of actions that do not always apply."""
 
 _ALWAYS = ("new_server", "filter", "messages")
 _FIRST = ("new_server", "find_model", "demo")
 _MARKED = ("restart", "stop", "mark", "clear")
 _STAGED = ("restart", "adjust", "drop_last", "clear", "stage_fix", "edit_flags", "open_log", "describe")
 _OF_TUNING_BAR = ("adjust", "clear")
-"""What the tuning bar's own keys do while it is open."""
+"""Actions that the tuning bar's own keys replace."""
 _OF_OTHERS = ("findings", "ranks", "describe", "sort", *_ALWAYS)
 _BY_STATE: Mapping[State, Sequence[str]] = {
     State.FAILED: (
@@ -95,7 +95,7 @@ _RUNNING = (
 )  # fmt: skip
 _UNUSED = ("restart", "stop", "toggle_load", "chat", "ramp", "open_log", "describe", "ranks", "compare",
            "edit_flags", "switch_pair", "switch_preset")  # fmt: skip
-"""Without traffic: what sends some comes first."""
+"""For servers without traffic: actions that send some come first."""
 
 
 _PAST = (
@@ -104,20 +104,20 @@ _PAST = (
 
 
 def footer_hints(now: FooterContext) -> list[KeyHint]:
-    """The keys that apply, with what a click on each does, but for those that stand above the panes."""
+    """The applicable keys with their click actions, except those already shown above the panes."""
     found = [(action, f"screen.{action.call}") for action in applying(now) if action.short]
     return [(key_of(action.id), _label(action, now), call) for action, call in found if call not in now.named]
 
 
 def applying(now: FooterContext) -> list[Action]:
-    """What can be done with the selection, most important first."""
+    """The actions that apply to the selection, most important first."""
     known: dict[str, Action] = {action.id: action for action in scoped("operations", now.read_only)}
     wanted = [name for name in dict.fromkeys(_wanted(now)) if not (now.tuning and name in _OF_TUNING_BAR)]
     return [known[name] for name in wanted if name in known and _APPLIES.get(name, _always)(now)]
 
 
 def tail_hints() -> list[KeyHint]:
-    """The keys that are always there: help and quit."""
+    """The keys that are always shown: help and quit."""
     return [(key_of(action.id), action.short, f"app.{action.call}") for action in scoped("app") if action.short]
 
 
@@ -146,7 +146,7 @@ def _for_selection(now: FooterContext) -> Sequence[str]:
 
 
 def _unused(server: ServerView) -> bool:
-    """Whether nothing was sent to it in the last minute, and nothing is the matter with it."""
+    """Whether a server had no requests in the last minute and has no problems."""
     window = server.window
     if window is None or _has_findings(server):
         return False
@@ -158,7 +158,7 @@ def _always(_now: FooterContext) -> bool:
 
 
 def _label(action: Action, now: FooterContext) -> str:
-    """What an action does to this selection, in a word."""
+    """A one-word label of an action for this selection."""
     if action.id == "restart" and not now.marked and now.server is not None and not now.server.state.alive:
         return "start"
     if action.id == "toggle_load" and now.server is not None and now.server.load:
@@ -171,7 +171,7 @@ def _label(action: Action, now: FooterContext) -> str:
 
 
 def _cleared(now: FooterContext) -> str:
-    """What the key that clears step by step does next."""
+    """What the clear key does next."""
     if now.filtered and not now.staged:
         return "clear filter"
     return "unmark" if now.marked else "drop"

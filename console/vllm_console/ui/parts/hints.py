@@ -1,4 +1,4 @@
-"""Hints that lead a newcomer through the demo, one at a time: findings, fix, restart, compare."""
+"""Hints that guide new users through the demo, one at a time: findings, fix, restart, compare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_console.ui.widgets.draw import fit
 
 
 class HintStep(NamedTuple):
-    """A step: the action that follows it, and its text; ``{key}`` and ``{name}`` are filled in."""
+    """A step: the action that completes it, and its text with the placeholders ``{key}`` and ``{name}``."""
 
     action: str
     text: str
@@ -31,7 +31,7 @@ STEPS = (
     HintStep("compare", "{key} compares the runs"),
 )
 _STAGE, _RESTART = 1, 2
-"""The steps of which the first is to be taken again where the change was dropped before the second."""
+"""If the change is dropped before the restart, hints go back from the second of these steps to the first."""
 
 RESTARTING = "{name} restarts with the change; wait until it is ready"
 
@@ -43,7 +43,7 @@ def _troubled(server: ServerView | None) -> bool:
 
 
 class DemoHints:
-    """Which hint is shown. ``ended`` is called once they were followed to the end or hidden."""
+    """Tracks the current hint. Calls ``ended`` once all were followed or hidden."""
 
     def __init__(self, shown: bool, ended: Callable[[], None]) -> None:
         self._at = 0 if shown else len(STEPS)
@@ -52,11 +52,11 @@ class DemoHints:
 
     @property
     def shown(self) -> bool:
-        """Whether there is one."""
+        """Whether a hint is shown."""
         return self._at < len(STEPS)
 
     def followed(self, action: str) -> None:
-        """A step was taken; those before it need no hint any more. A comparison before any change is no step."""
+        """Complete a step and those before it. A comparison before any change does not count."""
         taken = next(index for index, step in enumerate(STEPS) if step.action == action)
         if self.shown and self._at <= taken and (taken == self._at or taken < len(STEPS) - 1):
             self._at = taken + 1
@@ -64,9 +64,9 @@ class DemoHints:
                 self._ended()
 
     def observe(self, server: ServerView, staged: bool, *, restarting: bool = False) -> None:
-        """See from a server and its staged changes which steps were taken; one that was undone is shown again.
+        """Detect completed steps from a server's state; a step that was undone is shown again.
 
-        While it is ``restarting``, what was staged is being applied.
+        While ``restarting``, staged changes are being applied.
         """
         if staged:
             self.followed("stage_fix")
@@ -76,7 +76,7 @@ class DemoHints:
             self.followed("restart")
 
     def hide(self) -> None:
-        """Show no more of them."""
+        """Hide hints for good."""
         if self.shown:
             self._at = len(STEPS)
             self._ended()
@@ -90,10 +90,10 @@ class DemoHints:
         awaited: str = "",
         restarting: bool = False,
     ) -> Strip:
-        """The hint as a line, with the key that hides all; while changes are ``staged``, it drops these.
+        """The hint line with the key that hides hints, unless changes are ``staged``: then that key drops them.
 
-        ``awaited`` is why a comparison has no verdict yet, as ``Wait about 2m20s for a verdict above``. While it is
-        ``restarting``, there is nothing to be done.
+        ``awaited`` says why a comparison has no verdict yet, e.g. ``Wait about 2m20s for a verdict above``. While
+        ``restarting``, there is nothing to do.
         """
         step = STEPS[self._at]
         text = step.text

@@ -1,4 +1,4 @@
-"""A launch while the user puts it together: preset, fields, engine, changed flags. Pure."""
+"""The draft of a launch: preset, fields, engine, changed flags. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 
 FIELDS = ("model", "engine", "name", "host", "port", "gpus", "standby of")
-"""What is chosen besides flags, in the order shown; GPUs only where some are known, the last only where a server can
-have a standby.
-"""
+"""Fields besides flags, in display order. GPUs and the last one are only shown if there is something to choose from."""
 
 CYCLED = ("engine", "gpus", "standby of")
-"""Fields whose choices are gone through instead of typed."""
+"""Fields that cycle through choices instead of taking text."""
 
 NO_GPUS = "none"
 
 CHOSEN = {"engine": "auto", "name": "preset name", "host": "127.0.0.1", "port": "first free", "gpus": "auto",
           "standby of": "none"}  # fmt: skip
-"""What holds for a field that is left empty."""
+"""Displayed defaults of empty fields."""
 
 ABOUT = {
     "model": "model id on the Hugging Face Hub, or a folder; enter lists the models on this machine",
@@ -48,77 +46,78 @@ ABOUT = {
 
 @dataclass(slots=True)
 class LaunchDraft:
-    """Choices so far. Those of a preset (model, flags) are kept when another preset is looked at."""
+    """The user's choices. Each preset keeps its own model and flags while other presets are looked at."""
 
     preset: Preset
     engines: Sequence[Engine] = ()
     engine: int | None = None
     """Index of the chosen engine; None is ``auto``."""
     sets: Sequence[Placement] = ()
-    """The sets of GPUs to choose from, the best first; none where GPUs are not known."""
+    """GPU sets to choose from, best first; empty if GPUs are unknown."""
     chosen_set: Placement | str | None = None
     """The chosen set, or `NO_GPUS`; None is ``auto``."""
     partners: Sequence[str] = ()
     """Servers that the new one could be the standby of."""
     fields: dict[str, str] = field(default_factory=dict)
     planned_flags: Flags = field(default_factory=dict)
-    """All flags of the newest plan."""
+    """All flags of the latest plan."""
     choices: Mapping[str, Choice] = field(default_factory=dict)
-    """Why each of them is set, and what was thought about and left to vLLM."""
+    """The planner's choices by flag, including flags it considered and left to vLLM."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     planned_name: str = ""
-    """The name that the server would get; empty as long as that is not known."""
+    """The server's resulting name; empty while unknown."""
     offered: Mapping[str, str] = field(default_factory=dict)
-    """By preset, a model in place of its own."""
+    """A model to use instead of the preset's own, by preset."""
     _found: int | None = None
     _models: dict[str, str] = field(default_factory=dict)
     _edits: dict[str, FlagEdits] = field(default_factory=dict)
 
     def found(self, engines: Sequence[Engine]) -> None:
-        """Take in which engines there are. Where no real vLLM is, the simulated one stands chosen for all to see."""
+        """Set the available engines. If there is no real vLLM, select the simulated engine visibly."""
         self.engines = engines
         if self.engine is None and engines and all(engine.kind is EngineKind.SIMULATED for engine in engines):
             self.engine = self._found = 0
 
     @property
     def substituted(self) -> bool:
-        """Whether the simulated engine stands for a vLLM that was not found, and nobody has chosen it."""
+        """Whether the simulated engine is used because no vLLM was found, not by choice."""
         return self._found is not None and self.engine == self._found
 
     def planned(self, plan: Plan, name: str) -> Plan:
-        """Take in what a plan says of GPUs and flags, and the server's name; returns the plan."""
+        """Update GPU sets, flags and name from a plan; returns the plan."""
         self.sets, self.planned_name = plan.sets, name
         self.planned_flags, self.reasons = plan.flags, plan.reasons
         self.choices = {choice.flag: choice for choice in plan.choices}
         return plan
 
     def switch_to(self, preset: Preset) -> None:
-        """Take another preset; the plan of the one before is obsolete."""
+        """Switch presets; discards the plan of the previous one."""
         self.preset = preset
         self.planned_flags, self.choices, self.reasons, self.planned_name = {}, {}, {}, ""
 
     def refused(self, error: OperationError) -> str:
-        """Take in what a refusal says of GPUs; returns its sentence."""
+        """Update GPU sets from a refusal; returns its first line."""
         if isinstance(error, NoPlaceError):
             self.sets = error.sets
         return str(error).partition("\n")[0]
 
     @property
     def shown(self) -> Sequence[str]:
-        """The fields there are to fill in."""
+        """The fields to show."""
         hidden = {"gpus"} if self.text("standby of") or not (self.sets or self.chosen_set) else set()
         return [name for name in FIELDS if name not in hidden and (name != "standby of" or self.partners)]
 
     @property
     def names(self) -> list[str]:
-        """What there is to set, in the order shown: fields, flags of the preset and the person, then chosen ones."""
+        """Everything that can be set, in display order: fields, flags of the preset and the user, then planned
+        flags."""
         mine = [*self.shown, *self.edits.names()]
         chosen = [choice.flag for choice in self.choices.values() if choice.value is not None]
         left = [choice.flag for choice in self.choices.values() if choice.value is None]
         return list(dict.fromkeys([*mine, *self.planned_flags, *chosen, *left]))
 
     def value(self, name: str) -> FlagValue | None:
-        """What a flag would be: as edited, as in the preset, or as it was chosen."""
+        """A flag's resulting value: edited, planned, or from the preset."""
         if self.edits.changed(name):
             return self.edits.value(name)
         if name in self.choices:
@@ -126,21 +125,21 @@ class LaunchDraft:
         return self.edits.base.get(name, self.planned_flags.get(name))
 
     def leave_out(self, name: str) -> None:
-        """See that a flag is not given; one that was only added here is forgotten."""
+        """Unset a flag; forget one that was only added here."""
         if name in self.edits.base or (name in self.planned_flags and not self.edits.changed(name)):
             self.edits.leave_out(name)
         else:
             self.edits.undo(name)
 
     def apply(self, changes: Changes) -> None:
-        """Make a change of flags that somebody proposed."""
+        """Apply proposed flag changes."""
         for name, value in changes.set.items():
             self.edits.put(name, value)
         for name in changes.unset:
             self.edits.leave_out(name)
 
     def take(self, chosen: Alternative) -> None:
-        """Make another way to launch it the plan: its flags, its checkpoint, and as many GPUs as it needs."""
+        """Apply an alternative: its flags, its checkpoint, and its number of GPUs."""
         self.apply(chosen.changes)
         if chosen.model is not None:
             self.put("model", chosen.model)
@@ -148,10 +147,10 @@ class LaunchDraft:
             self.chosen_set = None
 
     def tried(self, name: str, value: FlagValue) -> LaunchDraft:
-        """A draft with one more flag or field; this one stays as it is.
+        """Return a copy of the draft with one more flag or field.
 
         Raises:
-            UsageError: the text cannot stand in that field.
+            UsageError: the text is invalid for that field.
         """
         edits = {preset: FlagEdits(one.base, dict(one.edits), list(one.added)) for preset, one in self._edits.items()}
         draft = dataclasses.replace(self, fields=dict(self.fields), _models=dict(self._models), _edits=edits)
@@ -170,7 +169,7 @@ class LaunchDraft:
         return self._edits[self.preset.name]
 
     def text(self, name: str) -> str:
-        """What the user put into a field; empty when it is left to the program."""
+        """A field's text; empty if left to its default."""
         if name == "model":
             return self._models.get(self.preset.name, self.offered.get(self.preset.name, ""))
         if name == "engine":
@@ -180,10 +179,10 @@ class LaunchDraft:
         return self.fields.get(name, "")
 
     def put(self, name: str, text: str) -> None:
-        """Fill in a field; empty leaves it to the program.
+        """Set a field; empty restores its default.
 
         Raises:
-            UsageError: the text cannot stand there; one sentence says why.
+            UsageError: the text is invalid for that field.
         """
         text = text.strip()
         if name == "port" and text and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
@@ -200,7 +199,7 @@ class LaunchDraft:
             self.fields[name] = text
 
     def next_choice(self, name: str) -> None:
-        """Auto, then each engine, or set of GPUs, in turn."""
+        """Cycle to the next choice of a field: the default, then each engine, GPU set or partner."""
         if name == "gpus":
             choices = [None, *self.sets, NO_GPUS]
             titles = [set_title(choice) for choice in choices]
@@ -214,13 +213,13 @@ class LaunchDraft:
             self.engine = after if after < len(self.engines) else None
 
     def touched(self, preset: Preset) -> bool:
-        """Whether anything of this preset was changed."""
+        """Whether this preset's model or flags were changed."""
         edits = self._edits.get(preset.name)
         return bool(self._models.get(preset.name)) or bool(edits and edits.edits)
 
     @property
     def any_touched(self) -> bool:
-        """Whether there is anything to lose."""
+        """Whether the draft has any changes."""
         return bool(
             self.engine != self._found
             or self.chosen_set is not None
@@ -230,7 +229,7 @@ class LaunchDraft:
         )
 
     def request(self, force: bool = False) -> LaunchRequest:
-        """What the fleet is asked for; ``force`` starts in spite of errors that may be wrong."""
+        """The launch request; ``force`` overrides errors that may be wrong."""
         chosen = self.engines[self.engine] if self.engine is not None else None
         request = LaunchRequest(
             preset=self.preset.name,
@@ -254,7 +253,7 @@ class LaunchDraft:
         return replace(request, engine=chosen.kind.value, vllm=chosen.path if real else None)
 
     def reason(self, name: str) -> str:
-        """Why a flag is as it is: the preset's reason, or that of whoever chose; for a changed one, what it was."""
+        """The reason for a flag's value; for a changed flag, the preset's value."""
         setting, choice = self.preset.flags.get(name), self.choices.get(name)
         if self.edits.changed(name):
             if setting is None:
@@ -265,12 +264,12 @@ class LaunchDraft:
         return setting.why if setting is not None else self.reasons.get(name, "")
 
     def tradeoff(self, name: str) -> str:
-        """The trade-off of a flag's value; empty if none is given."""
+        """The trade-off of a flag's value; empty if there is none."""
         choice = self.choices.get(name)
         return choice.tradeoff if choice is not None else ""
 
     def source(self, name: str) -> str:
-        """Who chose a flag's value, in a word."""
+        """Who chose a flag's value, in one word."""
         if self.edits.changed(name):
             return Source.YOU
         if name in self.choices:
@@ -279,13 +278,13 @@ class LaunchDraft:
 
 
 def set_title(chosen: Placement | str | None) -> str:
-    """A choice of GPUs in a few words: indices, a slice's UUID, ``none``; empty for auto."""
+    """A short text for a GPU choice: indices, a slice's UUID, or ``none``; empty for auto."""
     if chosen is None or isinstance(chosen, str):
         return chosen or ""
     return chosen.mig.uuid if chosen.mig else ",".join(map(str, chosen.gpus))
 
 
 def set_devices(chosen: Placement) -> str:
-    """Which GPU has which UUID, so that indices are unambiguous."""
+    """The UUID of each GPU, since indices are ambiguous."""
     pairs = zip(chosen.gpus, chosen.uuids, strict=True)
     return ", ".join(f"GPU {index} is {uuid}" if uuid else f"GPU {index}" for index, uuid in pairs)

@@ -1,4 +1,4 @@
-"""Editing a launch: fields and flags changed by keys, checked and planned while they are typed."""
+"""Edits a launch draft by keys and input; input is checked and planned while it is typed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.vllm.flags.changes import FlagValue
 
 ADDING = "+"
-"""The entry's purpose while a flag is searched."""
+"""The entry's purpose while searching for a flag."""
 
 MODEL = "model"
-"""The entry's purpose while a model is chosen."""
+"""The entry's purpose while choosing a model."""
 
 Say = Callable[[str, Style | None], None]
 
 
 class LaunchEditor:
-    """Changes the planner's draft, with ``entry`` for what is typed and ``picker`` for the models to choose from.
+    """Edits the planner's draft. ``entry`` is the input, ``picker`` lists models.
 
-    ``say`` shows a message, ``go_to`` moves the cursor to a field or flag, ``redraw`` draws the screen (the argument:
-    only after the layout).
+    ``say`` shows a message, ``go_to`` selects a field or flag, ``redraw`` draws the screen (True: after the next
+    layout).
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class LaunchEditor:
         self._entry, self._planner, self._say, self._go_to, self._redraw = entry, planner, say, go_to, redraw
         self._picker = picker
         self.matches: Sequence[str] = ()
-        """Flags that match what is typed while one is added."""
+        """Flags matching the input while adding one."""
         self.picked = 0
-        """Index of the match that enter takes."""
+        """Index of the match that enter adds."""
         self._tried = False
-        """Whether the plan is that of a value that is still being typed."""
+        """Whether the plan includes a value that has not been accepted yet."""
 
     @property
     def typing(self) -> bool:
-        """Whether something is being typed."""
+        """Whether the input is open."""
         return self._entry.purpose is not None
 
     @property
     def adding(self) -> bool:
-        """Whether a flag is being searched."""
+        """Whether a flag is being added."""
         return self._entry.purpose == ADDING
 
     @property
@@ -69,7 +69,7 @@ class LaunchEditor:
 
     @property
     def key_hints(self) -> Sequence[KeyHint]:
-        """The keys that do something while something is typed."""
+        """The keys that apply while typing."""
         back = key_of("launch_back"), "cancel", "screen.launch_back"
         listed = self.adding or self.picking
         return self._entry.keys(back, "add" if self.adding else "accept", chooses=listed, completes=self.picking)
@@ -77,7 +77,7 @@ class LaunchEditor:
     # -- keys ------------------------------------------------------------------------------------------------------
 
     def edit(self, name: str | None) -> None:
-        """Edit a field or flag; toggle one that is on or off."""
+        """Edit a field or flag; toggle a switch."""
         draft = self._planner.draft
         if name is None or draft is None:
             return
@@ -98,7 +98,7 @@ class LaunchEditor:
                 self._open(name, flag_text(value) if value is not None else "", choices)
 
     def toggle(self, name: str | None) -> None:
-        """The next engine or set of GPUs; a flag on or off, or its next choice."""
+        """Select the next choice of a field or flag, or toggle a switch; otherwise edit it."""
         draft = self._planner.draft
         if name is None or draft is None:
             return
@@ -163,7 +163,7 @@ class LaunchEditor:
         self._redraw(True)
 
     def typed(self, text: str) -> None:
-        """Check what is typed, and plan it as if it were accepted."""
+        """Check the input and plan as if it were accepted."""
         draft, purpose, catalog = self._planner.draft, self._entry.purpose, self._planner.catalog
         if draft is None or purpose is None:
             return
@@ -193,7 +193,7 @@ class LaunchEditor:
             self._planner.plan_soon(tried)
 
     def step(self, by: int) -> None:
-        """The next or previous match while a flag is added or a model chosen; a model is planned as if accepted."""
+        """Go to the next or previous match; a model is planned as if accepted."""
         draft = self._planner.draft
         if self.picking and draft is not None:
             self._picker.step(by)
@@ -204,12 +204,12 @@ class LaunchEditor:
             self._redraw(False)
 
     def complete(self) -> None:
-        """Put the picked model, or the first that matches, into the entry."""
+        """Complete the input with the selected or first matching model."""
         if self.picking and self._picker.matches:
             self._entry.put(self._picker.picked_name or self._picker.matches[0].model)
 
     def entered(self, text: str) -> None:
-        """Accept what is typed."""
+        """Accept the input."""
         draft, purpose = self._planner.draft, self._entry.purpose
         if draft is None or purpose is None:
             return
@@ -237,7 +237,7 @@ class LaunchEditor:
         self._planner.plan_soon()
 
     def _add(self, draft: LaunchDraft, text: str) -> None:
-        """Add a flag: the one typed as ``NAME=VALUE`` or by its whole name, else the picked one."""
+        """Add the flag typed as ``NAME=VALUE`` or by its full name, or else the selected match."""
         catalog = self._planner.catalog
         name, equals, value = (part.strip() for part in text.partition("="))
         plain_name = name.lstrip("-").replace("_", "-").lower()
@@ -263,17 +263,17 @@ class LaunchEditor:
 
 
 def _hint(purpose: str) -> str:
-    """What is to be typed."""
+    """The expected input."""
     if purpose == ADDING:
         return "Type a flag's name or meaning, or NAME=VALUE."
     return "Type part of a name, a hub id or a folder." if purpose == MODEL else f"{purpose}:"
 
 
 def _refuse_emptied(draft: LaunchDraft, name: str, text: str) -> None:
-    """An emptied field would silently get the default.
+    """Refuse an emptied field, which would silently get its default.
 
     Raises:
-        UsageError: it is so; the sentence says which key restores the default.
+        UsageError: the field was emptied; the text names the key that restores the default.
     """
     before = draft.text(name) or (draft.preset.model if name == "model" else "")
     if before and not text.strip():

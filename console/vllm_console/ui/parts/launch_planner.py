@@ -1,4 +1,4 @@
-"""Planning a launch while it is edited: every change of the draft is planned once it has stood for a moment."""
+"""Plans a launch while it is edited; changes are debounced."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 DEBOUNCE_SECONDS = 0.12
-"""How long a change must stand before it is planned."""
+"""Debounce time before a change is planned."""
 
 JUDGE_SECONDS = 1.0
-"""How long a plan must stand before the engine is asked about its flags, which takes a process of its own."""
+"""Debounce time before the engine checks a plan's flags, which needs a separate process."""
 
 REDRAW_SECONDS = 1.0
-"""How often the memory of that process is shown anew."""
+"""How often to update that process's memory usage on screen."""
 
 
 class PlanOutcome(msgspec.Struct, frozen=True):
-    """The result of planning: a plan, or a sentence that says why there is none; neither while it is planned."""
+    """The result of planning: a plan, or a sentence that says why there is none; neither while planning."""
 
     plan: Plan | None = None
     error: str = ""
 
     @property
     def findings(self) -> tuple[PlanFinding, ...]:
-        """Problems of the plan, the worst first."""
+        """Problems of the plan, worst first."""
         return self.plan.findings if self.plan is not None else ()
 
 
 class LaunchPlanner:
     """Owns the draft of a launch and keeps its plan up to date.
 
-    ``screen`` runs its timers and workers; ``invalidated`` is called when the draft has changed, ``planned`` when the
-    plan is up to date again, ``redraw`` when there is news of the engine's verdict on it.
+    ``screen`` runs timers and workers. ``invalidated`` is called when the draft has changed, ``planned`` when its plan
+    is ready, ``redraw`` when there is news about the engine's verdict.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class LaunchPlanner:
         self.draft: LaunchDraft | None = None
         self.outcome = PlanOutcome()
         self.fresh = False
-        """Whether the outcome is that of the present draft."""
+        """Whether the outcome belongs to the current draft."""
         self.catalog = FlagCatalog()
         self._timer: Timer | None = None
         self._asked: Hashable = None
-        """The start that is prepared, or is about to be; None: nothing."""
+        """Identifies the start that is prepared or about to be; None if there is none."""
         self._judge_timer: Timer | None = None
-        """Until the engine is asked; then until its memory is shown anew."""
+        """Runs until the engine is asked, then updates its memory usage."""
 
     def plan_soon(self, tried: LaunchDraft | None = None) -> None:
-        """Plan the draft, or ``tried``, once it has stood for a moment. Until then the plan before is shown."""
+        """Plan the draft, or ``tried``, after the debounce time. Until then, the previous plan is shown."""
         self.fresh = False
         self._stop_timer()
         self._timer = self._screen.set_timer(DEBOUNCE_SECONDS, partial(self._start, tried))
         self._invalidated()
 
     def plan_now(self) -> None:
-        """Plan at once what waits to be planned."""
+        """Run a pending planning now."""
         if self._timer is not None:
             self._start()
 
@@ -115,7 +115,8 @@ class LaunchPlanner:
     def _ask(
         self, request: LaunchRequest, table: FlagTable | None, before: Plan | None
     ) -> tuple[Plan, FlagTable | None, str]:
-        """The plan, its engine's flags (read again until the installation itself says them), and the server's name."""
+        """Return the plan, its engine's flags, and the server's name. Flags are reread until they come from the
+        installation."""
         plan = self._fleet.plan(request)
         known = table is not None and table.source == "installation"
         if not known or before is None or before.engine != plan.engine:
@@ -126,7 +127,7 @@ class LaunchPlanner:
 
     @property
     def asking(self) -> str:
-        """What is said of a verdict that is awaited, and of the process that then waits; empty if there is neither."""
+        """Status of the engine's verdict and of the prepared process; empty without one."""
         plan = self.outcome.plan
         if self._asked is None or plan is None:
             return ""
@@ -136,20 +137,20 @@ class LaunchPlanner:
         return f"asking {plan.engine.label} about these flags…{f' {memory:,} MiB' if memory is not None else ''}"
 
     def stop_judging(self) -> None:
-        """End the process that judges: the plan has changed, or the screen is left."""
+        """End the prepared process because the plan changed."""
         if self._asked is not None:
             self.hand_over()
             self._fleet.stop_judging()
 
     def hand_over(self) -> None:
-        """What is prepared is launched now, or ended by the launch."""
+        """Forget the prepared process, which the launch takes over or ends."""
         self._asked = None
         if self._judge_timer is not None:
             self._judge_timer.stop()
             self._judge_timer = None
 
     def _judge_soon(self, request: LaunchRequest) -> None:
-        """Ask the engine about the plan once it has stood for a moment, if its verdict is not known."""
+        """Ask the engine about the plan after a delay, unless that is pointless or already in progress."""
         plan = self.outcome.plan
         wanted = None
         if plan is not None and self._fleet.judge_launches:
@@ -175,7 +176,7 @@ class LaunchPlanner:
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             verdict = EngineVerdict(EngineAnswer.UNKNOWN, failure(error, "unexpected error").partition("\n")[0])
         if self._asked != asked:
-            return  # another question came first
+            return  # superseded by another request
         if verdict is None or verdict.answer is not EngineAnswer.ACCEPTED:
             self.stop_judging()
         if verdict is not None and self.outcome.plan is not None:
@@ -184,5 +185,5 @@ class LaunchPlanner:
 
 
 def _start_of(plan: Plan, name: str | None) -> Hashable:
-    """What a prepared process depends on."""
+    """Everything that a prepared process depends on."""
     return plan.engine, plan.argv, tuple(sorted(plan.environment.items())), name

@@ -1,4 +1,4 @@
-"""The console's messages: the present one, errors that nobody has seen yet, and all earlier ones."""
+"""The console's messages: the current one, unread errors, and history."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vllm_console.ui.theme import BAD, WARN
 MOST_KEPT = 300
 
 SAME_SECONDS = 3.0
-"""A server's event within so many seconds of the answer to a key that says the same is that answer."""
+"""An event this soon after an answer with the same text is treated as the same message."""
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Which server was selected, and the state of the one that a message is about."""
+    """The selected server, and the state of the server a message is about."""
 
     selected: str
     about: str
@@ -28,10 +28,10 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A sentence, when it was last shown (Unix seconds), how often in a row, and the server it is about, if any.
+    """A message: when it was last shown (Unix seconds), how often in a row, and the server it is about, if any.
 
-    ``outage``: it says that the server does not serve, which is out of date once it is ready. ``held`` is what held
-    when a key was answered with a problem; once that is no more so, the answer is out of date.
+    ``outage`` marks messages that are obsolete once the server is ready. ``held`` is the situation in which a key was
+    answered with a problem; the message is obsolete once that changes.
     """
 
     at: float
@@ -44,12 +44,12 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> bool:
-        """Whether it stays for longer, until it was seen."""
+        """Whether the message stays longer, until it is read."""
         return self.style is BAD
 
 
 class Messages:
-    """Keeps all messages. ``clock`` gives Unix seconds."""
+    """Keeps the messages. ``clock`` returns Unix seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
@@ -61,21 +61,21 @@ class Messages:
 
     @property
     def history(self) -> Sequence[Message]:
-        """Every message, the oldest first."""
+        """All messages, oldest first."""
         return tuple(self._kept)
 
     @property
     def shown(self) -> Message | None:
-        """What is to be shown: the newest while it is new, else the last error until it was seen."""
+        """The message to show: a recent one, or else the last unread error."""
         return self._current or self._unseen
 
     def say(
         self, text: str, style: Style | None = None, server: str = "", *, about: str = "", outage: bool = False
     ) -> None:
-        """Say a sentence; it is shown until `expire`, an error until `seen` or `expire_error`.
+        """Add a message. It is shown until `expire`, an error until `seen` or `expire_error`.
 
-        ``server``: it is an event of that one. An ``outage`` of it is shown until `ready`. ``about``: the server of a
-        problem that a key is answered with, if that is not the selected one.
+        ``server`` is the server whose event this is, if any; an ``outage`` is shown until `ready`. ``about`` is the
+        server that a problem is about, if that is not the selected one.
         """
         held = self._held(about) if style in (BAD, WARN) and not server else None
         message = self._keep(Message(self.clock(), plain(text), style, server, outage=outage, held=held))
@@ -84,35 +84,35 @@ class Messages:
             self._unseen = message
 
     def show(self, text: str, style: Style | None = None) -> None:
-        """Show a sentence until `expire`, without keeping it: it answers a key that is pressed many times."""
+        """Show a message until `expire` without keeping it, for keys that are pressed many times."""
         self._current = Message(self.clock(), plain(text), style)
 
     def note(self, server: str, text: str, style: Style | None = None) -> None:
-        """Keep an event of a server without showing it as a message."""
+        """Add an event to the history without showing it."""
         self._keep(Message(self.clock(), plain(text), style, server))
 
     def outdate(self, server: str) -> None:
-        """Something else has happened to a server: what was said of it before is shown no more."""
+        """Hide the current message about a server, to which something else has happened."""
         if self._current is not None and self._current.server == server:
             self._current = None
 
     def ready(self, server: str) -> None:
-        """A server is ready: that it did not serve is shown no more, other errors are."""
+        """Hide an outage message of a server that is ready; other errors stay."""
         if self._unseen is not None and self._unseen.outage and self._unseen.server == server:
             self._unseen = None
 
     def answered(self, text: str) -> None:
-        """A question was answered: that it was asked is shown no more."""
+        """Hide the progress message of a finished query."""
         if self._current is not None and self._current.text == plain(text):
             self._current = None
 
     def accepted(self, server: str) -> None:
-        """The user's verb on a server was accepted: what went wrong before is out of date, but not another server's."""
+        """Hide an earlier error after a verb on a server was accepted, unless it is about another server."""
         if self._unseen is not None and self._unseen.server in ("", server):
             self._unseen = None
 
     def observe(self, selected: str, states: Mapping[str, str]) -> None:
-        """Which server is selected, and the state of each: problems of another server or state are shown no more."""
+        """Set the selected server and the state of each; hide problems that no longer apply."""
         self._selected, self._states = selected, states
         if self._current is not None and self._over(self._current):
             self._current = None
@@ -120,7 +120,7 @@ class Messages:
             self._unseen = None
 
     def _held(self, about: str) -> Held | None:
-        """What holds now of that server, or of the selected one."""
+        """The current situation of that server, or of the selected one."""
         if not self._selected:
             return None
         about = about or self._selected
@@ -130,25 +130,25 @@ class Messages:
         held = message.held
         if held is None:
             return False
-        left = self._selected != held.selected and held.selected in self._states  # else it is gone, which moves on
+        left = self._selected != held.selected and held.selected in self._states  # a removed server doesn't count
         return left or self._states.get(held.about, held.state) != held.state
 
     def expire(self) -> None:
-        """The newest message has been shown for long enough."""
+        """Hide the current message, whose time is up."""
         self._current = None
 
     def expire_error(self) -> None:
-        """The last error has been shown for long enough, seen or not; that a server does not serve still holds."""
+        """Hide the last error, whose time is up, even if unread; outages stay."""
         if self._unseen is not None and not self._unseen.outage:
             self._unseen = None
 
     @property
     def unseen_error(self) -> bool:
-        """Whether an error is shown that nobody has read yet."""
+        """Whether an unread error is shown."""
         return self._unseen is not None
 
     def seen(self) -> None:
-        """Somebody has read what is shown."""
+        """Mark what is shown as read."""
         self._current = self._unseen = None
 
     def newest_of(self, server: str) -> Message | None:
@@ -167,7 +167,8 @@ class Messages:
         return message
 
     def _said_already(self, message: Message) -> Message | None:
-        """What a key was answered if this event says the same, or the other way round."""
+        """A recent message with the same text, if one of the two is a server's event and the other an answer to a
+        key."""
         for kept in reversed(self._kept):
             if message.at - kept.at > SAME_SECONDS:
                 return None

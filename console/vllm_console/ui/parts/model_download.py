@@ -1,4 +1,4 @@
-"""Downloading a model from the launch screen: asked first, in a process of its own, with its progress in a line."""
+"""Downloads models from the launch screen: confirms first, runs in a separate process, shows progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ REDRAW_SECONDS = 0.5
 
 
 class ModelDownloads:
-    """One download at a time. ``say`` shows a message, ``redraw`` the screen; ``done`` is called once it is here."""
+    """Manages one download at a time. ``say`` shows a message, ``redraw`` the screen; ``done`` is called after
+    success."""
 
     def __init__(
         self,
@@ -50,19 +51,19 @@ class ModelDownloads:
 
     @property
     def line(self) -> str:
-        """How it goes, and the key that cancels it; empty without a download."""
+        """Progress, and the key that cancels; empty without a download."""
         if self._download is None:
             return ""
         return f"{self._download.model}: {self._text.of(*self._progress)} · {key_of('launch_back')} cancels"
 
     def begin(self, model: str) -> None:
-        """Ask the hub about a model, then the user."""
+        """Ask the hub about a model, then confirm."""
         if not self.running:
             self._tell(f"asking the hub about {model}…")
             begin_worker(self._screen, partial(self._ask, model), "download", "download")
 
     def cancel(self) -> None:
-        """End the download; complete files stay."""
+        """Cancel the download; complete files are kept."""
         if self._download is not None:
             self._download.cancel()
 
@@ -108,7 +109,7 @@ class ModelDownloads:
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             text, style = f"{found.model}: {error}", BAD
         finally:
-            found.cancel()  # also where the screen is left meanwhile; nothing once it has ended
+            found.cancel()  # in case the screen was closed; no effect after the end
             self._download = None
             if self._timer is not None:
                 self._timer.stop()

@@ -1,6 +1,6 @@
-"""Choosing a model on the launch screen: the models on this machine, narrowed by what is typed, and which of them fit.
+"""The model list of the launch screen: local models matching the input, and whether they fit.
 
-Reading them and planning each happens in threads, one plan after another, while the picker is open.
+While the list is open, models are read and planned in threads, one plan at a time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 TYPED = -1
-"""The index picked while what is typed counts, and no model of the list."""
+"""The picked index while the input counts instead of a listed model."""
 
 
 class ModelPicker:
-    """The models to choose from. ``screen`` runs its workers; ``redraw`` draws what has changed; ``loaded`` is called
-    with their names once they are known.
-    """
+    """The models to choose from. ``screen`` runs workers, ``redraw`` draws changes, ``loaded`` gets the models'
+    names."""
 
     def __init__(
         self, screen: DOMNode, fleet: LocalFleet, redraw: Callable[[], None], loaded: Callable[[Sequence[str]], None]
@@ -40,34 +39,34 @@ class ModelPicker:
         self._reading = asyncio.Lock()
         self.problems: Sequence[str] = ()
         self.matches: Sequence[LocalModel] = ()
-        """Models that what is typed is found in."""
+        """Models that match the input."""
         self.picked = TYPED
-        """Index of the match that enter takes, or `TYPED`."""
+        """Index of the match that enter accepts, or `TYPED`."""
         self.fits: dict[str, MemoryFit] = {}
-        """The verdicts of plans so far, by model."""
+        """Plan results so far, by model."""
         self._request: LaunchRequest | None = None
         self._unchanged = self._text = ""
 
     @property
     def reading(self) -> bool:
-        """Whether the models are not known yet."""
+        """Whether models are still being read."""
         return self._models is None
 
     @property
     def names(self) -> Sequence[str]:
-        """What ``vllm serve`` is given for each of them."""
+        """The models' names as passed to ``vllm serve``."""
         return [one.model for one in self._models or ()]
 
     def missing(self, model: str) -> bool:
-        """Whether this is the hub id of a model that is not on this machine, as far as its models are known."""
+        """Whether this is a hub id of a model that is known not to be on this machine."""
         return self._models is not None and model not in self.names and HUB_ID.fullmatch(model) is not None
 
     def forget(self) -> None:
-        """The models have changed: read them again when they are needed."""
+        """Forget the models, which have changed; they are reread when needed."""
         self._models, self.matches, self.fits = None, (), {}
 
     def open(self, request: LaunchRequest, text: str) -> None:
-        """Offer all models; ``request`` is the launch so far, ``text`` what stands in the entry."""
+        """List all models; ``request`` is the launch so far, ``text`` the initial input."""
         request = replace(request, model=None)
         if request != self._request:
             self._request, self.fits = request, {}
@@ -76,28 +75,28 @@ class ModelPicker:
         begin_worker(self._screen, self._work, "models", "models")
 
     def close(self) -> None:
-        """Plan no more."""
+        """Stop planning."""
         self._screen.workers.cancel_group(self._screen, "models")
 
     def narrow(self, text: str) -> None:
-        """Keep the models in which each word of the text is found; all of them until it is changed."""
+        """List models that contain each word of the input; all of them while the input is unchanged."""
         self._text = text
         words = [] if text == self._unchanged else text.lower().split()
         self.matches = [one for one in self._models or () if all(word in one.model.lower() for word in words)]
         self.picked = TYPED
 
     def step(self, by: int) -> str | None:
-        """The next or previous match; its name, or None where none is picked."""
+        """Pick the next or previous match; return its name, or None if none is picked."""
         self.picked = min(max(TYPED, self.picked + by), len(self.matches) - 1)
         return self.picked_name
 
     @property
     def picked_name(self) -> str | None:
-        """The model under the cursor; None while what is typed counts."""
+        """The picked model; None while the input counts."""
         return self.matches[self.picked].model if 0 <= self.picked < len(self.matches) else None
 
     async def read(self) -> Sequence[LocalModel]:
-        """The models of this machine, which are read once."""
+        """Return the local models; reads them once."""
         async with self._reading:
             if self._models is None:
                 found = await answer_for(self._screen, self._fleet.models, "models")
@@ -108,7 +107,7 @@ class ModelPicker:
         return self._models
 
     async def _work(self) -> None:
-        """Read the models, then plan one after another, those that match first."""
+        """Read the models, then plan them one by one, matches first."""
         try:
             await self.read()
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
@@ -123,7 +122,7 @@ class ModelPicker:
             self._redraw()
 
     def _next(self) -> LocalModel | None:
-        """The model to be planned next."""
+        """The next model to plan."""
         known = [one for one in (*self.matches, *(self._models or ())) if one.facts is not None]
         return next((one for one in known if one.model not in self.fits), None)
 

@@ -1,6 +1,6 @@
-"""Where the panes of the operations screen stand: all in a grid, one large, side by side, or stacked.
+"""Layout of the operations screen's panes: a grid, one large pane, side by side, or stacked.
 
-Places depend on the size of the screen and on what the user chose, never on what is drawn, so the grid stays put. Pure.
+It depends on the screen size and the user's choices, never on content, so that the grid stays put. Pure.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.ui.widgets.draw import shares
 
 PANES = ("kv-cache", "preemptions", "latency", "throughput", "log", "gpus", "requests", "steps")
-"""The panes' ids, in the order of their numbers."""
+"""Pane ids in the order of their numbers."""
 
 METRICS, LOG, GPUS, REQUESTS, STEPS = PANES[:4], *PANES[4:]
 STATE, WELCOME, SPARKS = "state", "welcome", "sparks"
-"""Shown in place of panes: a server that is not measured, no server; and panes that are drawn as one line."""
+"""Ids of views that replace panes: a server without metrics, no server, and panes reduced to one line each."""
 
 COLUMN = 36
-"""The least width of a pane beside another."""
+"""Minimum width of panes side by side."""
 
 GRID_HEIGHT = 32
-"""Minimum height of the screen for a grid of more than one row."""
+"""Minimum screen height for a grid of more than one row."""
 
 TALL_HEIGHT = 40
-"""Minimum height for all panes on a narrow screen."""
+"""Minimum screen height for all panes on a narrow screen."""
 
 SMALLEST_PANE = 6
-"""Rows below which a pane has nothing to say."""
+"""Minimum useful height of a pane."""
 
 LARGE_ROWS, LONG_ROWS = 9, 16
-"""Rows that a large pane keeps before others get a line: a chart with its figures; a list."""
+"""Height a large pane keeps before others get a line: for a chart with figures, and for a list."""
 
 GPU_ROWS = 34
-"""Minimum rows for GPUs in the overview."""
+"""Minimum height of the pane area for GPUs in the overview and tall layouts."""
 
 
 class PaneLayout(StrEnum):
-    """How panes are laid out."""
+    """A layout of the panes."""
 
     AUTO = "auto"
     OVERVIEW = "overview"
@@ -52,7 +52,7 @@ class PaneLayout(StrEnum):
 
 
 class LayoutInputs(msgspec.Struct, frozen=True):
-    """What there is to lay out: a server or none, whether it is measured, and how many rows its GPUs would fill."""
+    """What to lay out: whether there is a server, whether it has metrics, and how many rows GPUs would fill."""
 
     server: bool
     measured: bool
@@ -60,7 +60,7 @@ class LayoutInputs(msgspec.Struct, frozen=True):
 
 
 class Arrangement(msgspec.Struct, frozen=True):
-    """Where everything is: regions by id, in the area of the panes. ``large`` is the pane that was given most."""
+    """Regions by id within the pane area. ``large`` is the enlarged pane, if any."""
 
     layout: PaneLayout
     regions: Mapping[str, Region]
@@ -68,13 +68,13 @@ class Arrangement(msgspec.Struct, frozen=True):
 
     @property
     def spark_panes(self) -> Sequence[str]:
-        """The panes that are drawn as one line each."""
+        """The panes drawn as one line each."""
         rows = self.regions[SPARKS].height if SPARKS in self.regions else 0
         return [pane for pane in METRICS if pane != self.large][:rows]
 
 
 def best_layout(screen: Size) -> PaneLayout:
-    """The layout that suits a screen best."""
+    """The best layout for a screen size."""
     if screen.width >= 3 * COLUMN + 2:
         return PaneLayout.OVERVIEW if screen.height >= GRID_HEIGHT else PaneLayout.WIDE
     return PaneLayout.TALL if screen.height >= TALL_HEIGHT else PaneLayout.FOCUS
@@ -82,7 +82,7 @@ def best_layout(screen: Size) -> PaneLayout:
 
 @lru_cache(maxsize=16)
 def arrange(layout: PaneLayout, large: str, area: Size, shown: LayoutInputs) -> Arrangement:
-    """The arrangement of an area of panes. ``large`` is the pane that the user zoomed, empty if none."""
+    """Arrange the pane area. ``large`` is the pane zoomed by the user, empty if none."""
     whole = Region(0, 0, area.width, max(0, area.height))
     if large in (LOG, GPUS) and not (shown.measured and shown.server):
         return Arrangement(PaneLayout.FOCUS, {large: whole}, large)
@@ -112,7 +112,8 @@ def _focus(area: Region, large: str) -> Arrangement:
 
 
 def _overview(area: Region, shown: LayoutInputs) -> dict[str, Region]:
-    """Three panes above, requests and the log below, GPUs between where there is room; else as many as fit."""
+    """Three panes on top, throughput and the log at the bottom, GPUs between if there is room; on small screens, as
+    many as fit."""
     if area.width >= 3 * COLUMN + 2 and area.height >= 2 * SMALLEST_PANE:
         gpus = min(shown.gpu_rows, area.height // 3) if area.height >= GPU_ROWS else 0
         top, middle, low = _rows(area, ((area.height - gpus + 1) // 2, gpus, (area.height - gpus) // 2))
@@ -128,7 +129,7 @@ def _overview(area: Region, shown: LayoutInputs) -> dict[str, Region]:
 
 
 def _tall(area: Region, shown: LayoutInputs) -> dict[str, Region]:
-    """Panes in pairs, then the log and the GPUs over the whole width."""
+    """Metric panes in pairs, then the log and the GPUs in full width."""
     if area.height < 3 * SMALLEST_PANE:
         return _overview(area, shown)
     gpus = min(shown.gpu_rows, area.height // 4) if area.height >= GPU_ROWS else 0
@@ -144,7 +145,7 @@ def _tall(area: Region, shown: LayoutInputs) -> dict[str, Region]:
 
 
 def _state(area: Region) -> dict[str, Region]:
-    """How a start goes, or why a server is down, with the log below or beside it."""
+    """The progress of a start, or why a server is down, with the log below or next to it."""
     if area.height >= 20:
         upper, lower = _rows(area, shares(area.height, 2))
         return {STATE: upper, LOG: lower}
@@ -161,44 +162,44 @@ def _welcome(area: Region, shown: LayoutInputs) -> dict[str, Region]:
 
 
 def _rows(area: Region, heights: Sequence[int]) -> list[Region]:
-    """Regions below each other."""
+    """Regions stacked vertically."""
     return [Region(area.x, area.y + sum(heights[:at]), area.width, height) for at, height in enumerate(heights)]
 
 
 def _columns(area: Region, count: int) -> list[Region]:
-    """Regions beside each other, a blank column between them."""
+    """Regions side by side, separated by a blank column."""
     widths = shares(area.width - (count - 1), count)
     return [Region(area.x + sum(widths[:at]) + at, area.y, width, area.height) for at, width in enumerate(widths)]
 
 
 class PaneChoice:
-    """What the user chose: a layout, and a pane to see large."""
+    """The user's choice of a layout and a zoomed pane."""
 
     def __init__(self, layout: str = PaneLayout.AUTO) -> None:
         self.layout = PaneLayout(layout)
         self.zoomed = ""
-        """The pane that is large in place of the layout; empty if none."""
+        """The zoomed pane; empty if none."""
 
     def arrangement(self, screen: Size, area: Size, shown: LayoutInputs) -> Arrangement:
-        """Where everything is on a screen of this size."""
+        """The arrangement for a screen of this size."""
         return arrange(self.on(screen), self.zoomed, area, shown)
 
     def on(self, screen: Size) -> PaneLayout:
-        """The layout on a screen of this size, as long as nothing is zoomed."""
+        """The layout for a screen of this size, ignoring zoom."""
         return best_layout(screen) if self.layout is PaneLayout.AUTO else self.layout
 
     def zoom(self, number: int) -> None:
-        """Show pane ``number`` (from 1) large; once more: the layout again."""
+        """Zoom pane ``number`` (from 1); a second call restores the layout."""
         pane = PANES[number - 1]
         self.zoomed = "" if self.zoomed == pane else pane
 
     def step(self, by: int, present: str) -> None:
-        """Show the next or previous pane large. ``present`` is the one that is large now, empty if none."""
+        """Zoom the next or previous pane. ``present`` is the pane that is large now, empty if none."""
         at = PANES.index(present) if present in PANES else (-1 if by > 0 else 0)
         self.zoomed = PANES[(at + by) % len(PANES)]
 
     def next_layout(self) -> None:
-        """The next layout; while a pane is zoomed, the present one."""
+        """Switch to the next layout; while a pane is zoomed, just end the zoom."""
         if self.zoomed:
             self.zoomed = ""
             return
@@ -207,7 +208,7 @@ class PaneChoice:
 
 
 class GpuHistoryChoice:
-    """What the user chose. Until one steps to another GPU, it is the first one of the selected server."""
+    """The user's choice of GPU charts; the first GPU of the selected server by default."""
 
     def __init__(self) -> None:
         self.shown = False
@@ -215,12 +216,12 @@ class GpuHistoryChoice:
         self._gpu: int | None = None
 
     def toggle(self) -> None:
-        """Charts, or the GPUs as they are now."""
+        """Toggle between charts and the live view."""
         self.shown = not self.shown
         self.page, self._gpu = 0, None
 
     def gpu(self, snapshot: FleetSnapshot | None, server: ServerView | None) -> int | None:
-        """The index of the GPU whose charts are wanted; None where none are."""
+        """Index of the GPU to chart; None if charts are off."""
         if not self.shown or snapshot is None or snapshot.host is None:
             return None
         known = [gpu.index for gpu in snapshot.host.gpus]
@@ -230,7 +231,7 @@ class GpuHistoryChoice:
         return next(iter((*of_server, *known)), None)
 
     def step(self, by: int, pages: int, snapshot: FleetSnapshot | None, server: ServerView | None) -> None:
-        """The next page of charts, of ``pages``; behind the last one, the next GPU. Back for -1."""
+        """Go to the next of ``pages`` pages of charts, then to the next GPU; backwards for -1."""
         present = self.gpu(snapshot, server)
         if present is None or snapshot is None or snapshot.host is None:
             return

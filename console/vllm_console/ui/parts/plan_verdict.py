@@ -1,4 +1,4 @@
-"""Judging staged changes before a restart: whether they fit, and what happens to the KV cache."""
+"""Plans staged changes before a restart: do they fit, and what happens to the KV cache?"""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 DEBOUNCE_SECONDS = 0.2
-"""How long a staged change must stand before it is planned."""
+"""Debounce time before a staged change is planned."""
 
 CHECKING = "checking whether it fits…"
 
 _Running = tuple[int, str]
-"""A server's generation and preset: a verdict holds for one of them only."""
+"""A server's generation and preset; a verdict is valid only for these."""
 
 
 class PlanVerdict(msgspec.Struct, frozen=True):
-    """What the plan says of a staged change. ``refused``: a restart with it would fail, or is not possible.
+    """The plan's verdict on a staged change. ``refused``: a restart with it would fail or is impossible.
 
     ``warning`` is the part of the message that warns, if any.
     """
@@ -46,25 +46,25 @@ class PlanVerdict(msgspec.Struct, frozen=True):
 
     @property
     def shorter(self) -> list[str]:
-        """The message, and then less and less of it: of what is refused or warned of that at last."""
+        """The message and ever shorter versions of it; the shortest keeps the refusal or warning."""
         if self.refused:
             return [*shortened(self.message), self.message.partition(":")[0]]
         return [self.message, *shortened(self.warning)] if self.warning else shortened(self.message)
 
 
 class PlanVerdicts:
-    """Keeps the plan's verdict on each server's staged changes up to date; ``changed`` is called with each new one."""
+    """Keeps the verdicts on each server's staged changes up to date; calls ``changed`` for each new verdict."""
 
     def __init__(self, console: ConsoleApp, staging: Staging, changed: Callable[[ServerView, Staged], None]) -> None:
         self._console, self._staging, self._changed = console, staging, changed
         self.by_server: dict[str, tuple[_Running, Staged, PlanVerdict]] = {}
-        """By server, the newest verdict and what it is about."""
+        """The latest verdict by server, and what it is about."""
         self.plans: dict[str, tuple[_Running, Plan]] = {}
-        """By server, the plan of what runs."""
+        """The plan of the running flags, by server."""
         self._timers: dict[str, Timer] = {}
 
     def of(self, server: ServerView) -> PlanVerdict | None:
-        """The verdict on what is staged for a server; None where nothing is."""
+        """The verdict on a server's staged changes; None if there are none."""
         staged = self._staging.of(server.name)
         if not staged:
             return None
@@ -74,19 +74,19 @@ class PlanVerdicts:
         return PlanVerdict(CHECKING, DIM)
 
     def judge_soon(self, name: str) -> None:
-        """Judge what is staged for a server once it has stood for a moment."""
+        """Plan a server's staged changes after the debounce time."""
         if name in self._timers:
             self._timers.pop(name).stop()
         if self._staging.of(name):
             self._timers[name] = self._console.set_timer(DEBOUNCE_SECONDS, partial(self._judge, name))
 
     def drop(self, name: str) -> None:
-        """Drop what is known of a server that is gone."""
+        """Forget a removed server."""
         self.by_server.pop(name, None)
         self.plans.pop(name, None)
 
     def observe(self, servers: Sequence[ServerView]) -> None:
-        """Judge again what is staged for a server that runs another generation now."""
+        """Plan again for servers with a new generation."""
         for server in servers:
             known = self.by_server.get(server.name)
             if known is not None and known[0] != _running(server):
@@ -101,7 +101,7 @@ class PlanVerdicts:
             begin_worker(self._console, partial(self._ask, server, staged), "verdict", f"verdict {name}")
 
     async def _ask(self, server: ServerView, staged: Staged) -> None:
-        """Judge in a thread; an answer about what is no longer staged is kept but not shown."""
+        """Plan in a thread. An outdated answer is stored but not shown."""
         running, known = _running(server), self.plans.get(server.name)
         now = known[1] if known is not None and known[0] == running else None
         call = partial(ask_verdict, self._console.fleet, server.name, changes_of(staged), now)
@@ -122,17 +122,17 @@ def _running(server: ServerView) -> _Running:
 
 
 def ask_verdict(fleet: LocalFleet, name: str, changes: Changes, now: Plan | None) -> tuple[Plan, PlanVerdict]:
-    """Plan a server's restart with and without a change; blocks. ``now`` is the plan without it if already known.
+    """Plan a server's restart with and without a change; blocks. ``now`` is the plan without it, if known.
 
     Raises:
-        OperationError: it cannot be planned.
+        OperationError: the restart can't be planned.
     """
     before = now or fleet.plan_restart(name, Changes())
     return before, verdict(before, fleet.plan_restart(name, changes))
 
 
 def verdict(before: Plan, after: Plan) -> PlanVerdict:
-    """Whether the change fits, and how many tokens the KV cache has before and after."""
+    """Whether the change fits, and the KV cache size in tokens before and after."""
     known = {(finding.code, finding.level) for finding in before.findings}
     new = [finding for finding in after.findings if (finding.code, finding.level) not in known]
     errors = [finding for finding in after.findings if finding.level is Level.ERROR]
@@ -152,7 +152,7 @@ def verdict(before: Plan, after: Plan) -> PlanVerdict:
 
 
 def _message(finding: PlanFinding) -> str:
-    """What is wrong; not how to undo the change that is judged."""
+    """The finding's message, without advice to undo the change being planned."""
     message = plain(finding.message)
     return message.partition(": set ")[0] if finding.code == "gpus_unused" else message
 
@@ -162,7 +162,7 @@ def _of_level(findings: list[PlanFinding], level: Level) -> list[PlanFinding]:
 
 
 def _concurrency(before: Plan, after: Plan) -> str:
-    """How many requests of the full length fit at once, where that changes."""
+    """The change in concurrency of full-length requests; empty if it is small or unknown."""
     old, new = (plan.memory.max_concurrency if plan.memory is not None else None for plan in (before, after))
     if old is None or new is None or abs(new - old) < 0.05 * old:
         return ""

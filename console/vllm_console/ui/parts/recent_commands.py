@@ -1,4 +1,4 @@
-"""The commands that the user has typed, the newest first; remembered in the state folder, at most `MOST_KEPT`."""
+"""The command history, newest first, saved in the state directory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FILE = "commands.json"
 MOST_KEPT = 50
 
 MOST_CHARACTERS = 200
-"""A longer command is not remembered."""
+"""Longer commands are not saved."""
 
 MAX_BYTES = 64 * 1024
-"""A larger file is not one of these."""
+"""Maximum number of bytes read from the file."""
 
 
 class RecentCommands:
-    """Remembers commands in ``folder``; None: only as long as the console is open."""
+    """Saves commands in ``folder``; with None, keeps them only in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / FILE if folder is not None else None
@@ -31,18 +31,18 @@ class RecentCommands:
 
     @property
     def texts(self) -> Sequence[str]:
-        """The newest first."""
+        """The commands, newest first."""
         return self._texts
 
     def add(self, text: str) -> None:
-        """A command was run; one that holds a secret is not kept."""
+        """Add a command, unless it contains a secret."""
         if len(text) <= MOST_CHARACTERS and not holds_secret(text):
             self._texts = [text, *(other for other in self._texts if other != text)][:MOST_KEPT]
 
     def read(self) -> None:
-        """Read what other consoles have remembered, after what is known here; blocks.
+        """Append commands saved by other consoles; blocks.
 
-        A file that cannot be read or understood counts as empty: it is a convenience.
+        An unreadable or invalid file counts as empty.
         """
         if self._path is None:
             return
@@ -55,10 +55,10 @@ class RecentCommands:
         self._texts = list(dict.fromkeys([*self._texts, *kept]))[:MOST_KEPT]
 
     def write(self) -> None:
-        """Write what is remembered; blocks.
+        """Save the history; blocks.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file can't be written.
         """
         if self._path is None:
             return

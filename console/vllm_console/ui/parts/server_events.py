@@ -1,4 +1,4 @@
-"""What happened to servers between two snapshots: states that changed, findings that began and ended. Pure."""
+"""Events between two snapshots: state changes, findings that began or ended. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vllm_launchers.keeper.records import State
 
 
 class ServerEvent(msgspec.Struct, frozen=True):
-    """Something that happened to a server, in a sentence. ``aloud``: it is an answer to what the user did.
+    """An event of a server, in one sentence. ``aloud``: it is shown as a message, not just recorded.
 
-    ``state`` is the new state where that is what happened.
+    ``state`` is the new state, for a change of state.
     """
 
     server: str
@@ -30,18 +30,18 @@ class ServerEvent(msgspec.Struct, frozen=True):
 
 
 class SeenServer(msgspec.Struct, frozen=True):
-    """What a snapshot showed of a server: state, problems by code, last restart, any rollback and tuner."""
+    """A server as seen in a snapshot: state, problems by code, last restart, rollback and tuner."""
 
     state: State
     problems: frozenset[str]
     restart: tuple[float, str] | None = None
-    """When it was requested, and its step."""
+    """When the restart was requested, and its step."""
     rollback: str = ""
     tuner: TunerProgress | None = None
 
 
 def seen_of(servers: Sequence[ServerView]) -> dict[str, SeenServer]:
-    """What the next snapshot is compared with."""
+    """Extract what the next snapshot is compared with."""
     return {
         server.name: SeenServer(server.state, _problems(server), _restart_of(server), server.rollback, server.tuner)
         for server in servers
@@ -49,7 +49,7 @@ def seen_of(servers: Sequence[ServerView]) -> dict[str, SeenServer]:
 
 
 def events_between(before: Mapping[str, SeenServer], servers: Sequence[ServerView]) -> list[ServerEvent]:
-    """What happened since ``before``; nothing for a server that was not there then."""
+    """Return the events since ``before``; none for new servers."""
     events: list[ServerEvent] = _machine_events(before, servers)
     for server in servers:
         then = before.get(server.name)
@@ -71,7 +71,7 @@ def events_between(before: Mapping[str, SeenServer], servers: Sequence[ServerVie
 
 
 def _machine_events(before: Mapping[str, SeenServer], servers: Sequence[ServerView]) -> list[ServerEvent]:
-    """Machines whose connection was lost: one row stands for their servers; and those that are back."""
+    """Machines that became unreachable (one row replaces their servers) or reachable again."""
     events = []
     for server in servers:
         lost = server.machine and server.state is State.UNRESPONSIVE and server.name not in before
@@ -89,7 +89,7 @@ def _restart_of(server: ServerView) -> tuple[float, str] | None:
 
 
 def _restart_event(server: ServerView, then: SeenServer) -> ServerEvent | None:
-    """A restart that did not happen as requested, or was undone."""
+    """A restart that failed, was canceled, or was rolled back."""
     name, restart = server.name, server.restart
     if server.rollback and server.rollback != then.rollback:
         return ServerEvent(name, f"{name}: {server.rollback}.", BAD, aloud=True)
@@ -100,7 +100,7 @@ def _restart_event(server: ServerView, then: SeenServer) -> ServerEvent | None:
 
 
 def _tuner_event(server: ServerView, before: TunerProgress | None) -> ServerEvent | None:
-    """A tuner that has begun or ended."""
+    """A tuner that started or ended."""
     name, tuner = server.name, server.tuner
     if tuner is not None and before is None:
         return ServerEvent(name, f"{name}: a tuner is at work: {tuner.objective}, at most {tuner.trials} trials.")
@@ -110,7 +110,7 @@ def _tuner_event(server: ServerView, before: TunerProgress | None) -> ServerEven
 
 
 def _left_by(tuner: TunerProgress, server: ServerView) -> str:
-    """How a tuner that has ended leaves its server, or what became of that meanwhile, as far as it shows."""
+    """The state in which an ended tuner left its server, or what has happened to it since."""
     if server.state is not State.READY:
         return f"is {server.state}"
     if server.generation > tuner.last_run:

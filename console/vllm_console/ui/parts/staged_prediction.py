@@ -1,4 +1,4 @@
-"""Predictions of what staged changes, or the best fix of a finding, would do to the selected server's traffic."""
+"""Predicts the effect of staged changes, or of the best fix, on the selected server's traffic."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 DEBOUNCE_SECONDS = 0.5
-"""How long staged changes must stand, with a plan's verdict, before their effect is predicted."""
+"""Debounce time, after the plan's verdict, before the effect of staged changes is predicted."""
 AGE_SECONDS = 120.0
 """Age at which a prediction is recomputed, since traffic changes."""
 FIX_DELAY_SECONDS = 3.0
-"""How long a fix must be the best one before its effect is predicted."""
+"""How long a fix must remain the best one before its effect is predicted."""
 FIX_EVERY_SECONDS = 600.0
-"""The least time between predictions of a server's fixes. A fix follows the figures, each prediction costs some seconds
-of CPU, and a console stays open all day; staging a fix predicts it at once."""
+"""Minimum time between predictions of a server's fixes. The best fix changes with the figures, each prediction costs a
+few seconds of CPU, and consoles stay open all day. Staging a fix predicts it right away."""
 FIX_AGE_SECONDS = 1800.0
 """Age at which the prediction of a fix is recomputed."""
 RETRY_SECONDS = 60.0
-"""Age at which it is tried anew where nothing could be predicted: a run's first requests are too few."""
+"""Age at which a failed prediction is retried, since a run's first requests are too few."""
 MOST_KEPT = 20
 PREDICTING = "predicting…"
 
@@ -50,10 +50,10 @@ _CONCERNED = {
     "slow_tokens": "ITL",
     "prefill_contention": "ITL",
 }
-"""The figure that a finding is about, by its code and with the word that it begins with; others are about TTFT."""
+"""Finding code → prefix of the figure it is about; all others are about TTFT."""
 
 _Key = tuple[str, int, Staged]
-"""A server, its generation, and what is staged for it."""
+"""Server name, generation, and staged changes."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -64,19 +64,19 @@ class _Answer(msgspec.Struct, frozen=True):
 
     @property
     def age(self) -> float:
-        """Seconds since it came."""
+        """Age of the answer in seconds."""
         return time.monotonic() - self.at
 
     @property
     def refused(self) -> bool:
-        """Whether nothing is predicted, for a reason that may be over soon."""
+        """Whether there is no prediction, for a reason that may be temporary."""
         return self.found is None or bool(self.found.prediction.outside and not _figures(self.found.prediction))
 
 
 class Predictions:
-    """Predicts what is staged for the selected server, or where nothing is, the best fix of its top finding.
+    """Predicts the selected server's staged changes or, without any, the best fix of its top finding.
 
-    One at a time; ``changed`` is called with each answer.
+    Runs one prediction at a time; calls ``changed`` for each answer.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class Predictions:
         self._wanted: _Key | None = None
         self._timer: Timer | None = None
         self._running = self._fix_runs = False
-        """Whether a prediction is computed, and whether that is one of a fix."""
+        """Whether a prediction is running, and whether it is that of a fix."""
         self._staged: _Key | None = None
-        """What was staged for the server that was last selected."""
+        """The staged changes of the last selected server."""
         self._fix_began: dict[str, float] = {}
-        """By server, when a fix was last predicted (seconds of the monotonic clock)."""
+        """When a fix was last predicted, by server (monotonic seconds)."""
 
     def observe(self, server: ServerView | None) -> None:
-        """Predict for the selected server what is to be predicted now; end what is computed for anything else."""
+        """Start the prediction that is due for the selected server; cancel any other one."""
         key, of_fix = self._staged_key(server), False
         if key != self._staged:
             self._staged = key
             if key is not None and (known := self._answers.get(key)) is not None and known.refused:
-                del self._answers[key]  # staged again: why nothing could be predicted then may be over
+                del self._answers[key]  # staged again: the reason for no prediction may be gone
         if key is None:
             key, of_fix = self._fix_key(server), True
         if key is not None and key != self._wanted:
             if of_fix and self._fix_runs and self._wanted is not None and key[:2] == self._wanted[:2]:
-                return  # another fix is the best one by now: this answer comes first
+                return  # the best fix has changed: finish the running prediction first
             key = key if self._due(key, of_fix=of_fix) else None
         if key == self._wanted:
             return
@@ -115,7 +115,7 @@ class Predictions:
             self._timer = self._console.set_timer(delay, partial(self._begin, key, of_fix=of_fix))
 
     def _due(self, key: _Key, *, of_fix: bool) -> bool:
-        """Whether this is to be predicted, or predicted anew."""
+        """Whether this should be predicted or recomputed now."""
         if of_fix and time.monotonic() - self._fix_began.get(key[0], -math.inf) < FIX_EVERY_SECONDS:
             return False
         known = self._answers.get(key)
@@ -125,12 +125,12 @@ class Predictions:
         return known is None or known.age >= longest
 
     def seen(self, server: ServerView, staged: Staged) -> PredictedChange | None:
-        """The prediction for these changes, if it was made within `AGE_SECONDS`."""
+        """The prediction for these changes, if it is younger than `AGE_SECONDS`."""
         known = self._answers.get((server.name, server.generation, staged))
         return known.found if known is not None and known.age < AGE_SECONDS else None
 
     def of_fix(self, server: ServerView) -> str:
-        """What the best fix of the top finding is predicted to do, in short; empty if that is not known."""
+        """A brief prediction for the best fix of the top finding; empty if unknown."""
         key = self._fix_key(server)
         known = self._answers.get(key) if key is not None else None
         if known is None or known.found is None:
@@ -138,7 +138,7 @@ class Predictions:
         return brief_prediction(known.found, findings_of(server)[0].code)
 
     def text(self, server: ServerView | None, width: int) -> Part:
-        """What is predicted, or why nothing is; empty where nothing is staged, or it is not known."""
+        """The prediction for the staged changes, or why there is none; empty if nothing is staged or known."""
         key = self._staged_key(server)
         known = self._answers.get(key) if key is not None else None
         if known is None:
@@ -148,7 +148,7 @@ class Predictions:
         return prediction_text(known.found, width, self._fixes(server) if server is not None else "")
 
     def _fixes(self, server: ServerView) -> str:
-        """The code of the top finding, if what is staged is a fix for it."""
+        """The code of the top finding if its fix is staged, else empty."""
         found = findings_of(server)
         fixes = staged_fix(server, found[0].flag_fixes, self._staging.of(server.name)) if found else None
         return found[0].code if fixes is not None else ""
@@ -159,7 +159,7 @@ class Predictions:
         return server.moment is None and not server.replayed and not server.elsewhere
 
     def _fix_key(self, server: ServerView | None) -> _Key | None:
-        """The best fix of the top finding, where nothing is staged."""
+        """The key of the best fix of the top finding, if nothing is staged."""
         if server is None or not self._predictable(server) or self._staging.of(server.name):
             return None
         found = findings_of(server)
@@ -168,7 +168,7 @@ class Predictions:
         return (server.name, server.generation, steps) if steps else None
 
     def _staged_key(self, server: ServerView | None) -> _Key | None:
-        """What is staged; None for what can't be predicted, and for changes that the plan refuses."""
+        """The key of the staged changes; None if they can't be predicted or the plan refuses them."""
         if server is None or not self._predictable(server):
             return None
         staged, verdict = self._staging.of(server.name), self._verdicts.of(server)
@@ -193,7 +193,7 @@ class Predictions:
         self._changed()
 
     async def _ask(self, key: _Key, *, note: bool) -> None:
-        """Ask for a prediction; ``note``: what it says is kept among the messages."""
+        """Compute a prediction. ``note``: also record its problem in the message list."""
         call = partial(self._console.fleet.predict_staged, key[0], changes_of(key[2]))
         found, problem = None, ""
         try:
@@ -215,9 +215,9 @@ class Predictions:
 
 
 def prediction_text(found: PredictedChange, width: int, code: str = "") -> tuple[str, Style]:
-    """``predicted: TTFT p99 1.9s → 0.9–1.4s · ITL p50 …``, as much as fits in a line; dim, and why, if it says little.
+    """``predicted: TTFT p99 1.9s → 0.9–1.4s · ITL p50 …``, as much as fits; dim and with the reason if uncertain.
 
-    ``code`` is the finding that the change is to fix, if any: what makes it worse begins with that.
+    ``code`` is the finding to fix, if any; if the change worsens it, the text starts with that.
     """
     prediction = found.prediction
     figures = _figures(prediction)
@@ -241,9 +241,9 @@ def _not_predicted(why: str) -> str:
 
 
 def brief_prediction(found: PredictedChange, code: str) -> str:
-    """``predicted: TTFT p99 3.5s → 361–460ms``: the figure that the finding is about; empty where nothing is known.
+    """``predicted: TTFT p99 3.5s → 361–460ms``: the figure that the finding is about; empty if unknown.
 
-    ``code`` is the finding that the change is to fix.
+    ``code`` is the finding that the change should fix.
     """
     figures = _figures(found.prediction)
     shown = _concerned(figures, code) or next(iter(figures), None)
@@ -253,14 +253,14 @@ def brief_prediction(found: PredictedChange, code: str) -> str:
 
 
 def _lead(found: PredictedChange, worse: bool) -> str:
-    from vllm_console.fleet.predictions import METRICS  # most consoles predict nothing
+    from vllm_console.fleet.predictions import METRICS  # not needed by most consoles
 
     known = "predicted from metrics" if found.source == METRICS else "predicted"
     return f"{known} {MAKES_WORSE}: " if worse else f"{known}: "
 
 
 class _Figure(msgspec.Struct, frozen=True):
-    """What is predicted of a figure: ``TTFT p99 1.9s → 0.9–1.4s``, whether that is worse, or that it is unknown."""
+    """The prediction of a figure: ``TTFT p99 1.9s → 0.9–1.4s``, whether that is worse, and whether it is unknown."""
 
     name: str
     text: str
@@ -269,7 +269,7 @@ class _Figure(msgspec.Struct, frozen=True):
 
 
 def _concerned(figures: Sequence[_Figure], code: str) -> _Figure | None:
-    """The figure that a finding is about; None for no finding, and where the figure is not known."""
+    """The figure that a finding is about; None without a finding or figure."""
     name = _CONCERNED.get(code, "TTFT") if code else None
     return next((one for one in figures if name is not None and one.name.startswith(name)), None)
 
@@ -280,9 +280,9 @@ def _worsened(figures: Sequence[_Figure], code: str) -> bool:
 
 
 def _figures(prediction: Prediction) -> list[_Figure]:
-    """Each figure that is known before and after; a p99 where enough requests tell it, else the median.
+    """The figures known before and after the change; p99 TTFT if there are enough requests, else the median.
 
-    What it would be is shown as the interval, or in words where that is too wide, or the prediction is flagged.
+    The predicted value is an interval, or words if that is too wide or the prediction is flagged.
     """
     from vllm_console.prediction.effect import NOT_KNOWN, in_words, is_rough, surely_rises
 
@@ -308,7 +308,7 @@ def _figures(prediction: Prediction) -> list[_Figure]:
 
 
 def _interval(one: Estimate, form: Callable[[float | None], str]) -> str:
-    """The ends of an interval; the value where they read the same, or are not known."""
+    """An interval; just the value if both ends look the same or are unknown."""
     low, high = form(one.low), form(one.high)
     if one.low is None or one.high is None or low == high:
         return form(one.value)

@@ -1,4 +1,4 @@
-"""Staged changes of flags: what a key changes, what measured traffic suggests, and what is staged for which server."""
+"""Staged flag changes: by tuning keys, from measured traffic, and per server."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ UTILIZATION_STEP = 0.02
 
 
 class _Size(msgspec.Struct, frozen=True):
-    """A flag that keys halve and double: its bounds, and what is taken as its value where that is not known.
+    """A flag that keys halve and double: its bounds, and the fallback for an unknown value.
 
-    ``known`` and ``unknown`` say what is started from where it is unset.
+    ``known`` and ``unknown`` describe the starting value of an unset flag.
     """
 
     least: int
@@ -47,7 +47,7 @@ _SIZES = {
 
 
 class StagedStep(msgspec.Struct, frozen=True):
-    """One staged change. ``value`` None removes the flag; ``note`` says what was assumed, if anything."""
+    """One staged change. ``value`` None unsets the flag; ``note`` states an assumption, if any."""
 
     flag: str
     value: FlagValue | None
@@ -59,14 +59,14 @@ DEFAULTS: Flags = {
     "enable-chunked-prefill": True,
     "kv-cache-dtype": "auto",
 }
-"""What vLLM does when the flag is not given, with a model that allows it."""
+"""vLLM's defaults with a model that supports them."""
 
 Staged = tuple[StagedStep, ...]
-"""At most one step per flag, the newest last."""
+"""Staged steps: at most one per flag, newest last."""
 
 
 def changes_of(staged: Staged) -> Changes:
-    """The staged steps as a difference of flags."""
+    """Convert staged steps to flag changes."""
     return Changes(
         set={step.flag: step.value for step in staged if step.value is not None},
         unset=tuple(step.flag for step in staged if step.value is None),
@@ -74,14 +74,14 @@ def changes_of(staged: Staged) -> Changes:
 
 
 def staged_of(changes: Changes) -> Staged:
-    """A difference of flags as staged steps."""
+    """Convert flag changes to staged steps."""
     return tuple(StagedStep(flag, value) for flag, value in changes.set.items()) + tuple(
         StagedStep(flag, None) for flag in changes.unset
     )
 
 
 def staged_flags(flags: Flags, staged: Staged) -> Flags:
-    """The flags that a restart with these steps would run with."""
+    """The flags after a restart with these steps."""
     after = dict(flags)
     for step in staged:
         if step.value is None:
@@ -92,42 +92,42 @@ def staged_flags(flags: Flags, staged: Staged) -> Flags:
 
 
 def stage(flags: Flags, staged: Staged, step: StagedStep) -> Staged:
-    """``staged`` with one more step; one that restores the running value is removed instead."""
+    """Add a step to ``staged``; a step that restores the running value is removed instead."""
     kept = tuple(other for other in staged if other.flag != step.flag)
     return kept if applied(flags, step) else (*kept, step)
 
 
 def applied(flags: Flags, step: StagedStep) -> bool:
-    """Whether a server already runs with what a step would change."""
+    """Whether a step would change nothing."""
     if step.value is None:
         return step.flag not in flags
     return step.flag in flags and same_value(step.value, flags[step.flag])
 
 
 def combined_warning(server: ServerView, staged: Staged) -> str:
-    """What several changes at a time cost; empty for a single change, and for a revert."""
+    """Warning that several changes can't be evaluated separately; empty for a single change or a revert."""
     if len(staged) < 2 or staged_flags(server.flags, staged) == server.previous_flags:
         return ""
     return f"{len(staged)} changes staged: compare can't attribute the effect to one of them."
 
 
 class Staging:
-    """What is staged for each server, by name. ``changed`` is called with the name after every change."""
+    """The staged changes of each server. Calls ``changed`` with the server's name after every change."""
 
     def __init__(self, changed: Callable[[str], None]) -> None:
         self.by_server: dict[str, Staged] = {}
         self._changed = changed
 
     def of(self, name: str) -> Staged:
-        """What is staged for a server."""
+        """The staged changes of a server."""
         return self.by_server.get(name, ())
 
     def flags_of(self, server: ServerView) -> Flags:
-        """The flags that a restart with what is staged would run with."""
+        """The flags of a server after a restart with its staged changes."""
         return staged_flags(server.flags, self.of(server.name))
 
     def put(self, name: str, staged: Staged) -> None:
-        """Stage this in place of what is staged for a server."""
+        """Replace a server's staged changes."""
         if staged:
             self.by_server[name] = staged
         else:
@@ -135,7 +135,7 @@ class Staging:
         self._changed(name)
 
     def drop(self, name: str) -> None:
-        """Drop everything staged for a server."""
+        """Drop all staged changes of a server."""
         if name in self.by_server:
             self.put(name, ())
 
@@ -145,7 +145,7 @@ class Staging:
             self.put(name, self.by_server[name][:-1])
 
     def drop_applied(self, servers: Sequence[ServerView]) -> None:
-        """Drop what servers run with by now."""
+        """Drop changes that servers already run with."""
         for server in servers:
             staged = self.of(server.name)
             left = tuple(step for step in staged if not applied(server.flags, step))
@@ -154,14 +154,14 @@ class Staging:
 
 
 def default_value(server: ServerView, flag: str) -> FlagValue | None:
-    """What vLLM takes if a server does not set a flag that single keys change; None if unknown."""
+    """vLLM's default for an unset flag that single keys change; None if unknown."""
     if flag == "max-num-seqs":
         return server.unset.max_num_seqs
     return server.unset.max_model_len if flag == "max-model-len" else DEFAULTS.get(flag)
 
 
 def _resize(server: ServerView, flags: Flags, flag: str, *, double: bool) -> StagedStep:
-    """Twice as many or half as many. Whether the model can do it is for the plan to say."""
+    """Double or halve a size; the plan checks whether the model can handle it."""
     size, note = _SIZES[flag], ""
     present = token_count(flags.get(flag))
     if not present:
@@ -172,19 +172,19 @@ def _resize(server: ServerView, flags: Flags, flag: str, *, double: bool) -> Sta
 
 
 def _toggle(server: ServerView, flags: Flags, flag: str) -> StagedStep:
-    """On or off; vLLM has it on when the model allows it."""
+    """Toggle a switch; unset, it is on if the model supports it."""
     if flag in flags:
         return _step(server, flag, not flags[flag])
     return StagedStep(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")
 
 
 def _cycle_kv_dtype(server: ServerView, flags: Flags) -> StagedStep:
-    """KV cache in FP8, or in the model's own type."""
+    """Toggle between an FP8 KV cache and the model's own type."""
     return _step(server, "kv-cache-dtype", "auto" if is_fp8(flags.get("kv-cache-dtype")) else "fp8")
 
 
 def _utilization(server: ServerView, flags: Flags, by: float) -> StagedStep:
-    """More or less of the GPU's memory."""
+    """Raise or lower the share of GPU memory."""
     value, note = flags.get("gpu-memory-utilization"), ""
     if value is None or isinstance(value, bool):
         value = _default_utilization(server)
@@ -195,7 +195,7 @@ def _utilization(server: ServerView, flags: Flags, by: float) -> StagedStep:
         present = float(value)
     except ValueError:
         present = _default_utilization(server)
-    lowest, highest = min(0.1, present), max(0.98, present)  # a step up never lowers what was set by hand
+    lowest, highest = min(0.1, present), max(0.98, present)  # a step up never lowers a manual value
     return StagedStep("gpu-memory-utilization", round(min(highest, max(lowest, present + by)), 2), note)
 
 
@@ -204,7 +204,7 @@ def _default_utilization(server: ServerView) -> float:
 
 
 def _step(server: ServerView, flag: str, value: FlagValue, note: str = "") -> StagedStep:
-    """A step to a value; a flag that the server does not set is unset again where that is what it starts from."""
+    """A step to a value; an unset flag that returns to its starting value becomes unset again."""
     start = default_value(server, flag)
     if start is None and flag in _SIZES:
         start = _SIZES[flag].fallback
@@ -213,7 +213,7 @@ def _step(server: ServerView, flag: str, value: FlagValue, note: str = "") -> St
 
 
 def refused(server: ServerView, step: StagedStep) -> str:
-    """Why a key does not stage a step: vLLM can fail on it. Empty where it may be staged."""
+    """Why a step can't be staged because vLLM could fail on it; empty if it can."""
     if step.flag == "kv-cache-dtype" and is_fp8(step.value) and server.fp8_cache_problem:
         return f"FP8 KV cache not staged. {server.fp8_cache_problem}."
     if step.flag == "gpu-memory-utilization" and server.engine is not None and server.engine.build == "cpu":
@@ -222,9 +222,9 @@ def refused(server: ServerView, step: StagedStep) -> str:
 
 
 class TuningKey(msgspec.Struct, frozen=True):
-    """A key that stages a step: the id of its action, the key, what it does, and the step itself.
+    """A key that stages a step: action id, key, title, and a function that creates the step.
 
-    A step is made from the server and the flags it would have with what is staged already.
+    The function gets the server and its flags including staged changes.
     """
 
     id: str
@@ -234,14 +234,14 @@ class TuningKey(msgspec.Struct, frozen=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """A flag that single keys change: its names on the screen, and the keys that lower and raise it, or switch it."""
+    """A flag that single keys change: its labels, and the keys that lower and raise or toggle it."""
 
     flag: str
     label: str
     short: str
     keys: tuple[TuningKey, ...]
     hint: str = ""
-    """What its keys change, in a word; empty: as ``short``."""
+    """What the keys change, in one word; empty for ``short``."""
 
 
 _SEQUENCES, _CONTEXT, _MEMORY = "max-num-seqs", "max-model-len", "gpu-memory-utilization"
@@ -279,18 +279,18 @@ TUNED = (
 """The flags that single keys change, in the order of the tuning bar."""
 
 TUNING_KEYS = {key.id: key for tuned in TUNED for key in tuned.keys}
-"""Their keys, by the action's id."""
+"""The tuning keys by action id."""
 
 
 class MeasuredTraffic(msgspec.Struct, frozen=True):
-    """The traffic in one sentence, and the choices it suggests: none if there is too little, or the flags fit."""
+    """The traffic in one sentence, and suggested flags; none if data is insufficient or the flags fit."""
 
     sentence: str
     choices: tuple[Choice, ...] = ()
 
 
 def measured_traffic(fleet: LocalFleet, server: ServerView) -> MeasuredTraffic:
-    """Analyze a server's traffic. Blocks briefly. A flag that would make an open finding worse stays as it is.
+    """Analyze a server's traffic; blocks briefly. Flags whose change would worsen an open finding are kept.
 
     Raises:
         OperationError: there is no such server, or it is not ours.
@@ -316,7 +316,7 @@ def _changes(suggested: Sequence[Choice]) -> tuple[Choice, ...]:
 
 
 def _held_back(server: ServerView, choices: Sequence[Choice]) -> Mapping[str, Finding]:
-    """The flags that stay, and the open finding that their change would make worse."""
+    """Flags to keep, and the open finding that changing each would worsen."""
     wanted = {choice.flag: choice.value for choice in choices if choice.value is not None}
     present = {flag: value for flag in wanted if (value := default_value(server, flag)) is not None}
     return opposed(server.findings, {**present, **server.flags}, wanted)

@@ -1,4 +1,4 @@
-"""Which time the screen shows: the range of the charts, and a cursor that moves back through them and their markers."""
+"""The time shown on screen: the range of the charts, and a cursor into the past."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 STEPS = 60
-"""Steps of the cursor from one end of a chart to the other."""
+"""Cursor steps across the width of a chart."""
 
 SEEN_SECONDS = 40.0
-"""So long after its beginning a finding is seen at the latest: three of four bad stretches of ten seconds make one."""
+"""Maximum delay between the start of a finding and its detection: three of four bad 10 s windows."""
 
 
 class ShownTime(msgspec.Struct, frozen=True):
-    """What the header shows: the range, and the moment that is shown if it is not now."""
+    """What the header shows: the range, and the moment shown if it is not now."""
 
     range: str = DEFAULT_RANGE.name
     at: float | None = None
     of_figures: bool = True
-    """Whether the figures are of that moment too, or the charts alone."""
+    """Whether the figures, not just the charts, are from that moment."""
     replay: bool = False
-    """Whether it is a moment of a run that is replayed."""
+    """Whether the moment belongs to a replayed run."""
 
 
 WHOLE_RUN = "whole run"
 
 
 def whole_run(replay: Replay) -> ChartRange:
-    """The range that shows a run from its start to its end."""
+    """A range that covers a run from start to end."""
     seconds = replay.ended_at - replay.started_at
     step = range_for(CHART_RANGES[-1], seconds).step
-    # A step more: charts end with a whole one, and the start is to be seen.
+    # One extra step: charts end with a whole step, and the start must be visible.
     return ChartRange(WHOLE_RUN, (-int(-seconds // step) + 1) * step, step)
 
 
 def _place(marker: Marker, now: float) -> float:
-    """Where the cursor goes for a marker: for a finding to when it was seen, not to when what it is about began."""
+    """Where the cursor goes for a marker: for a finding, to when it was detected, not when it began."""
     seen = SEEN_SECONDS if marker.kind is MarkerKind.FINDING else 0.0
     return max(marker.at, min(marker.at + seen, now - 1.0))
 
 
 class TimeCursor:
-    """The time that this console shows. ``changed`` is called after each change: to draw, and to read what it needs."""
+    """The time that this console shows. ``changed`` is called after each change, to redraw and to load data."""
 
     def __init__(
         self, console: ConsoleApp, changed: Callable[[], None], at: float | None = None, replay: Replay | None = None
     ) -> None:
         self._console, self._changed = console, changed
         self.replay: Replay | None = None
-        """The run that is replayed, if one is."""
+        """The replayed run, if any."""
         self._range = DEFAULT_RANGE
         self._at = at
         self._end = min(time.time(), at + DEFAULT_RANGE.seconds / 2) if at is not None else None
         self._log: bool | None = None
-        """The scale that the user chose."""
+        """The user's choice of a logarithmic scale; None for automatic."""
         self._marker_message = ""
-        """The message about the marker under the cursor."""
+        """The message about the current marker."""
         if replay is not None:
             self._enter(replay)
 
     @property
     def view(self) -> TimeView:
-        """What the next snapshot is asked for."""
+        """What to request from the next snapshot."""
         return TimeView(self._range, self._end, self._at, run=self.replay.run if self.replay is not None else None)
 
     @property
@@ -86,7 +86,7 @@ class TimeCursor:
         return ChartView(self._log, self._at)
 
     def shown(self, server: ServerView | None) -> ShownTime:
-        """What the header shows of it."""
+        """What the header should show."""
         series = self._series(server)
         loading = series is not None and series.loading
         name = self._range.name
@@ -95,12 +95,12 @@ class TimeCursor:
         elif series is not None and self._end is None and self._range.name != "all" and series.recorded_from:
             recorded = time.time() - series.recorded_from
             name += f" ({round_duration(recorded)} recorded)" if 60 <= recorded < self._range.seconds / 2 else ""
-        # The figures of a server that is recorded are read soon; where there are none, none are current.
+        # A recorded server's past figures are loaded soon; a server without figures shows no current ones.
         of_figures = loading or server is None or server.moment is not None or server.recorded or server.window is None
         return ShownTime(name, self._at, of_figures, self.replay is not None)
 
     def go(self, at: float) -> None:
-        """Show this moment (Unix seconds), in the middle of the charts where that is possible."""
+        """Show a moment (Unix seconds), in the middle of the charts if possible."""
         self._at = at
         self._end = at + self._range.seconds / 2
         snapshot = self._console.snapshot
@@ -111,7 +111,7 @@ class TimeCursor:
         self._changed()
 
     def start_replay(self, replay: Replay) -> None:
-        """Show a run that has ended, with charts as long as it ran."""
+        """Show an ended run, with charts covering all of it."""
         self._leave_marker()
         self._enter(replay)
         self._changed()
@@ -122,7 +122,7 @@ class TimeCursor:
         self._at, self._end = replay.at, replay.ended_at
 
     def live(self) -> None:
-        """Show what happens now; a replay is over."""
+        """Return to live; ends a replay."""
         self._at = self._end = None
         if self.replay is not None:
             self.replay, self._range = None, DEFAULT_RANGE
@@ -130,17 +130,17 @@ class TimeCursor:
         self._changed()
 
     def toggle_log(self, shown: bool) -> None:
-        """Latencies on the other scale than the one ``shown`` where none was chosen: logarithmic, or linear."""
+        """Toggle the latency scale. ``shown`` is the automatic choice: whether it is logarithmic now."""
         self._log = not (shown if self._log is None else self._log)
         self._changed()
 
     def choose(self, wanted: str) -> None:
-        """Show the range of that name; the moment under the cursor stays. No range is longer than a replayed run."""
+        """Choose a range by name; the cursor stays. No range is longer than a replayed run."""
         ranges = self._ranges
         self._set_range(next((one for one in ranges if one.name == wanted), ranges[-1]))
 
     def step_range(self, by: int) -> None:
-        """The next longer range, or the next shorter one for -1."""
+        """Choose the next longer range, or the next shorter one for -1."""
         ranges = self._ranges
         place = ranges.index(self._range) + by
         if 0 <= place < len(ranges):
@@ -148,7 +148,7 @@ class TimeCursor:
 
     @property
     def _ranges(self) -> Sequence[ChartRange]:
-        """The ranges to choose from, the shortest first."""
+        """The available ranges, shortest first."""
         if self.replay is None:
             return CHART_RANGES
         whole = whole_run(self.replay)
@@ -162,7 +162,7 @@ class TimeCursor:
             self._changed()
 
     def move(self, server: ServerView | None, steps: int = 0, pages: int = 0) -> None:
-        """Move the cursor by steps of a chart's width, or by whole widths; back when negative."""
+        """Move the cursor by steps or by chart widths; back if negative."""
         series = self._series(server)
         if series is None:
             return
@@ -179,13 +179,13 @@ class TimeCursor:
             self._move_to(server, series, series.start + max(series.step, (series.end - series.start) / STEPS), 0.0)
 
     def go_to_place(self, server: ServerView | None, place: float) -> None:
-        """Move the cursor to a place in the charts, from 0 at their left to 1."""
+        """Move the cursor to a position in the charts, from 0 (left) to 1."""
         series = self._series(server)
         if series is not None:
             self._move_to(server, series, series.start + place * (series.end - series.start), 0.0)
 
     def to_marker(self, server: ServerView | None, by: int) -> None:
-        """Move the cursor to the marker before it, or after it."""
+        """Move the cursor to the previous or next marker."""
         snapshot = self._console.snapshot
         if server is None or snapshot is None:
             return
@@ -208,7 +208,7 @@ class TimeCursor:
         self._describe(server.markers[number])
 
     def _series(self, server: ServerView | None) -> Series | None:
-        """What the charts in sight show: those of a GPU, which may reach further back than the server, or its own."""
+        """The visible series: those of a GPU, which may reach further back, or the server's own."""
         own = server.series if server is not None else None
         snapshot = self._console.snapshot
         chart = snapshot.gpu_chart if snapshot is not None else None
@@ -250,14 +250,14 @@ class TimeCursor:
         return snapshot.at if snapshot is not None else series.end
 
     def _describe(self, marker: Marker) -> None:
-        """Show what a marker marks."""
+        """Show a message about a marker."""
         snapshot = self._console.snapshot
         when = clock(marker.at, snapshot.at if snapshot is not None else marker.at, seconds=True)
         self._marker_message = f"{marker.label} {when}  {plain(marker.text)}"
         self._console.show_message(self._marker_message)
 
     def _leave_marker(self) -> None:
-        """Remove the message about a marker: the cursor has left it."""
+        """Remove the message about the marker that the cursor has left."""
         shown = self._console.messages.shown
         if self._marker_message and shown is not None and shown.text == self._marker_message:
             self._console.messages.expire()

@@ -1,4 +1,4 @@
-"""The tuning bar: the flags that are changed most, with the arrow keys, and the plan's verdict beside them."""
+"""The tuning bar: changes the most common flags with the arrow keys and shows the plan's verdict."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from vllm_console.ui.widgets.draw import Part, fit, parts_length
 _WIDE = 100
 _KEYS = ((("tuning_left", "tuning_right"), "flag"), (("tuning_up", "tuning_down"), "value"),
          (("tuning_keep",), "keep"), (("tuning_leave",), "leave"))  # fmt: skip
-"""Actions of the bar, and what they do in a word."""
+"""The bar's actions and their labels."""
 
 
 class TuningBar(LineView, can_focus=True):
-    """Stages changes for one server while it is open. Its keys are its own; ``changed`` draws it anew."""
+    """Stages changes for one server while it is open. It has its own keys; calls ``changed`` to redraw."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("tuning")]
 
@@ -44,26 +44,26 @@ class TuningBar(LineView, can_focus=True):
 
     @property
     def server_name(self) -> str:
-        """The server whose flags are changed; empty while the bar is closed."""
+        """The server being tuned; empty while the bar is closed."""
         return self._server.name if self._server is not None else ""
 
     def open(self, server: ServerView) -> None:
-        """Begin with what is staged for a server, and take the keys."""
+        """Open with a server's staged changes, and take the focus."""
         self._server, self._before, self._note = server, self._staging.of(server.name), ""
         self._generation = server.generation
         self.display = True
-        self.screen.set_focus(self)  # at once: keys pressed next are for it
+        self.screen.set_focus(self)  # right away: the next keys belong to it
         self._changed()
 
     def close(self) -> None:
-        """Leave, with what is staged now."""
+        """Close, keeping what is staged now."""
         self._server = None
         self.display = False
         self.screen.set_focus(None)
         self._changed()
 
     def draw(self, server: ServerView, verdict: PlanVerdict | None, width: int) -> None:
-        """Draw for the newest snapshot of the server; of another one nothing is drawn."""
+        """Draw the newest snapshot of the tuned server; ignores other servers."""
         if server.name != self.server_name:
             return
         self._server = server
@@ -72,26 +72,26 @@ class TuningBar(LineView, can_focus=True):
     # -- keys and mouse --------------------------------------------------------------------------------------------
 
     def action_move(self, by: int) -> None:
-        """The next or previous flag."""
+        """Select the next or previous flag."""
         self.action_choose((self._at + by) % len(staging.TUNED))
 
     def action_choose(self, at: int) -> None:
-        """A flag, by number from 0."""
+        """Select a flag by index."""
         if self._server is not None:
             self._at, self._note = at, ""
             self._changed()
 
     def action_step(self, by: int) -> None:
-        """Raise the flag's value, lower it for -1, or switch it."""
+        """Raise the flag's value, lower it for -1, or toggle it."""
         keys = staging.TUNED[self._at].keys
         self._step(keys[-1] if by > 0 else keys[0])
 
     def action_tuning_keep(self) -> None:
-        """Keep what is staged and leave."""
+        """Keep the staged changes and close."""
         self.close()
 
     def action_tuning_leave(self) -> None:
-        """Leave, with what was staged before, unless the server was restarted with that meanwhile."""
+        """Close and restore what was staged before, unless the server was restarted meanwhile."""
         name, before = self.server_name, self._before
         restarted = self._server is not None and self._server.generation != self._generation
         self.close()
@@ -119,7 +119,7 @@ class TuningBar(LineView, can_focus=True):
 def tuning_lines(
     server: ServerView, staged: Staged, verdict: PlanVerdict | None, at: int, note: str, width: int
 ) -> list[Strip]:
-    """The flags, the one under the cursor in reverse and changed ones marked; then the verdict, a note and the keys."""
+    """The flags, the selected one reversed and changed ones marked; then the verdict, a note and the keys."""
     after = staging.staged_flags(server.flags, staged)
     changed = {step.flag for step in staged}
     parts: list[Part] = []
@@ -137,16 +137,16 @@ def tuning_lines(
     room = width - parts_length(keys) - 1
     style = verdict.style if verdict is not None else DIM
     verdict_part = (fit(f" {_fitting(verdict, note, room - 1)}", room), style)
-    while len(parts) > 1 and parts_length(parts[: at + 1]) > width:  # the one under the cursor is always in sight
+    while len(parts) > 1 and parts_length(parts[: at + 1]) > width:  # keep the selected flag visible
         parts, at = parts[1:], at - 1
     first, second = line(*parts), line(verdict_part, *keys)
     return [strip if strip.cell_length <= width else strip.crop(0, width) for strip in (first, second)]
 
 
 def _fitting(verdict: PlanVerdict | None, note: str, room: int) -> str:
-    """As much of the verdict and the note as fits, in whole clauses; what is refused or warned of comes first.
+    """As many clauses of the verdict and the note as fit; a refusal or warning comes first.
 
-    The lines of the finding have the verdict, too.
+    The finding's lines show the verdict, too.
     """
     notes = [*shortened(note), note.partition(":")[0], ""] if note else [""]
     if verdict is None:

@@ -1,4 +1,4 @@
-"""All keys, from the registry, with a search."""
+"""The help screen: all keys from the registry, with a search."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _MARKS = (
 
 
 _Entries = Sequence[tuple[str, str]]
-"""Keys or a mark, and what they do or mean."""
+"""Keys or a mark, and their meaning."""
 
 Applying = tuple[str, Sequence[Action]]
-"""A heading, and what can be done now."""
+"""A heading and the actions available now."""
 
 
 class HelpScreen(ReaderScreen):
-    """Every key with what it does, in two columns where they fit; a search leaves those that match."""
+    """Lists all keys, in two columns if they fit; a search shows only matching entries."""
 
     SCOPE = "help"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("help")]
@@ -64,8 +64,9 @@ class HelpScreen(ReaderScreen):
     def __init__(
         self, read_only: bool = False, *, demo: bool = False, scope: str = "", now: Applying | None = None
     ) -> None:
-        """``scope`` is that of the screen from which help is asked for: its keys stand first. ``now`` is what can be
-        done there with what is selected, under a heading: it stands before them.
+        """``scope`` is the scope of the calling screen: its keys come first.
+
+        ``now`` is a heading with the actions available there now; they come even before those keys.
         """
         self._read_only, self._demo = read_only, demo
         self._wanted = ""
@@ -87,7 +88,7 @@ class HelpScreen(ReaderScreen):
         return f"Help: keys and marks matching '{plain(self._wanted)}' · {found} of {every}"
 
     def action_help_search(self) -> None:
-        """Type words to search for."""
+        """Open the search."""
         hint = f"words of a key, a mark or its meaning; enter keeps the list, {key_of('reader_back')} shows all"
         self._entry.open("search", self._wanted, placeholder=hint)
 
@@ -117,7 +118,7 @@ class HelpScreen(ReaderScreen):
         self._reader.focus()
 
     def _end_search(self) -> bool:
-        """Show all again; whether there was a search."""
+        """End the search. Returns whether there was one."""
         searching = bool(self._wanted) or self._entry.purpose is not None
         if self._entry.purpose is not None:
             self._close_entry()
@@ -129,9 +130,9 @@ class HelpScreen(ReaderScreen):
 def help_entries(
     read_only: bool, wanted: str = "", *, demo: bool = False, scope: str = "", now: Applying | None = None
 ) -> Mapping[str, _Entries]:
-    """Keys and marks by heading; with ``wanted`` those that hold each of its words, and no heading without any.
+    """Keys and marks by heading; with ``wanted``, only entries that contain all its words.
 
-    The keys of the screen of that ``scope`` stand first, before them what can be done ``now``, unless it is searched.
+    The keys of ``scope`` come first, preceded by the actions available ``now`` unless searching.
     """
 
     def entries(group: Sequence[Action]) -> _Entries:
@@ -164,7 +165,7 @@ def help_lines(
     scope: str = "",
     now: Applying | None = None,
 ) -> list[Strip]:
-    """Groups of keys, and what the marks mean; with ``wanted`` those that match."""
+    """The lines of the help screen: keys and marks, filtered by ``wanted``."""
     column = width if width < 110 else width // 2
     found = help_entries(read_only, wanted, demo=demo, scope=scope, now=now)
     blocks = [_block(title, entries, column) for title, entries in found.items()]
@@ -186,7 +187,7 @@ def help_lines(
 def _block(title: str, entries: _Entries, width: int) -> list[Strip]:
     lines = [line((f" {title}", STRONG))]
     for keys, text in entries:
-        # Keys that need more than their column have a line of their own.
+        # Keys wider than their column get a line of their own.
         lines += [line("  ", (keys, KEY))] if len(keys) > _KEYS else []
         head = fit("" if len(keys) > _KEYS else keys, _KEYS)
         lines += paragraph(text, width - 2, indent=" " * (_KEYS + 3), first=["  ", (head, KEY), " "])

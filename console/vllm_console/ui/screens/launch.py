@@ -1,4 +1,4 @@
-"""The launch screen: a preset, its settings with reasons, changes to them, and the resulting plan."""
+"""The launch screen: presets, settings with reasons, and the resulting plan."""
 
 from __future__ import annotations
 
@@ -55,40 +55,40 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 LAUNCH, LEAVE = "launch", "leave"
-"""What one more press of the same key does, after a warning."""
+"""What a second press of the key does after a warning."""
 
 TWO_COLUMNS, THREE_COLUMNS = 110, 170
-"""Widths from which sections stand beside each other; below the first, one at a time."""
+"""Minimum widths for two and three sections side by side; below, one at a time is shown."""
 
 LEAST_WITH_STRIP = 12
-"""Rows from which the plan in short stands below the section that has the keys."""
+"""Minimum screen height for the plan summary below the active section."""
 
 STRIP_ROWS = 3
-"""Rows of the plan in short; an error that takes more gets more."""
+"""Height of the plan summary; a longer error gets more."""
 
 NOTE_ROWS = 5
-"""Rows that a message may take."""
+"""Maximum height of a message."""
 
 LEAST_SECTION = 6
-"""Rows that errors and messages leave to the section that has the keys."""
+"""Minimum height that errors and messages leave to the active section."""
 
 UNBOUNDED = 1000
-"""Rows, to ask how many a section would take."""
+"""A height for measuring how many rows a section needs."""
 
 SECTIONS = ("presets", "settings", "plan")
 
 HINT = "tab: presets → settings → plan"
-"""Shown while there is no message, where one section is shown at a time."""
+"""Shown instead of a message while one section is shown at a time."""
 
 FIRST_PRESET = "chatbot"
-"""What is offered where nothing has run yet."""
+"""The preset offered if nothing has run yet."""
 
 MANY = 10_000
-"""Lines that no list has."""
+"""More lines than any list has."""
 
 
 class _Section(FramedView):
-    """One of the three. What gives or takes rows has all of them drawn once the layout has followed, however late."""
+    """One of the three sections. A resize redraws all of them after layout."""
 
     def on_resize(self) -> None:
         """Draw for the new size."""
@@ -97,9 +97,9 @@ class _Section(FramedView):
 
 
 class LaunchScreen(TerminalScreen[ServerView | None]):
-    """Puts a launch together and starts it; dismisses with the server, or None if nothing was launched.
+    """Composes a launch and starts it; dismisses with the server, or None if nothing was launched.
 
-    It opens at ``preset``, else at the one that was used last, and goes to the first one that fits if that does not.
+    Opens with ``preset`` or else the last used one. If that does not fit, it selects the first one that fits.
     """
 
     CSS_PATH = "launch.tcss"
@@ -110,7 +110,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
     def __init__(
         self, fleet: LocalFleet, preset: str | None = None, *, choose_model: bool = False, partners: Sequence[str] = ()
     ) -> None:
-        """``partners``: servers that the new one could be the standby of."""
+        """``partners`` are servers that the new one could be the standby of."""
         super().__init__()
         self._fleet = fleet
         self._wanted = preset
@@ -120,20 +120,20 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self._section = "presets"
         self._cursor = 0
         self._under = ""
-        """The field or flag under the cursor: it stays there when a plan adds or removes lines."""
+        """The selected field or flag; it stays selected when a plan adds or removes lines."""
         self._selected = 0
-        """Index of the finding under the cursor."""
+        """Index of the selected finding."""
         self._layout_index: int | None = None
-        """Index of the layout under the cursor, while layouts replace the plan."""
+        """Index of the selected layout while layouts are shown instead of the plan."""
         self._message: tuple[str, Style | None] = ("", None)
         self._launching = self._launch_next = False
         self._choose_model = choose_model
-        """Whether it opens on the models of this machine."""
+        """Whether to open with the list of local models."""
         self._armed = ""
         self._first = False
-        """Whether nothing has run here yet."""
+        """Whether nothing has run on this machine yet."""
         self._settings_rows: int | None = None
-        """Rows of the settings where they stand above the plan; None: as the style sheet shares them."""
+        """Height of the settings above the plan; None leaves it to the style sheet."""
         self.entry = Entry(id="launch-input")
         self.planner = LaunchPlanner(self, fleet, self._invalidated, self._planned, self.redraw)
         self.picker = ModelPicker(self, fleet, self.redraw, self._offer_models)
@@ -141,7 +141,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.editor = LaunchEditor(self.entry, self.planner, self.picker, self._say, self.go_to, self._redraw_for)
 
     def compose(self) -> ComposeResult:
-        """Title, the three sections, the budget in short while the plan is hidden, input, keys."""
+        """Yield the title, the three sections, the plan summary, message, input and keys."""
         yield LineView(id="launch-title", classes="bar")
         with Container(id="launch-body"):
             yield _Section(id="launch-presets")
@@ -155,7 +155,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         yield LineView(id="launch-keys", classes="bar")
 
     def on_mount(self) -> None:
-        """Read presets and engines."""
+        """Load presets and engines."""
         self._arrange()
         begin_worker(self, self._load, "presets", "load")
 
@@ -184,7 +184,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.redraw()
 
     async def _offer_model(self, draft: LaunchDraft) -> None:
-        """Nothing has run here yet: offer a model that is here instead of a download, unless something was chosen."""
+        """If nothing was changed yet, offer a local model instead of a download."""
         from vllm_console.ui.parts.first_launch import first_models
 
         models = await self.picker.read()
@@ -196,7 +196,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self.planner.plan_soon()
 
     async def _offer_preset(self, draft: LaunchDraft) -> None:
-        """Where the preset does not fit, go to the first one that does, unless something was chosen meanwhile."""
+        """If the preset does not fit and nothing was changed yet, select the first one that fits."""
         from vllm_console.ui.parts.first_launch import first_fitting
 
         opened = draft.preset
@@ -214,30 +214,30 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.planner.plan_soon()
 
     def _presets_by_use(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
-        """In a thread: the presets, the one that was used last first, those that no run names as they come."""
+        """The presets, last used first, then unused ones in their usual order. Runs in a thread."""
         presets, problems = self._fleet.presets()
         try:
             used = self._fleet.used_presets()
         except OperationError:
-            return presets, problems  # what ran is not known
+            return presets, problems  # past runs are unknown
         self._first = not used
         order = {name: at for at, name in enumerate(used)}
         return sorted(presets, key=lambda preset: order.get(preset.name, len(order))), problems
 
     def on_unmount(self) -> None:
-        """Nobody waits any more for what is prepared or downloaded."""
+        """Stop downloads and preparations."""
         self.downloads.cancel()
         self.planner.hand_over()
         if self._fleet.judge_launches:
             self._fleet.stop_judging()
 
     def _invalidated(self) -> None:
-        """The draft has changed."""
+        """Handle a change of the draft."""
         self._armed, self._launch_next = "", False
         self.redraw()
 
     def _planned(self) -> None:
-        """The plan is up to date."""
+        """Handle an updated plan."""
         self._selected = min(self._selected, max(0, len(self.planner.outcome.findings) - 1))
         if self._launch_next:
             self._launch_planned()
@@ -254,7 +254,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._arrange()
 
     def _arrange(self) -> None:
-        """Sections side by side where they fit, else the one that has the keys."""
+        """Show sections side by side if they fit, else the active one."""
         width = self.app.size.width
         alone, three = width < TWO_COLUMNS, width >= THREE_COLUMNS
         self.set_class(not alone and not three, "-two")
@@ -267,7 +267,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.call_after_refresh(self.redraw)
 
     def redraw(self) -> None:
-        """Draw everything that is shown."""
+        """Draw everything."""
         if not self.is_mounted:
             return
         width = self.app.size.width
@@ -299,8 +299,8 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         if not text and self.downloads.running:
             text = self.downloads.line
         elif not text and refused and width < TWO_COLUMNS:
-            text, style = HINT, DIM  # an error comes before what engine it is about
-        elif not text and draft.substituted and width < TWO_COLUMNS and self._section != "plan":  # it has it, too
+            text, style = HINT, DIM  # an error takes precedence over the engine note
+        elif not text and draft.substituted and width < TWO_COLUMNS and self._section != "plan":  # the plan has it, too
             text, style = NO_VLLM, WARN
         elif not text and width < TWO_COLUMNS:
             text, style = HINT, DIM
@@ -308,7 +308,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self._show_strip(text, refused)
 
     def _show_strip(self, note: str, refused: bool) -> None:
-        """Show the plan in short: an error whole as far as rows go, unless the message says it already."""
+        """Show the plan summary: an error in full if rows permit, unless the message already says it."""
         view, planner, size = self.query_one("#launch-strip", LineView), self.planner, self.app.size
         findings = planner.outcome.findings
         said = bool(findings) and plain(findings[min(self._selected, len(findings) - 1)].message) in note
@@ -327,15 +327,15 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         view.show(strip)
 
     def _idle_keys(self) -> set[str]:
-        """Actions that can do nothing with the plan shown."""
+        """Actions without effect on the plan shown."""
         fixes = any(found.fix for found in self.planner.outcome.findings)
         return {name for name, idle in (("launch_fix", not fixes), ("launch_layouts", not self._alternatives)) if idle}
 
     def _share_rows(self, draft: LaunchDraft) -> None:
-        """Where settings stand above the plan, give the plan what it needs and the settings all other rows."""
+        """If settings are above the plan, give the plan the rows it needs and the settings all others."""
         settings, right = self.query_one("#launch-settings", FramedView), self.query_one("#launch-right")
         width, total = right.size
-        frame = frames_fit(self.app.size)  # takes a row of each of the two, and a column at either side
+        frame = frames_fit(self.app.size)  # one row per section, one column per side
         width, total = width - 2 * frame, total - 2 * frame
         outcome, wanted = self.planner.outcome, None
         known = outcome.plan is not None or bool(outcome.error)
@@ -355,7 +355,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             settings.styles.height = wanted
 
     def _show_note(self, text: str, style: Style | None) -> None:
-        """Show a message; each line after its first takes a row from the sections."""
+        """Show a message; each extra line takes a row from the sections."""
         view, size = self.query_one("#launch-note", LineView), self.app.size
         most = max(2, min(NOTE_ROWS, size.height - 4 - LEAST_SECTION))
         view.show(note_lines(plain(text), style, size.width, most))
@@ -411,7 +411,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def action_section(self, step: int) -> None:
-        """The next section, or the previous one for -1."""
+        """Go to the next section, or the previous one for -1."""
         self._layout_index = None
         self._section = SECTIONS[(SECTIONS.index(self._section) + step) % len(SECTIONS)]
         self._armed = ""
@@ -419,7 +419,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self._arrange()
 
     def go_to(self, name: str) -> None:
-        """Put the cursor on a field or flag of the settings."""
+        """Select a field or flag in the settings."""
         if self._section != "settings":
             self._section = "settings"
             self._arrange()
@@ -431,7 +431,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._cursor, self._under = names.index(name), name
 
     def action_move(self, step: int) -> None:
-        """So many lines down, or up; on the plan, findings."""
+        """Move the cursor by this many lines; on the plan, by findings."""
         draft = self.planner.draft
         if draft is None or self.editor.typing:
             return
@@ -457,14 +457,14 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.action_move(wheel_step(event))
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the section that was clicked."""
+        """Go to the clicked section."""
         clicked, _ = self.get_widget_at(event.screen_x, event.screen_y)
         section = (clicked.id or "").removeprefix("launch-")
         if section in SECTIONS and section != self._section and not self.editor.typing:
             self.action_section(SECTIONS.index(section) - SECTIONS.index(self._section))
 
     def action_edge(self, end: int) -> None:
-        """The first line for -1, the last one for 1."""
+        """Go to the first line (-1) or the last (1)."""
         self.action_move(end * MANY)
 
     # -- layouts ---------------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         return self.planner.outcome.plan.alternatives if self.planner.outcome.plan is not None else ()
 
     def action_launch_layouts(self) -> None:
-        """Show other layouts in place of the plan, or the plan again."""
+        """Toggle between the plan and other layouts."""
         if self.editor.typing:
             return
         self._say("")
@@ -490,7 +490,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.redraw()
 
     def _apply_layout(self, number: int) -> None:
-        """Make a layout the plan."""
+        """Apply a layout to the draft."""
         if self.planner.draft is None or not self.planner.fresh:
             self._say("Still planning…", WARN)
         elif number >= len(self._alternatives) or self._alternatives[number].chosen:
@@ -507,14 +507,14 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
 
     @property
     def current(self) -> str | None:
-        """The field or flag under the cursor."""
+        """The selected field or flag."""
         if self.planner.draft is None or self._section != "settings":
             return None
         names = self.planner.draft.names
         return names[min(self._cursor, len(names) - 1)]
 
     def action_launch_open(self) -> None:
-        """On a preset go to its settings; edit a field or flag; apply a layout; on the plan launch it."""
+        """Act on the selection: go to a preset's settings, edit a field or flag, apply a layout, or launch the plan."""
         if self._layout_index is not None:
             self._apply_layout(self._layout_index)
         elif self._section == "presets":
@@ -525,7 +525,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self.editor.edit(self.current)
 
     def action_launch_back(self) -> None:
-        """Close the input; go back, the second time also if changes are lost."""
+        """Close the input or go back; unsaved changes need a second press."""
         if self.editor.typing:
             self.editor.cancel()
         elif self._layout_index is not None:
@@ -550,7 +550,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
     # -- editing ---------------------------------------------------------------------------------------------------
 
     def action_launch_toggle(self) -> None:
-        """The next engine or set of GPUs; a flag on or off, or its next choice."""
+        """Select the next engine or GPU set, or toggle a flag or select its next choice."""
         self.editor.toggle(self.current)
 
     def action_launch_add(self) -> None:
@@ -596,18 +596,18 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self.redraw()
 
     def action_launch_get(self) -> None:
-        """Download the model from the hub, after a question."""
+        """Download the model from the hub, after confirmation."""
         draft = self.planner.draft
         if draft is not None and not self.editor.typing and not self._launching:
             self.downloads.begin(draft.request().model or draft.preset.model)
 
     def _downloaded(self) -> None:
-        """A model has come: it is among those of this machine, and the plan knows its files."""
+        """List the downloaded model among the local ones, and plan with its files."""
         self.picker.forget()
         self.planner.plan_soon()
 
     def action_launch_fix(self) -> None:
-        """Apply the fix of the selected finding; if it has none, the first fix of another one."""
+        """Apply the fix of the selected finding, or else the first fix of another one."""
         findings, plan, draft = self.planner.outcome.findings, self.planner.outcome.plan, self.planner.draft
         if draft is None or self.editor.typing:
             return
@@ -647,7 +647,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
     # -- launching -------------------------------------------------------------------------------------------------
 
     def action_launch_start(self) -> None:
-        """Launch what is shown; what is not planned yet is planned first."""
+        """Launch the draft; plan it first if the plan is outdated."""
         if self.planner.draft is None or self._launching:
             return
         if self.downloads.running:
@@ -663,7 +663,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.redraw()
 
     def _launch_planned(self) -> None:
-        """Launch the plan: never over a certain error; over warnings and uncertain errors if asked twice."""
+        """Launch the plan: never despite a certain error; despite warnings and uncertain errors on a second press."""
         self._launch_next = False
         outcome = self.planner.outcome
         if outcome.error:
@@ -698,11 +698,11 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self.close_with(server)
             return
         self._launching = False
-        self.planner.plan_soon()  # the cause may be visible now
+        self.planner.plan_soon()  # a new plan may show the cause
 
 
 def _layout_keys() -> list[KeyHint]:
-    """The keys while layouts stand side by side."""
+    """The keys while layouts are shown."""
     up, down, take, back = map(key_of, ("launch_up", "launch_down", "launch_open", "launch_back"))
     return [
         (f"{up} {down}", "choose a layout", "screen.launch_up|screen.launch_down"),
@@ -712,5 +712,5 @@ def _layout_keys() -> list[KeyHint]:
 
 
 def _note_of(draft: LaunchDraft) -> str:
-    """What the user should know about the plan's engine."""
+    """A note about the plan's engine."""
     return NO_VLLM if draft.substituted else ""

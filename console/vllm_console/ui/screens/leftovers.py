@@ -1,4 +1,4 @@
-"""Removing leftovers of ended servers: find them, ask with the list, remove."""
+"""Removes leftovers of ended servers: finds them, lists them for confirmation, removes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_SHOWN = 8
 
 
 def confirm_leftovers(console: ConsoleApp) -> None:
-    """Find, ask, and remove; says what was spared. A demo removes nothing: what there is belongs to other servers."""
+    """Find leftovers, confirm and remove them. The demo removes nothing: leftovers belong to other servers."""
     fleet = console.fleet
     if console.polling.demo:
         console.say("This is the demo: 'vllm-console leftovers' lists what ended servers have left on this machine.")
@@ -45,7 +45,7 @@ def confirm_leftovers(console: ConsoleApp) -> None:
 
 
 def _details(left: Leftovers) -> list[str]:
-    """Processes, then the files, each reason once above what it holds for; at most so many of them."""
+    """Processes, then files grouped by reason; at most `MOST_SHOWN` of them."""
     rows = [format_process(process) for process in left.processes[:MOST_SHOWN]]
     room = MOST_SHOWN - len(rows)
     by_reason: dict[str, list[LeftFile]] = {}

@@ -1,4 +1,4 @@
-"""One server's log on the whole screen."""
+"""The log screen: one server's log in full screen."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PLACEHOLDERS = {
     "only": "show only lines with this text; case-sensitive if it contains capitals",
     "time": HINT,
 }
-"""What is asked for, by what the text is for."""
+"""Input placeholders by purpose."""
 
 
 class LogScreen(TerminalScreen[None]):
-    """The log of a server: all of it, with search. ``path`` may not exist yet.
+    """Shows all of a server's log, with search. ``path`` may not exist yet.
 
-    It follows the end, or is shown up to ``at`` at first (Unix seconds).
+    It follows the end, or first shows the log up to ``at`` (Unix seconds).
     """
 
     CSS_PATH = "log.tcss"
@@ -47,23 +47,23 @@ class LogScreen(TerminalScreen[None]):
         super().__init__()
         self._at = at
         self._purpose = "search"
-        """What the text that is typed is for."""
+        """The purpose of the input."""
         self._server_name, self._path, self._simulated = plain(server_name), path, simulated
 
     def compose(self) -> ComposeResult:
-        """Title, log, note, keys."""
+        """Yield the log, message, input and keys."""
         yield FrameBox(LogView(id="log-lines", compact=False), id="log-box")
         yield LineView(id="log-note", classes="bar")
         yield Input(id="log-search", compact=True)
         yield LineView(id="log-keys", classes="bar")
 
     def on_mount(self) -> None:
-        """Open the log; nothing takes the keys but the search text while it is typed."""
+        """Open the log. Only the input takes the focus, while it is open."""
         self._input.display = False
         self.set_focus(None)
         self._view.open(self._path)
         if self._at is not None:
-            self.call_after_refresh(self._view.show_moment, self._at)  # at the bottom: its height must be known
+            self.call_after_refresh(self._view.show_moment, self._at)  # needs the final height
         self._draw_bars()
 
     @property
@@ -107,18 +107,18 @@ class LogScreen(TerminalScreen[None]):
     # -- search ----------------------------------------------------------------------------------------------------
 
     def action_log_search(self) -> None:
-        """Type a text to search for."""
+        """Open the search."""
         self._ask("search")
 
     def action_log_matching(self) -> None:
-        """Show only lines that match the search, or all again; without a search, type a text first."""
+        """Toggle between matching lines and all lines; without a search, ask for one."""
         if self._view.page.wanted:
             self._view.toggle_only_matches()
         else:
             self._ask("only")
 
     def action_log_time(self) -> None:
-        """Type a time to go to."""
+        """Ask for a time to go to."""
         self._ask("time")
 
     def _ask(self, purpose: str) -> None:
@@ -126,7 +126,7 @@ class LogScreen(TerminalScreen[None]):
         self._input.placeholder = PLACEHOLDERS[purpose]
         self._input.value = "" if purpose == "time" else self._view.page.wanted
         self._input.display = True
-        self.set_focus(self._input)  # at once: keys typed next are for it
+        self.set_focus(self._input)  # right away: the next keys belong to it
         self._draw_bars()
 
     @on(Input.Submitted, "#log-search")
@@ -146,7 +146,7 @@ class LogScreen(TerminalScreen[None]):
         self._draw_bars()
 
     def action_log_back(self) -> None:
-        """Leave what is typed; then end the search; then go back."""
+        """Close the input, or else end the search, or else go back."""
         if self._input.display:
             self._close_input()
         elif self._view.page.wanted:
@@ -155,7 +155,7 @@ class LogScreen(TerminalScreen[None]):
             self.close_with()
 
     def action_next_match(self, step: int) -> None:
-        """The next match below, or above for -1."""
+        """Go to the next match below, or above for -1."""
         self._view.find_next(backwards=step < 0)
 
     # -- moving ----------------------------------------------------------------------------------------------------
@@ -169,15 +169,15 @@ class LogScreen(TerminalScreen[None]):
         self._view.go_home()
 
     def action_log_hold(self) -> None:
-        """Stop following, or follow again."""
+        """Stop or resume following the end."""
         self._view.toggle_hold()
 
     def action_rows(self, step: int) -> None:
-        """So many lines down, or up."""
+        """Scroll by lines."""
         self._view.scroll_rows(step)
 
     def action_page(self, step: int) -> None:
-        """So many pages down, or up."""
+        """Scroll by pages."""
         self._view.scroll_pages(step)
 
     def action_sideways(self, step: int) -> None:
@@ -191,19 +191,19 @@ class LogScreen(TerminalScreen[None]):
     # -- showing ---------------------------------------------------------------------------------------------------
 
     def action_log_filter(self) -> None:
-        """All lines, warnings and errors, errors."""
+        """Switch between all lines, warnings and errors, and errors only."""
         self._view.cycle_filter()
 
     def action_log_access(self) -> None:
-        """Access lines: folded, only those of failed requests, or each."""
+        """Switch access lines: folded, those of failed requests only, or all."""
         self._view.cycle_access()
 
     def action_log_wrap(self) -> None:
-        """Wrap long lines, or cut them."""
+        """Toggle between wrapping and cutting long lines."""
         self._view.toggle_wrap()
 
     def action_log_copy(self) -> None:
-        """Copy the selected line, or all that is shown."""
+        """Copy the selected line, or all visible lines."""
         text = self._view.copied_text
         if not text:
             return

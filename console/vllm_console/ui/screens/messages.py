@@ -1,4 +1,4 @@
-"""All messages since the console was opened, the newest first."""
+"""The messages screen: all messages since the console was opened, newest first."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NONE_YET = (
 def messages_screen(
     history: Callable[[], Sequence[Message]], notices: Callable[[], Sequence[tuple[str, Style | None]]]
 ) -> ReaderScreen:
-    """Messages and events since the console was opened; ``history`` gives them, the oldest first.
+    """Create the screen; ``history`` returns messages and events, oldest first.
 
-    ``notices`` gives what holds now, with its style: it stands above them.
+    ``notices`` returns current notices with their styles, shown above them.
     """
     return ReaderScreen(
         TextReader(
@@ -38,7 +38,7 @@ def messages_screen(
 
 
 def notice_lines(notices: Sequence[tuple[str, Style | None]], width: int) -> list[Strip]:
-    """What holds now, as many lines as it takes; none where there is nothing."""
+    """Current notices, wrapped; empty if there are none."""
     lines: list[Strip] = []
     for text, style in notices:
         lines += paragraph(text, width, style, " " * _TIME, first=[(f" {'now':8}  ", DIM)])
@@ -46,7 +46,7 @@ def notice_lines(notices: Sequence[tuple[str, Style | None]], width: int) -> lis
 
 
 def history_lines(history: Sequence[Message], width: int) -> list[Strip]:
-    """Each message with the time of day, as many lines as it takes."""
+    """Each message with its time of day, wrapped."""
     lines: list[Strip] = []
     for message in reversed(history):
         when = time.strftime("%H:%M:%S", time.localtime(message.at))

@@ -1,4 +1,4 @@
-"""The command line at the foot of the screen, and above it the commands that match what is typed."""
+"""The command palette: an input at the bottom of the screen with matching commands above."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 SHARE = 3
-"""The command line takes one part in so many of the screen's rows: findings and table stand above it."""
+"""The palette takes 1/`SHARE` of the screen's rows; findings and the table stay visible above it."""
 
 LEAST_ROWS, MOST_ROWS = 3, 8
-"""Rows for commands, however many match: what stands above them stays put."""
+"""Rows for commands, however many match, so that the screen above does not move."""
 
 
 class PaletteScreen(TerminalModal[Do | None]):
-    """Takes a command; dismisses with what does it, or None. What it is about stays in sight above it.
+    """Reads a command; dismisses with a function that runs it, or None. The screen above stays visible.
 
-    With nothing typed no command is under the cursor, so that enter alone does nothing.
+    Without input, no command is selected, so that enter alone does nothing.
     """
 
     CSS_PATH = "palette.tcss"
@@ -63,7 +63,7 @@ class PaletteScreen(TerminalModal[Do | None]):
         self._entry = Entry(id="palette-input")
 
     def compose(self) -> ComposeResult:
-        """The list, and the line below it."""
+        """Yield the list and the input below it."""
         with Vertical(id="palette"):
             yield self._list
             with Horizontal(id="palette-line"):
@@ -71,7 +71,7 @@ class PaletteScreen(TerminalModal[Do | None]):
                 yield self._entry
 
     def on_mount(self) -> None:
-        """Take the keys, and learn what there is to complete."""
+        """Focus the input and load completions."""
         self.query_one("#palette-prompt", LineView).show([line((":", KEY))])
         self._entry.open("command", placeholder="launch batch, go coder, set max-num-seqs=64, range 6h, …")
         self._look_up()
@@ -90,13 +90,13 @@ class PaletteScreen(TerminalModal[Do | None]):
 
     @property
     def _rows(self) -> int:
-        """How many commands can be listed."""
+        """Number of rows for commands."""
         return min(MOST_ROWS, max(LEAST_ROWS, self.app.size.height // SHARE - 2))
 
     # -- what matches ----------------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
-        """List what matches; the cursor stays on its command where that still does."""
+        """List matching commands; keep the selected one if it still matches."""
         before = self._found[self._at].text if self._at is not None and self._at < len(self._found) else None
         typed = self._entry.value
         self._found = self._commands.matching(typed, self._recent.texts)
@@ -155,12 +155,12 @@ class PaletteScreen(TerminalModal[Do | None]):
             self._draw()
 
     def action_page(self, by: int) -> None:
-        """A page of commands down or up."""
+        """Move by pages."""
         self._move(by * self._rows)
 
     @on(Entry.Completing)
     def _complete(self, event: Entry.Completing) -> None:
-        """Take the command under the cursor, or the first, into the line."""
+        """Copy the selected or first command into the input."""
         event.stop()
         if self._found:
             command = self._found[self._at or 0]
@@ -178,13 +178,13 @@ class PaletteScreen(TerminalModal[Do | None]):
             self._draw()
 
     def action_choose(self, index: int) -> None:
-        """Run the command that was clicked."""
+        """Run the clicked command."""
         if index < len(self._found):
             self._at = index
             self._run(self._found[index])
 
     def _run(self, command: TypedCommand) -> None:
-        """Close, and do it; one that is not whole yet is completed, one that does not apply says why."""
+        """Close and run a command; complete it if it is incomplete; if it does not apply, say why."""
         if command.open:
             self._entry.put(command.text)
             return
@@ -209,7 +209,7 @@ class PaletteScreen(TerminalModal[Do | None]):
 
 
 def _known(fleet: LocalFleet, engine: Engine | None, recent: RecentCommands) -> tuple[Sequence[Preset], FlagCatalog]:
-    """In a thread: the presets, and the flags of an engine; reads what was typed before, too."""
+    """Read the presets, an engine's flags, and the command history. Runs in a thread."""
     recent.read()
     presets, _ = fleet.presets()
     return presets, FlagCatalog(fleet.flags(engine) if engine is not None else None)
@@ -225,7 +225,7 @@ def _title(count: int, width: int) -> Strip:
 
 
 def _rows(command: TypedCommand, index: int, here: bool, column: int, width: int, most: int) -> list[Strip]:
-    """A command, what it does, and its key, in one row; why it can't be done wraps over at most so many."""
+    """One row: command, description and key. The reason why it can't run wraps to at most ``most`` rows."""
     action = f"screen.choose({index})"
     key = f" {command.key} " if command.key and width >= 60 else ""
     title, style = (command.wrong, WARN) if command.wrong else (command.title, DIM)

@@ -1,4 +1,4 @@
-"""A ramp while it runs, and what it found: what is measured now, the curves over the rate, and a row per step."""
+"""The ramp screen: progress, latency curves over the request rate, and one row per step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.5
 
 SLOWER_FOR_OTHERS = "Other clients will be slower meanwhile."
-"""What a measurement does to those who use the server."""
+"""The effect of a measurement on other clients."""
 
 _COLUMNS = (
     ">REQ/S", ">DONE", ">FAILED", ">TTFT p99",
@@ -36,11 +36,11 @@ _COLUMNS = (
 )  # fmt: skip
 
 _CURVES = (("TTFT p99", "ttft_seconds", "ttft_p99_seconds"), ("ITL p99", "itl_seconds", "itl_p99_seconds"))
-"""Title, latency and limit of each."""
+"""Title, latency key and limit key of each curve."""
 
 
 class RampScreen(ReaderScreen):
-    """Shows the ramp on a server. While it runs, leaving asks whether to end it; what it has is shown then."""
+    """Shows a server's ramp. Leaving while it runs asks whether to end it; results so far stay on screen."""
 
     def __init__(self, console: ConsoleApp, title: str, server: str) -> None:
         super().__init__(
@@ -55,11 +55,11 @@ class RampScreen(ReaderScreen):
 
     @property
     def _view(self) -> RampView:
-        """As it is now; a server that is gone has none."""
+        """The ramp's current state; a problem if the server is gone."""
         return self._main.fleet.ramp(self._server) or RampView(running=False, problem="the server is gone")
 
     def on_mount(self) -> None:
-        """Follow the ramp."""
+        """Start the periodic redraw."""
         self.set_interval(REDRAW_SECONDS, self._follow)
 
     def _follow(self) -> None:
@@ -78,11 +78,11 @@ class RampScreen(ReaderScreen):
         self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "", about=name)
 
     def _end(self) -> bool:
-        """Ask before leaving one that measures; whether it does."""
+        """Ask before leaving a running ramp. Returns whether leaving is prevented."""
         view = self._view
         if not view.running:
             return False
-        if view.progress is None and not view.steps:  # it checks whether others use the server: nothing is lost
+        if view.progress is None and not view.steps:  # still checking for other clients: nothing to lose
             self._main.act("", partial(self._main.fleet.cancel_ramp, self._server), lambda _: "", about=self._server)
             return False
         if not view.canceled:
@@ -93,8 +93,8 @@ class RampScreen(ReaderScreen):
     def _ended(self, yes: bool | None) -> None:
         if not yes:
             return
-        self._asked = True  # it shall not be measured
-        if not self._view.running:  # it ended while the question was open
+        self._asked = True  # don't ask to measure anyway
+        if not self._view.running:  # the ramp ended while the dialog was open
             self.close_with()
             return
         fleet, name = self._main.fleet, self._server
@@ -102,9 +102,9 @@ class RampScreen(ReaderScreen):
 
 
 def ramp_lines(view: RampView, width: int, height: int) -> list[Strip]:
-    """What runs now or what was found, the curves once there are two rates, and the steps, the newest first.
+    """The state or result, the curves if there are two rates, and the steps, newest first.
 
-    ``height`` is that of the screen.
+    ``height`` is the height of the screen.
     """
     lines = _state(view, width)
     lines += _curves(view, width, 13 if height >= 36 else 8)
@@ -138,7 +138,7 @@ def _state(view: RampView, width: int) -> list[Strip]:
 
 
 def _coming(view: RampView) -> list[str]:
-    """What a ramp does, and what will appear here, for who sees nothing measured yet."""
+    """Explains the ramp while nothing has been measured yet."""
     limits = [
         f"{title} ≤ {seconds(view.limits[limit])}" for title, _, limit in _CURVES if view.limits.get(limit) is not None
     ]
@@ -152,7 +152,7 @@ def _coming(view: RampView) -> list[str]:
 
 
 def _now(view: RampView) -> str:
-    """What runs, and since when."""
+    """The current step and the time it has taken."""
     if view.canceled:
         return "Ending…"
     now = view.progress
@@ -164,7 +164,7 @@ def _now(view: RampView) -> str:
 
 
 def _curves(view: RampView, width: int, height: int) -> list[Strip]:
-    """p99 of TTFT and ITL over the rate, beside each other; with the limits, and the ceiling where it is known."""
+    """Charts of p99 TTFT and ITL over the request rate, side by side, with limits and the ceiling if known."""
     found = view.measured
     across = width // 2 - 1
     panels = []
@@ -205,6 +205,6 @@ def _row(step: Mapping[str, Any], limits: Mapping[str, float]) -> list[Value]:
 
 
 def _p99(latency: Mapping[str, float | None], most: float | None) -> Value:
-    """Red beyond the limit: that is why the objectives do not hold."""
+    """A p99, red if it exceeds its limit."""
     known = latency.get("p99_above") or latency.get("p99")
     return p99_in(latency), BAD if known is not None and most is not None and known > most else None
