@@ -1,4 +1,4 @@
-"""``vllm-console attach URL`` and ``detach NAME``: record a vLLM endpoint of another machine, without changing it."""
+"""``vllm-console attach URL`` and ``detach NAME``: record a vLLM endpoint on another machine, without changing it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_launchers.errors import UsageError
 from vllm_launchers.keeper.records import State
 
 FIRST_ANSWER_SECONDS = 6.0
-"""How long the first answer is waited for: a little longer than one may take."""
+"""How long to wait for the first response: slightly longer than a single one may take."""
 
 POLL_SECONDS = 0.2
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _attach_host(args: argparse.Namespace) -> int:
-    """Attach a machine, and list what runs there."""
+    """Attach a machine, and list its servers."""
     if args.key_env or args.ca:
         raise UsageError("--key-env and --ca are for http and https: ssh has keys of its own")
     fleet = open_fleet(args, observe=False, remote=True)
@@ -65,7 +65,7 @@ def _attach_host(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Attach it and print its first answer; an endpoint that does not answer stays attached."""
+    """Attach the endpoint and print its first response. An endpoint that does not respond stays attached."""
     if args.url.startswith("ssh:"):
         return _attach_host(args)
     fleet = open_fleet(args, observe=False)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     while True:
         snapshot = fleet.snapshot(name)
         server = snapshot.server(name)
-        # Another command that attaches it again moves its record away for a moment.
+        # If another command reattaches it, its record is briefly moved away.
         if (server is not None and server.probed) or time.monotonic() > deadline:
             break
         time.sleep(POLL_SECONDS)
@@ -95,7 +95,7 @@ def add_detach_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_detach(args: argparse.Namespace) -> int:
-    """Forget the endpoint or machine; its recorder ends, and its history is kept for replays."""
+    """Forget the endpoint or machine. Its recorder ends; its history is kept for replays."""
     kept = open_fleet(args, observe=False).detach(args.name)
     if args.json:
         print_json({"name": args.name, "detached": True, "history_kept": kept})

@@ -1,4 +1,4 @@
-"""``vllm-console bench NAME``: the ``vllm bench serve`` of a server's own vLLM, with its preset's traffic."""
+"""``vllm-console bench NAME``: run ``vllm bench serve`` from a server's own vLLM with its preset's traffic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOST_SECONDS = 86_400
 RESULT_OPTIONS = ("--result-dir", "--result-filename", "--append-result")
 OUTPUT_LINES = 12
-"""Of the tool's output, shown where it fails."""
+"""Lines of the tool's output to show on failure."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it, and keep its result. A signal that ends this ends the tool, too."""
+    """Run the benchmark and keep its result. A signal that ends this command also ends the tool."""
     from vllm_console.cli.waiting import undone_at_end
     from vllm_console.runs.imports import ResultError, read_result
 
@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuse options of the tool that say where its result goes: it is read there, and kept with the run.
+    """Refuse options that redirect the tool's result, because the result is read here and kept with the run.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there is such an option.
     """
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
@@ -96,10 +96,10 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def check_access(url: str, lookup: Lookup | None = None) -> None:
-    """Ask the server for its models before the tool does: the tool would report a missing key as failed requests.
+    """Ask the server for its models first, since the tool would report a missing key as failed requests.
 
     Raises:
-        OperationError: it does not answer, or refuses the API key.
+        OperationError: it does not respond, or rejects the API key.
     """
     from vllm_console.load import client
 
@@ -112,10 +112,10 @@ def check_access(url: str, lookup: Lookup | None = None) -> None:
 
 
 def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -> tuple[int, int, int]:
-    """Tokens of a shared prefix, of the rest of a prompt, and of an answer: the means of the workload.
+    """The number of tokens of the shared prefix, the rest of the prompt, and the answer: the means of the workload.
 
     Raises:
-        OperationError: the exact lengths that were asked for do not fit.
+        OperationError: the exact lengths requested do not fit.
     """
     from vllm_console.load.shape import fit_lengths, mean_length
 
@@ -133,12 +133,12 @@ def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -
 
 
 def _words(args: argparse.Namespace, target: Target, server: ServerView) -> list[str]:
-    """The command line, with lengths that fit into the server's context."""
+    """The command line, with lengths that fit the server's context."""
     from vllm_launchers.plan.flags import served_name, token_count
 
     served = served_name(server.flags, server.model)
     longest = token_count(server.flags.get("max-model-len"))
-    fits = longest - max(16, longest // 16) if longest else None  # its prompts are text: they may get more tokens
+    fits = longest - max(16, longest // 16) if longest else None  # its prompts are text, which may have more tokens
     prefix, prompt, output = lengths(args, shaped(args, target.workload), fits)
     command = server.engine.command if server.engine is not None else ()
     words = [*command, "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
@@ -184,7 +184,7 @@ def _run_tool(words: list[str], result: Path, *, quiet: bool) -> None:
 
 
 def reason(lines: list[str]) -> str:
-    """Why the tool failed: the last line if it names an error, else the last lines."""
+    """Why the tool failed: the last line if it names an error, otherwise the last lines."""
     if lines and re.search(r"(?:^|\W)(?:error|\w+Error)\b", lines[-1]):
         return lines[-1]
     return " / ".join(lines[-OUTPUT_LINES:])

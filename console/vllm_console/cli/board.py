@@ -1,6 +1,6 @@
-"""``vllm-console board``, ``claim`` and ``release``: GPUs claimed on the shared board, and servers of all users.
+"""``vllm-console board``, ``claim`` and ``release``: GPU claims on the shared board, and all users' servers.
 
-Claims are advisory: they lock nothing.
+Claims are advisory; they lock nothing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def add_claim_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_claim(args: argparse.Namespace) -> int:
-    """Claim them; refused if another user has."""
+    """Claim the GPUs; refused if another user holds a claim."""
     from vllm_console.fleet.board import parse_gpu_indices, until_from
 
     fleet = open_fleet(args, observe=False)

@@ -1,4 +1,4 @@
-"""``vllm-console chat NAME``: talk to a server, on a screen or in a pipe."""
+"""``vllm-console chat NAME``: chat with a server, on screen or in a pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 LARGEST_PROMPT = 16 << 20
-"""Bytes of standard input: more than any context holds."""
+"""Maximum bytes of standard input, more than any context holds."""
 
 LANGUAGES = ("curl", "python", "javascript")
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(name: str, fleet: LocalFleet, *, remote_allowed: bool) -> None:
-    """Raise NotFoundError or RefusedError for a server that can't be talked to on the screen."""
+    """Raise NotFoundError or RefusedError for a server that cannot be chatted with on screen."""
     server = fleet.snapshot().server(name)
     if server is None:
         raise NotFoundError(f"no server is called '{plain(name)}'; see 'vllm-console list', or give a URL")
@@ -105,10 +105,10 @@ def _check(name: str, fleet: LocalFleet, *, remote_allowed: bool) -> None:
 
 
 def _options(args: argparse.Namespace) -> ChatOptions:
-    """The options of the command line.
+    """The chat options from the command line.
 
     Raises:
-        UsageError: the file with tools is none.
+        UsageError: the tools file is invalid.
     """
     from vllm_console.chat.conversation import ChatOptions
 
@@ -126,10 +126,10 @@ def _options(args: argparse.Namespace) -> ChatOptions:
 
 
 def _server(args: argparse.Namespace, word: str) -> ChatServer:
-    """The server of that name or URL.
+    """The server with this name or URL.
 
     Raises:
-        OperationError: there is none, it is not ready, or it is another user's.
+        OperationError: it does not exist, is not ready, or belongs to another user.
     """
     from vllm_console.chat.client import ChatServer
     from vllm_console.load.client import check_url, lookup_of, own_access
@@ -146,7 +146,7 @@ def _prompt(in_terminal: bool) -> str:
     """The text on standard input.
 
     Raises:
-        UsageError: nothing does, it is too long, or no text.
+        UsageError: standard input is closed, or the prompt is empty, too long or not UTF-8.
     """
     if sys.stdin is None:
         raise UsageError("standard input is closed: echo 'Hello' | vllm-console chat NAME")
@@ -168,7 +168,7 @@ def _prompt(in_terminal: bool) -> str:
 async def _ask(
     servers: list[ChatServer], prompt: str, options: ChatOptions, show: Any | None
 ) -> list[tuple[ChatClient, Answer]]:
-    """Each server's answer; ``show`` gets what there is of the only one."""
+    """Each server's answer; ``show`` receives partial answers."""
     import asyncio
 
     from vllm_console.chat.client import ChatClient
@@ -183,7 +183,7 @@ async def _ask(
 
 
 async def _code(server: ChatServer, prompt: str, options: ChatOptions, language: str) -> str:
-    """Code that asks the same. Raises OperationError: the server does not say which model it serves."""
+    """Code that sends the same request. Raises OperationError if the server does not report its model."""
     from vllm_console.chat.code import Language, code_for
     from vllm_console.chat.conversation import request_for
     from vllm_console.load.client import find_served_model as served
@@ -198,9 +198,9 @@ async def _code(server: ChatServer, prompt: str, options: ChatOptions, language:
 
 
 class _Printer:
-    """Prints an answer as it streams: the content to standard output, the reasoning to standard error.
+    """Prints an answer as it streams: content to standard output, reasoning to standard error.
 
-    A line that begins an escape code is printed once it is whole: its beginning does not show what belongs to it.
+    A line with an escape code is only printed once it is complete, because a part does not show where the code ends.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class _Printer:
         self._printed = ""
 
     def show(self, answer: Answer, *, end: bool) -> None:
-        """Print what is new; ``end``: nothing follows."""
+        """Print what is new; ``end`` means nothing follows."""
         from vllm_console.chat.answer import PartKind
 
         for index in range(max(0, self._part), len(answer.parts)):
@@ -226,7 +226,7 @@ class _Printer:
                 self._printed = text
 
     def finish(self, answer: Answer) -> None:
-        """All that is left of it, and its figures."""
+        """Print the rest of the answer, and its figures."""
         from vllm_console.chat.answer import figures_text
 
         self.show(answer, end=True)
@@ -242,7 +242,7 @@ def _title(kind: str, name: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """The text without a last line that begins an escape code."""
+    """The text without a last line that contains the start of an escape code."""
     head, newline, last = text.rpartition("\n")
     return head + newline if any(one == "\x1b" or "\x80" <= one <= "\x9f" for one in last) else text
 

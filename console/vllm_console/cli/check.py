@@ -1,4 +1,4 @@
-"""``vllm-console check``: whether a server meets its objectives, or a launch may begin; for cron and CI."""
+"""``vllm-console check``: whether a server meets its objectives, or a launch is safe to begin; for cron and CI."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.model import Plan
 
 LOCAL = "http://127.0.0.1:9090"
-"""Where Prometheus listens by default."""
+"""Prometheus's default address."""
 
 WINDOW_SECONDS = 300.0
 LONGEST_SECONDS = 30 * 86_400.0
-"""History goes back a month."""
+"""History is kept for a month."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Judge it."""
+    """Judge the server, or check the launch."""
     if (args.name is None) == (args.before_launch is None):
         raise UsageError("give a server's name or --before-launch PRESET, not both")
     return _judge(args) if args.before_launch is None else check_launch(args)
@@ -77,14 +77,14 @@ def _judge(args: argparse.Namespace) -> int:
         print_json(report_document(report))
     else:
         print("\n".join(_report_lines(report)))
-    # Cron often runs where no console is open: record the findings that no console saw.
+    # Cron often runs while no console is open: record the findings that no console saw.
     if trouble := fleet.judge_past(args.name):
         complain(trouble)
     return 0 if report.ok else 1
 
 
 def _report_lines(report: Report) -> list[str]:
-    """A line for each objective, and for each problem that is none of these."""
+    """A line per objective, and per problem that is not an objective."""
     lines = [f"over the last {duration(report.window_seconds)}:"]
     for one in report.objectives:
         mark = {True: "ok", False: "broken", None: "–"}[one.ok]
@@ -94,7 +94,7 @@ def _report_lines(report: Report) -> list[str]:
 
 
 def check_launch(args: argparse.Namespace) -> int:
-    """Print the list; exit code 1 if any item is not ok.
+    """Print the checklist; exit code 1 if any item is not ok.
 
     Raises:
         NotFoundError: there is no such preset.
@@ -137,7 +137,7 @@ def _item_lines(item: ChecklistItem) -> list[str]:
 
 
 def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, preset: Preset) -> ChecklistInputs:
-    """What the list needs to know of this machine, its runs and its monitoring."""
+    """What the checklist needs to know about this machine, its runs and its monitoring."""
     from vllm_console.alerts.checklist import ChecklistInputs
     from vllm_console.alerts.monitoring import ask_prometheus
     from vllm_console.alerts.prometheus import AlertTarget, rules
@@ -169,7 +169,7 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
 
 
 def _is_missing(fleet: LocalFleet, model: str) -> bool:
-    """Whether this is the hub id of a model that is not in the cache."""
+    """Whether this is a hub ID of a model that is not in the cache."""
     from vllm_launchers.vllm.model_folder import HUB_ID
 
     is_hub_id = HUB_ID.fullmatch(model) is not None and not os.path.isdir(model)  # noqa: PTH112
@@ -177,7 +177,7 @@ def _is_missing(fleet: LocalFleet, model: str) -> bool:
 
 
 def _disks(state: Path) -> list[Disk]:
-    """The disks of the caches and of the state folder, each once."""
+    """The disks of the caches and the state folder, each once."""
     import shutil
 
     from vllm_console.alerts.checklist import Disk

@@ -1,4 +1,4 @@
-"""``vllm-console compare BEFORE [AFTER]``: did a change help? Or, with two engines, would an upgrade be slower?"""
+"""``vllm-console compare BEFORE [AFTER]``: did a change help? With two engines: would an upgrade be slower?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Set them side by side."""
+    """Compare two runs, or two engines."""
     if args.engine:
         from vllm_console.cli.upgrade import run_upgrade
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(kept: KeptPrediction | None) -> Document | None:
-    """What was predicted of the change, next to what was measured."""
+    """What was predicted for the change, next to what was measured."""
     if kept is None:
         return None
     import msgspec

@@ -1,4 +1,4 @@
-"""``vllm-console`` without a command, and ``vllm-console replay RUN``: the console itself, and on a past run."""
+"""``vllm-console`` without a command, and ``vllm-console replay RUN``: the console, live or on a past run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 DUMB = ("dumb", "unknown")
-"""Values of ``TERM`` for which nothing can be drawn."""
+"""Values of ``TERM`` for terminals that cannot draw."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
 def open_on(
     args: argparse.Namespace, wanted: Callable[[LocalFleet], Replay | None], *, chat: ChatOptions | None = None
 ) -> int:
-    """Open the console, or save a picture of it; on the run that is ``wanted``, if one is.
+    """Open the console, or save a picture of it; on the run that ``wanted`` returns, if any.
 
-    With ``chat`` on a chat with the server ``args.server``.
+    With ``chat``, open a chat with the server ``args.server``.
     """
     config = settings_from(args)
     with contextlib.closing(open_fleet(args, config, interactive=True, remote=True)) as fleet:
@@ -52,7 +52,7 @@ def open_on(
 
 
 def _replay_of(fleet: LocalFleet, args: argparse.Namespace) -> Replay | None:
-    """The run that shows ``--server`` at ``--at``, where that server was removed.
+    """The run that shows ``--server`` at ``--at``, if that server was removed.
 
     Raises:
         NotFoundError: there is no such server.
@@ -71,12 +71,12 @@ def _replay_of(fleet: LocalFleet, args: argparse.Namespace) -> Replay | None:
 
 
 def need_screen(otherwise: str) -> None:
-    """Check that there is something to draw on: a terminal, or what ``TEXTUAL_DRIVER`` names.
+    """Check that there is something to draw on: a terminal, or a driver named by ``TEXTUAL_DRIVER``.
 
-    Rich assumes a fixed size for a dumb terminal, and layout would never end.
+    Rich assumes a fixed size for a dumb terminal, and layout would never finish.
 
     Raises:
-        UsageError: there is no terminal (the text is ``otherwise``), or nothing can be drawn on it.
+        UsageError: there is no terminal (with the message ``otherwise``), or it cannot draw.
     """
     if os.environ.get("TEXTUAL_DRIVER"):
         return
@@ -90,7 +90,7 @@ def need_screen(otherwise: str) -> None:
 
 
 def _open_demo() -> int:
-    """Go on as the demo, with the options of this command line: it had no command."""
+    """Continue as the demo with the options of this command line, which had no command."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vllm_console", *sys.argv[1:], "demo"])
 
@@ -108,10 +108,10 @@ def show(
     replay: Replay | None = None,
     chat: ChatOptions | None = None,
 ) -> int:
-    """Run the app until it is quit; prints afterwards what keeps running.
+    """Run the app until it quits, then print what keeps running.
 
-    ``cast`` records what it draws; ``hints``, ``server``, ``replay`` and ``chat`` are as `ConsoleApp` says; ``to_demo``
-    is called if it was left for the demo.
+    ``cast`` records the output; ``hints``, ``server``, ``replay`` and ``chat`` are passed to `ConsoleApp`; ``to_demo``
+    is called if the user left for the demo.
     """
     from vllm_console.crash_report import in_threads
     from vllm_console.ui.app import ConsoleApp

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 READY_SECONDS = 20.0
-"""How long the console waits for servers to be ready before it opens."""
+"""How long to wait for servers to be ready before the console opens."""
 
 HOST = Path("2xrtx3090")
-"""The recorded host on whose GPUs they are shown: most machines that a demo runs on have none."""
+"""The recorded host whose GPUs the servers appear on, since most machines that run a demo have none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start both, show the console, stop both. Nothing of the demo stays behind."""
+    """Start both servers, show the console, stop both. Nothing of the demo remains."""
     if args.picture is None:
         need_screen("the demo needs a terminal; --picture FILE saves a picture instead")
     if args.picture is not None:
@@ -82,14 +82,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hints(root: Path, *, again: bool) -> Path | None:
-    """The file that says that hints are not wanted any more; None where it is there."""
+    """The marker file for hidden hints; None if it exists, unless ``again``."""
     hidden = root / "hints-hidden"
     return hidden if again or not hidden.exists() else None
 
 
 @contextlib.contextmanager
 def _cast(path: Path | None) -> Iterator[Cast | None]:
-    """The recording that was asked for; says where it is, or why it is not whole.
+    """The requested recording; prints its path, or why it is incomplete.
 
     Raises:
         UsageError: the file can't be written.
@@ -139,7 +139,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
                 now = time.time()
                 view = fleet.resume(server.name, runs, partial(recording.enter, past, now=now))
                 resumed[server.name] = now
-            else:  # the recording does not apply to other GPUs, or to a preset of your own
+            else:  # the recording does not apply to other GPUs, or to a preset of the user's own
                 view = fleet.start(runs[-1])
             words = [sys.executable, "-m", "vllm_console.cli.demo_servers", view.url, server.name, str(os.getpid())]
             traffic.append(
@@ -153,7 +153,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
         if len(resumed) == len(SERVERS) and host_file is None:
             recording.enter_gpus(recorded, fleet.snapshot().servers, HOST, root, time.time())
         _enter_records(root, {name: (recorded[name], ended) for name, ended in resumed.items()})
-        fleet.judge_past()  # else the first comparison waits for it
+        fleet.judge_past()  # otherwise the first comparison waits for it
         _wait_until_ready(root)
         yield fleet
     finally:
@@ -166,8 +166,9 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
 
 
 def _enter_records(root: Path, resumed: Mapping[str, tuple[recording.RecordedServer, float]]) -> None:
-    """Enter what probes recorded of the servers that continue from the recording, which ended at those times, and with
-    it the windows of their runs.
+    """Enter the probe records, and the windows of their runs, of servers that continue from the recording.
+
+    ``resumed`` has each server's recording and when it ended.
     """
     if not resumed:
         return
@@ -189,7 +190,7 @@ def _wait_until_ready(root: Path) -> None:
 
 
 def runs_of(server: DemoServer, host: Host | None, place: int | None) -> list[LaunchRequest]:
-    """The runs of a server up to the present one, as they are launched on that GPU."""
+    """A server's runs up to the current one, as launched on that GPU."""
     changes = _changes(server, host, place)
     present = LaunchRequest(
         preset=server.preset,
@@ -205,7 +206,7 @@ def runs_of(server: DemoServer, host: Host | None, place: int | None) -> list[La
 
 
 def _changes(server: DemoServer, host: Host | None, place: int | None) -> Changes:
-    """A server's flags, with its part of the memory as a share of the GPU that it is put on."""
+    """A server's flags, with its memory as a share of the GPU that it is placed on."""
     gpu = host.gpu(place) if host is not None and place is not None else None
     if server.gib is None or gpu is None or not gpu.memory_gib:
         return server.changes
@@ -217,7 +218,7 @@ MOST_SHARE = 0.9
 
 
 def emptiest(host: Host | None) -> list[int]:
-    """The GPUs of a host that can be used whole, those with the most free memory first."""
+    """The fully usable GPUs of a host, those with the most free memory first."""
     usable = [gpu for gpu in host.gpus if not gpu.lost and not gpu.mig_mode] if host is not None else []
     return [gpu.index for gpu in sorted(usable, key=lambda gpu: -(gpu.free_gib or 0.0))]
 
@@ -233,14 +234,14 @@ def _end(root: Path) -> None:
     for name in names:
         with contextlib.suppress(KeeperError):
             client.wait_for(root, name, lambda record: not record.state.alive, max(0.1, deadline - time.monotonic()))
-    # A keeper writes its last words after its record says stopped.
+    # A keeper still writes after its record says stopped.
     while any(client.keeper_alive(root, name) for name in names) and time.monotonic() < deadline:
         time.sleep(0.05)
     shutil.rmtree(root, ignore_errors=True)
 
 
 def _sweep(root: Path) -> None:
-    """End what a killed demo left behind: each demo's folder is named after the process that made it."""
+    """Clean up after killed demos. Each demo's folder is named after its process ID."""
     with contextlib.suppress(FileNotFoundError):
         for folder in root.iterdir():
             if folder.name.isdigit() and not _is_demo(int(folder.name)) and not _is_elsewhere(folder):
@@ -251,7 +252,7 @@ def _sweep(root: Path) -> None:
 
 
 def _is_elsewhere(root: Path) -> bool:
-    """Whether it belongs to a demo on another machine, or in another container, that shares this folder."""
+    """Whether it belongs to a demo on another machine or in another container that shares this folder."""
     return any(client.elsewhere(root, record) for record in client.list_records(root)[0])
 
 

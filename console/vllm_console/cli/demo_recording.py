@@ -1,7 +1,8 @@
-"""The demo's recording: what its simulated servers did in the minutes before it is opened.
+"""The demo's recording: what its simulated servers did in the minutes before the demo opens.
 
-`tests/tools/record_demo.py` makes it: the simulated engine in virtual time, its own metrics and log. Here it is entered
-through the recorder's own stores, with times that end now; and what their probes recorded: steps and finished requests.
+`tests/tools/record_demo.py` creates it from the simulated engine in virtual time, with its own metrics and log. This
+module enters it through the recorder's own stores, with times that end now, together with what the servers' probes
+recorded: steps and finished requests.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from vllm_launchers.vllm.flags.changes import FlagValue
 
 FILE = Path(__file__).with_suffix(".xz")
 STAMP = "\0"
-"""Where a line of the log has its time."""
+"""Placeholder for the time of a log line."""
 TOTALS = "recorded-totals.txt"
-"""In a server's folder: the body of ``/metrics`` that it counts on from."""
+"""File in a server's folder: the ``/metrics`` body from which its counters continue."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """One run. Times are in seconds, and 0 is the end of the recording; ``log`` has the time of each line."""
+    """One run. Times are in seconds, with 0 at the end of the recording; ``log`` has the time of each line."""
 
     flags: Mapping[str, FlagValue]
     started_at: float
@@ -56,19 +57,19 @@ class RecordedRun(msgspec.Struct, frozen=True):
 
 
 class RecordedServer(msgspec.Struct, frozen=True):
-    """The runs of a server, oldest first, and the body of its ``/metrics`` at the end."""
+    """A server's runs, oldest first, and its ``/metrics`` body at the end."""
 
     runs: Sequence[RecordedRun]
     totals: str
 
     @property
     def in_flight(self) -> int:
-        """Requests that were in flight at the end."""
+        """Requests in flight at the end."""
         engines = self.runs[-1].samples[-1].engines.values()
         return int(sum((one.requests_running or 0) + (one.requests_waiting or 0) for one in engines))
 
     def running(self, at: float) -> float | None:
-        """Requests that ran at that time; None while no run was ready."""
+        """Requests running at that time; None if no run was ready."""
         for run in self.runs:
             if run.ready_at <= at and (run.ended_at is None or at < run.ended_at):
                 place = bisect_right(run.samples, at, key=lambda one: one.at)
@@ -85,9 +86,9 @@ def read() -> Mapping[str, RecordedServer]:
 def enter(
     server: RecordedServer, folder: Path, specs: Sequence[LaunchSpec], now: float
 ) -> tuple[LaunchSpec, Recording]:
-    """Enter a server's history and its log; the last run continues after ``now``.
+    """Enter a server's history and log; the last run continues after ``now``.
 
-    ``specs`` are those of its runs. Returns what is to run, and what its keeper is to know.
+    ``specs`` belong to its runs. Returns what to launch, and the recording for its keeper.
     """
     _write(folder / LOG, b"".join(_log_of(server.runs, now)))
     writer = HistoryWriter(folder / HISTORY)
@@ -112,7 +113,7 @@ def enter(
 
 
 def enter_windows(server: RecordedServer, state: Path, folder: Path, record: ServerRecord, now: float) -> None:
-    """Enter the windows of a server's runs, exact as far as the records of its probe are in ``folder``."""
+    """Enter the windows of a server's runs, exact if ``folder`` has the records of its probe."""
     for run, generation in zip(server.runs, record.generations, strict=False):
         name = RunName(run_key(record, generation), record.name, generation.number)
         windows = WindowRecorder(state / FILE_NAME, name, WINDOW_SECONDS, folder / PROBE)
@@ -123,9 +124,9 @@ def enter_windows(server: RecordedServer, state: Path, folder: Path, record: Ser
 def enter_gpus(
     servers: Mapping[str, RecordedServer], views: Sequence[ServerView], host_file: Path, state: Path, now: float
 ) -> None:
-    """Enter what the host's GPUs did meanwhile, which follows from how many requests ran on each server.
+    """Enter what the host's GPUs did in that time, derived from the number of running requests per server.
 
-    ``views`` are the servers as they are now, on the GPUs that they are on.
+    ``views`` are the current servers on their current GPUs.
     """
     host = read_host(host_file)
     writer = GpuHistoryWriter(history_path(state, host))
@@ -154,7 +155,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _log_of(runs: Sequence[RecordedRun], now: float) -> list[bytes]:
-    """The lines as bytes, with the times of today."""
+    """The log lines as bytes, with current times."""
     return [
         line.replace(STAMP, time.strftime("%m-%d %H:%M:%S", time.localtime(now + at))).encode()
         for run in runs
@@ -163,10 +164,10 @@ def _log_of(runs: Sequence[RecordedRun], now: float) -> list[bytes]:
 
 
 PROBES_FILE = Path(__file__).with_name("demo_records.xz")
-"""Apart from `FILE`: they are larger, and are written while the servers start."""
+"""Separate from `FILE` because they are larger and are written while the servers start."""
 
 RecordedProbe = Mapping[str, bytes]
-"""The records of one run by their kind, in columns (`untransposed`). Times are in seconds; 0 is the recording's end."""
+"""The records of one run by kind, in columns (`untransposed`). Times are in seconds; 0 is the end of the recording."""
 
 
 def read_probes() -> Mapping[str, Sequence[RecordedProbe]]:
@@ -175,7 +176,7 @@ def read_probes() -> Mapping[str, Sequence[RecordedProbe]]:
 
 
 def enter_probes(runs: Sequence[RecordedProbe], folder: Path, now: float) -> None:
-    """Write segments as a probe would have, which ends at ``now`` (Unix seconds), to a server's ``folder``."""
+    """Write segments to a server's ``folder``, like a probe that ended at ``now`` (Unix seconds)."""
     place = folder / PROBE
     place.mkdir(mode=0o700, exist_ok=True)
     for number, run in enumerate(runs):
@@ -184,14 +185,14 @@ def enter_probes(runs: Sequence[RecordedProbe], folder: Path, now: float) -> Non
             records = untransposed(columns, size)
             room = (SEGMENT_BYTES - HEADER_BYTES) // size * size
             for part, start in enumerate(range(0, len(records), room)):
-                # The names of segments are in the order of time: before those of the server that goes on.
+                # Segment names sort by time: before those of the server that continues.
                 path = place / f"{kind}-{number:010d}{part:010d}-{os.getpid()}.bin"
                 with os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
                     file.write(_segment_header(kind, now) + records[start : start + room])
 
 
 def _segment_header(kind: str, now: float) -> bytes:
-    """That of a process whose clock was at 0 at ``now``."""
+    """The header of a process whose clock was 0 at ``now``."""
     header = {
         "format": FORMAT, "kind": kind, "record_bytes": LAYOUTS[kind].size, "pid": os.getpid(), "wall": now,
         "monotonic": 0.0,
@@ -200,7 +201,7 @@ def _segment_header(kind: str, now: float) -> bytes:
 
 
 def untransposed(columns: bytes, size: int) -> bytes:
-    """Records from their columns: the first byte of each, then the second one of each, and so on."""
+    """Records from their columns: the first byte of each record, then the second byte of each, and so on."""
     count = len(columns) // size
     records = bytearray(len(columns))
     for place in range(size):

@@ -22,11 +22,11 @@ DOCUMENTS = Workload(input_tokens_p95=1000, output_tokens_p95=500, prefix_reuse=
 CODE = Workload(input_tokens_p95=12288, output_tokens_p95=1024, prefix_reuse=0.6, concurrency=16)
 
 MOST_IN_FLIGHT = 512
-"""Requests that clients have in flight at most. They do not wait for answers: a slower server gets as many requests."""
+"""Maximum requests in flight. Clients do not wait for answers: a slower server gets as many requests."""
 
 WINDOW_SECONDS = 20.0
-"""How long the windows are in which the demo's runs are compared, in place of a minute: the traffic on ``docs`` repeats
-so often, with requests of the same lengths, so that one window is like the next."""
+"""Length of the windows in which the demo's runs are compared, instead of a minute. The traffic on ``docs`` repeats
+with this period, with requests of the same lengths, so that all windows are alike."""
 
 
 class DemoServer(msgspec.Struct, frozen=True):
@@ -35,24 +35,24 @@ class DemoServer(msgspec.Struct, frozen=True):
     name: str
     preset: str
     model: str | None
-    """Another model than the preset's."""
+    """A model other than the preset's."""
     place: int
-    """The GPU of the recorded host that it is put on, and timed as."""
+    """The GPU of the recorded host that it is placed on and timed as."""
     gib: float | None
-    """How much of the GPU's memory it may take; None is what the preset says."""
+    """GPU memory it may use; None to use the preset's value."""
     changes: Changes
     recorded: Sequence[Sequence[Phase]]
-    """The traffic of each of its runs in the recording, 25 minutes in all."""
+    """The traffic of each of its runs in the recording, 25 minutes in total."""
     traffic: Sequence[Phase]
-    """What it gets from then on, again and again."""
+    """The traffic after the recording, repeated."""
     earlier: Changes | None = None
-    """What of the flags was otherwise in the run before, if the recording has one."""
+    """Flags that differed in the previous run, if the recording has one."""
 
 
 def traffic_on(server: DemoServer, in_flight: int) -> tuple[tuple[Phase, ...], tuple[Phase, ...]]:
-    """The phases that are played once, and those that follow again and again.
+    """The phases that are played once, and those that are then repeated.
 
-    The requests ``in_flight`` at the end of the recording are sent at once.
+    The requests ``in_flight`` at the end of the recording are sent immediately.
     """
     begin = replace(server.traffic[0], name="in flight", seconds=1.0, rate=float(in_flight))
     return (begin,) if in_flight else (), tuple(server.traffic)
@@ -89,12 +89,12 @@ SERVERS = (
         traffic=(_CODE,),
     ),
 )
-"""In the recording ``docs`` writes summaries: 8 sequences make requests wait although the KV cache has room; 32, which
-the finding names, end that. Then it writes reports, which are longer and come in bursts of 42 in 6 seconds: the KV
-cache holds 14 of them within its objective, so with 32 sequences requests are preempted, and their tokens are computed
-again. With 14, none is preempted: requests end sooner, and the first token comes no later on average. In virtual time
-the server is busy for 77% of the time before and 76% after, and has no queue when the next burst comes. ``editor`` has
-room and stays calm."""
+"""In the recording ``docs`` writes summaries: with 8 sequences requests wait although the KV cache has room; 32, as the
+finding suggests, fixes that. Then it writes reports, which are longer and come in bursts of 42 in 6 seconds. The KV
+cache holds 14 of them within its objective, so with 32 sequences requests are preempted and their tokens recomputed.
+With 14, none is preempted: requests finish sooner, and the mean TTFT is no higher. In virtual time the server is busy
+for 77% of the time before and 76% after, and has no queue when the next burst comes. ``editor`` has room and stays
+calm."""
 
 
 async def play(url: str, name: str, pid: int, in_flight: int) -> None:

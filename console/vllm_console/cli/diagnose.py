@@ -1,4 +1,4 @@
-"""``vllm-console diagnose LOG``: why the vLLM that wrote a log failed, and what would fix it."""
+"""``vllm-console diagnose LOG``: why the vLLM that wrote a log failed, and how to fix it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView
 
 MOST_BYTES = 32 << 20
-"""The beginning of a longer log is skipped: the failure is in its last part."""
+"""Only this much at the end of a log is read, since the failure is there."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -51,16 +51,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _diagnosis(args: argparse.Namespace) -> tuple[Diagnosis, bool]:
-    """Why it failed, and whether anything shows that it was vLLM.
+    """The diagnosis, and whether the input looks like a vLLM log.
 
-    Where there is no file of that name, it is a server's: its last run's part of the log, its flags and its exit code.
+    If there is no such file, the name is a server's: uses its last run's log, flags and exit code.
     """
     from vllm_console.diagnosis.failure.diagnose import diagnose
     from vllm_console.logs.vllm_lines import parse_lines
     from vllm_launchers.secrets import redact
 
     name: str = args.logfile
-    here = os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - false for too long a name
+    here = os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - false if the name is too long
     if name != "-" and os.sep not in name and not here:
         return _failure_of(args), True
     skipped, text = _read(name)
@@ -91,7 +91,7 @@ def _failure_of(args: argparse.Namespace) -> Diagnosis:
 
 
 def _not_failed(server: ServerView) -> str:
-    """That a server has not failed, and the command that tells how one does that runs."""
+    """That a server has not failed, and for a running one the command that shows its status."""
     if not server.state.alive:
         return f"{server.name} has not failed: it is {server.state}"
     state = "running" if server.state is State.READY else server.state
@@ -101,7 +101,7 @@ def _not_failed(server: ServerView) -> str:
 
 
 def _read(name: str) -> tuple[int, str]:
-    """How many lines at the beginning were skipped, and the rest."""
+    """The number of lines skipped at the beginning, and the remaining text."""
     try:
         if name == "-":
             skipped, data = _last_of(sys.stdin.buffer)
@@ -115,7 +115,7 @@ def _read(name: str) -> tuple[int, str]:
 
 
 def _last_of(stream: BinaryIO) -> tuple[int, bytes]:
-    """How many lines of a stream were skipped, and its last part."""
+    """The number of lines skipped, and the last part of a stream."""
     kept, skipped = bytearray(), 0
     while part := stream.read(CHUNK_BYTES):
         kept += part

@@ -1,4 +1,4 @@
-"""``vllm-console doctor``: what a maintainer would ask for, and what is wrong here."""
+"""``vllm-console doctor``: what a maintainer would ask for, and problems of this installation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; the exit code tells whether there are problems."""
+    """Print the report; exit code 1 if there are problems."""
     from vllm_console.cli.host_source import this_host
     from vllm_console.doctor import examine, format_report
     from vllm_console.settings import config_folder

@@ -1,7 +1,7 @@
-"""Commands about a server of an attached machine, ``HOST/NAME``: the same command is run there, over ssh.
+"""Commands on a server of an attached machine, ``HOST/NAME``: the same command runs there, over ssh.
 
-It is that user's command under that machine's rules, and read-only if it is so here; output, refusals and exit code are
-shown as they are.
+It runs as that user under that machine's rules, and is read-only if it is read-only here. Its output, refusals and exit
+code are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from vllm_console.text import plain
 from vllm_launchers.errors import OperationError
 
 POSITIONS = ("name", "server", "also", "preset", "before", "after")
-"""The arguments that name a server or a run, or the preset to start."""
+"""Arguments that name a server, a run, or the preset to start."""
 
 READS_INPUT = ("chat",)
-"""Commands that get this one's standard input."""
+"""Commands that receive this command's standard input."""
 
 LONGEST_LINE = 1 << 20
 LAST_WORDS_SECONDS = 2.0
-"""How long errors are waited for once ssh has ended: the master of a shared connection may keep their pipe open."""
+"""How long to wait for stderr after ssh ends, since the master of a shared connection may keep its pipe open."""
 
 
 def run_elsewhere(args: argparse.Namespace) -> int | None:
-    """Run the command on the machine that it names; returns its exit code, or None if it names none.
+    """Run the command on the machine that it names. Returns its exit code, or None if it names no machine.
 
     Raises:
         OperationError: ssh can't be run, the command names two machines, or it needs a terminal there.
@@ -51,7 +51,7 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
         raise OperationError(f"on screen it runs on {name} itself: {way} {args.command} {plain(split[0][1][1], 200)}")
     there = {word: server for word, (_, server) in split}
     read_only = ["--read-only"] if read_only_by(args, settings_from(args)) else []
-    # Options before the command are for this console.
+    # Options before the command belong to this console.
     remote_words = [*read_only, *(there.get(one, one) for one in args.words)]
     try:
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
 
 
 def _relay(lines: IO[bytes] | None, to: TextIO) -> None:
-    """Print each line of another machine without escape codes: they must not reach this terminal."""
+    """Print each line from another machine without escape codes, which must not reach this terminal."""
     while lines is not None and (line := lines.readline(LONGEST_LINE)):
         to.write(plain(line.decode(errors="replace"), LONGEST_LINE) + "\n")
         to.flush()

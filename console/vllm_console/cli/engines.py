@@ -1,4 +1,4 @@
-"""``vllm-console engines``: the vLLM installations found; ``install`` and ``remove`` those of this program."""
+"""``vllm-console engines``: list vLLM installations; ``install`` and ``remove`` manage those of this program."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _installed(args: argparse.Namespace, plan: EnginePlan, *, there: bool) -> in
 
 
 def engine_plan_lines(plan: EnginePlan) -> list[str]:
-    """The plan for people."""
+    """The plan as text."""
     unknown = f", and {plan.unknown_sizes} of unknown size" if plan.unknown_sizes else ""
     lines = [
         f"vLLM {plan.version} for {'the CPU' if plan.build == 'cpu' else 'CUDA ' + (plan.cuda or '(release unknown)')}",
@@ -148,7 +148,7 @@ def engine_plan_document(plan: EnginePlan) -> Document:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    """Delete an environment that this program made.
+    """Delete an environment that this program created.
 
     Raises:
         OperationError: it can't be removed.
@@ -189,7 +189,7 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _started_from(state: Path, engine: Path) -> Iterator[str]:
-    """The servers that are kept and whose command is in this folder."""
+    """The recorded servers whose command is in this folder."""
     from vllm_launchers.keeper import client
 
     records, _ = client.list_records(state)

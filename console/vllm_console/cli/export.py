@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the requested export."""
     if args.form in PROXIES:
         return _export_for_proxy(args)
     if len(args.name) > 1:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export_for_proxy(args: argparse.Namespace) -> int:
-    """Print servers as configuration of a proxy; stopped ones, too, as they ran last."""
+    """Print servers as a proxy configuration; stopped ones too, as they last ran."""
     from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy, proxy_warning
     from vllm_launchers.plan.export.quoting import ExportError
 
@@ -97,9 +97,9 @@ def _export_for_proxy(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace) -> tuple[AlertTarget, Scrape]:
-    """The target: whose objectives, which series, and what to scrape for them.
+    """Whose objectives, which series, and what to scrape for them.
 
-    A server comes before a preset of the same name.
+    A server takes precedence over a preset of the same name.
     """
     from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES
     from vllm_console.diagnosis.objectives import objectives_of
@@ -119,7 +119,7 @@ def _target(args: argparse.Namespace) -> tuple[AlertTarget, Scrape]:
     preset = next((preset for preset in fleet.presets()[0] if preset.name == args.name), None)
     if preset is None:
         raise NotFoundError(f"no server and no preset is called '{args.name}'; see 'vllm-console list' and 'presets'")
-    # Other models may be launched from a preset: its series are not narrowed to the preset's own model.
+    # Other models may be launched from a preset, so its series are not narrowed to the preset's own model.
     target = AlertTarget(*objectives_of(preset.objectives, preset.name), preset.name, match or "")
     return target, Scrape(job=job_of(match or ""))
 
@@ -130,6 +130,6 @@ def _address(server: ServerView) -> str:
 
 
 def served_model(server: ServerView) -> str:
-    """The model name that a server's series carry: as reported, as set by flag, or its model's."""
+    """The model name in a server's series: as reported, as set by a flag, or its model's name."""
     reported = server.sample.model_name if server.sample is not None else None
     return reported or served_name(server.flags, server.model)

@@ -1,4 +1,4 @@
-"""The settings and the fleet that a command works with, from the global options."""
+"""The settings and the fleet that a command uses, based on the global options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def settings_from(args: argparse.Namespace) -> Settings:
-    """The settings in force: the administrator's config file, and the user's or the one named on the command line.
+    """The effective settings: the administrator's config file, and the user's or the one named on the command line.
 
-    A command that ends or shows what runs leaves out the keys that can't be used, and says so once.
+    A command that stops or shows servers ignores invalid keys, after one warning.
 
     Raises:
         UsageError: the config file is invalid.
@@ -47,12 +47,12 @@ def state_of(args: argparse.Namespace) -> Path:
 
 
 def read_only_by(args: argparse.Namespace, config: Settings) -> str:
-    """What makes this command read-only: the administrator's file before the command line; empty if nothing does."""
+    """What makes this command read-only: the administrator's file, or else the command line. Empty if nothing does."""
     return config.read_only_by or ("--read-only" if args.read_only else "")
 
 
 def refuse_read_only(args: argparse.Namespace) -> None:
-    """Refuse a command that changes something, before it has done any part of it.
+    """Refuse a command that changes something before it does anything.
 
     Raises:
         RefusedError: the command line or a config file says read-only.
@@ -77,8 +77,10 @@ def open_fleet(
     check: bool = True,
     remote: bool = False,
 ) -> LocalFleet:
-    """The user's servers, per the global options; ``observe`` also looks for other users' servers, ``check`` verifies
-    that the state folder is private; ``remote`` also reads the fleets of attached machines.
+    """The user's servers, per the global options.
+
+    ``observe`` also looks for other users' servers, ``check`` verifies that the state folder is private, and ``remote``
+    also reads the fleets of attached machines.
 
     Raises:
         UsageError: the config file, read if ``config`` is not given, is invalid.
@@ -113,7 +115,7 @@ def open_fleet(
 
 
 def tariff_of(config: Settings) -> Tariff | None:
-    """What energy costs; None without a price."""
+    """The energy price; None if not set."""
     from vllm_console.history.energy import Tariff
 
     price = config.energy
@@ -121,9 +123,9 @@ def tariff_of(config: Settings) -> Tariff | None:
 
 
 def check_state(args: argparse.Namespace, config: Settings) -> list[str]:
-    """Make sure the state folder is private, and fix it if allowed; report what was wrong.
+    """Verify that the state folder is private, and fix it if allowed; report any problems.
 
-    The sentences go to standard error, and are returned so that the caller can show them too.
+    The messages go to standard error, and are returned so that the caller can also show them.
     """
     from vllm_launchers.private import check
 

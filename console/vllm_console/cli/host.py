@@ -1,6 +1,6 @@
 """``vllm-console host``, ``topology`` and ``gpus --free N``: this machine's GPUs.
 
-What uses them, their history and their links; and the best set of free ones, for scripts.
+Shows what uses them, their history and their links, and for scripts the best set of free GPUs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show it, or print the host document."""
+    """Show the host, or print its document."""
     from vllm_console.host_text import describe_host
     from vllm_launchers.host.gpu.document import encode_host
 
@@ -82,7 +82,7 @@ def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_topology(args: argparse.Namespace) -> int:
-    """Draw the matrix, its legend, and problems with links."""
+    """Draw the matrix, its legend, and link problems."""
     from vllm_console.host_text import format_islands, format_links
     from vllm_launchers.host.gpu.document import encode_host
     from vllm_launchers.host.gpu.hardware_warnings import hardware_warnings
@@ -127,10 +127,10 @@ _FIGURE_TITLES = {
 
 
 def range_named(name: str) -> ChartRange:
-    """A range of the charts by its name: ``1h``, ``15m``, also ``15 min``.
+    """A chart range by name: ``1h``, ``15m``, also ``15 min``.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no such range.
     """
     wanted = name.replace(" ", "").removesuffix("in")
     for one in CHART_RANGES:
@@ -141,7 +141,7 @@ def range_named(name: str) -> ChartRange:
 
 
 def read_charts(args: argparse.Namespace, span: ChartRange, recorded: Host | None) -> list[GpuChart]:
-    """What was recorded of each GPU over the range asked for.
+    """What was recorded for each GPU over a range.
 
     Raises:
         OperationError: nothing was recorded, or it cannot be read.
@@ -186,7 +186,7 @@ def _gpu_document(chart: GpuChart) -> Document:
 
 
 def gpu_history_lines(charts: Sequence[GpuChart]) -> list[str]:
-    """The history in words: the mean and the highest of each figure, and the limits."""
+    """The history as text: the mean and maximum of each figure, and the limits."""
     found = []
     for chart in charts:
         card = chart.card
@@ -225,7 +225,7 @@ def add_gpus_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_gpus(args: argparse.Namespace) -> int:
-    """Print the value for ``CUDA_VISIBLE_DEVICES`` on standard output, and why on standard error."""
+    """Print the value for ``CUDA_VISIBLE_DEVICES`` to standard output, and the reason to standard error."""
     from vllm_console.settings import gpu_shares
 
     if not 1 <= args.free <= MOST_GPUS:

@@ -1,4 +1,4 @@
-"""Where GPU commands get their host from: this machine's driver, a recorded document, a saved matrix."""
+"""Where GPU commands get their host from: this machine's driver, a recorded document, or a saved matrix."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host, HostError, has_driver, with_claims
 
 FIRST_SAMPLE_SECONDS = 5.0
-"""How long a command waits for a driver that wakes its GPUs, or hangs, before it continues without."""
+"""How long a command waits for a driver that is waking its GPUs or hangs, before it continues without it."""
 
 
 def add_host(parser: argparse.ArgumentParser) -> None:
-    """``--host FILE``."""
+    """Add ``--host FILE``."""
     parser.add_argument(
         "--host",
         type=lambda text: Path(text_from(text)),
@@ -38,7 +38,7 @@ def load_host(args: argparse.Namespace) -> Host:
 
 
 def _claimed(args: argparse.Namespace, host: Host) -> Host:
-    """The host with the claims on the shared board, if there is one and it can be read."""
+    """The host with the claims on the shared board, if there is one and it is readable."""
     if not (folder := settings_from(args).board):
         return host
     from vllm_console.fleet.board import SharedBoard, gpu_claims
@@ -52,10 +52,10 @@ def _host(args: argparse.Namespace) -> Host:
 
 
 def recorded_host(args: argparse.Namespace) -> Host | None:
-    """The recorded host that the command line asks for; None for this machine.
+    """The recorded host requested on the command line; None for this machine.
 
     Raises:
-        UsageError: the file cannot be read, or is no host document.
+        UsageError: the file cannot be read, or is not a host document.
     """
     file = args.host if args.host is not None else args.host_file
     if file is None:
@@ -66,8 +66,9 @@ def recorded_host(args: argparse.Namespace) -> Host | None:
 
 
 def _with_simulated(args: argparse.Namespace, host: Host) -> Host:
-    """A recorded host with this user's simulated servers on it, as the console shows it; without them if their records
-    cannot be read.
+    """A recorded host with this user's simulated servers on it, as in the console.
+
+    Omits them if their records cannot be read.
     """
     from vllm_console.fleet.gpus import occupied
     from vllm_console.fleet.local import LocalFleet
@@ -90,7 +91,7 @@ def this_host(args: argparse.Namespace) -> Host:
 
 @contextlib.contextmanager
 def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None]:
-    """Monitors this machine's GPUs from a thread; yields a function for the latest host, or None without a driver."""
+    """Monitor this machine's GPUs in a thread. Yields a function for the latest host, or None without a driver."""
     if not has_driver():
         yield None
         return
@@ -107,7 +108,7 @@ def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None
 
 
 def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
-    """Pids of our servers and their keepers, each with its server's name."""
+    """PIDs of our servers and their keepers, each with its server's name."""
     from vllm_console.fleet.gpus import roots
     from vllm_launchers.keeper import client
     from vllm_launchers.keeper.errors import KeeperError
@@ -121,7 +122,7 @@ def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
 
 
 def host_from_matrix(path: Path, gpu: str | None) -> Host:
-    """The host that a saved ``nvidia-smi topo -m`` describes; ``-`` reads standard input.
+    """The host described by a saved ``nvidia-smi topo -m``; ``-`` reads standard input.
 
     Raises:
         OperationError: the file cannot be read.

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List them, or remove them; exit code 1 if something that should be gone is still there."""
+    """List or remove leftovers; exit code 1 if something that should be gone is still there."""
     fleet = open_fleet(args, observe=False)
     found = fleet.leftovers()
     removed = fleet.remove_leftovers(found) if args.remove else None
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _removing(found: Leftovers) -> str:
-    """What ``--remove`` would do to them."""
+    """What ``--remove`` would do."""
     it = "it" if len(found.processes) + len(found.files) == 1 else "them"
     verbs = [verb for verb, some in (("ends", found.processes), ("removes", found.files)) if some]
     return f"{' and '.join(verbs)} {it}"

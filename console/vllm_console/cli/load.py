@@ -1,4 +1,4 @@
-"""``vllm-console load SERVER``: send a workload, measure it at the client."""
+"""``vllm-console load SERVER``: send a workload and measure it at the client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_SECONDS = 86_400
 """A load ends after a day."""
 
 MOST_RATE = 10_000
-"""Requests per second."""
+"""In requests per second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Where a command sends traffic, and of which shape: the server's preset unless overridden."""
+"""Where a command sends traffic, and its shape: from the server's preset unless overridden."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A server to send to, and its preset's traffic; ``lookup`` and ``folder`` (of its record) only for our own."""
+    """A server to send to, and its preset's traffic. Only our own servers have ``lookup`` and (record) ``folder``."""
 
     url: str
     workload: Workload
@@ -37,11 +37,11 @@ class Target(msgspec.Struct, frozen=True):
     lookup: Lookup | None = None
     folder: Path | None = None
     access: ApiAccess | None = None
-    """How it is reached, if not as this user's servers are."""
+    """How to reach it, if not in the same way as this user's servers."""
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
-    """``--preset`` and the options that replace its lengths."""
+    """Add ``--preset`` and the options that override its lengths."""
     parser.add_argument("--preset", help="use this preset's workload")
     prompt, output = parser.add_mutually_exclusive_group(), parser.add_mutually_exclusive_group()
     prompt.add_argument("--input-tokens", type=count_from, metavar="N", help="every prompt has exactly N tokens")
@@ -54,7 +54,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def shaped(args: argparse.Namespace, workload: Workload) -> Workload:
-    """A workload with the changes that the options of `add_shape` ask for."""
+    """A workload modified by the options from `add_shape`."""
     return Workload(
         input_tokens_p95=args.input_p95 or workload.input_tokens_p95,
         output_tokens_p95=args.output_p95 or workload.output_tokens_p95,
@@ -64,10 +64,10 @@ def shaped(args: argparse.Namespace, workload: Workload) -> Workload:
 
 
 def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, remote_allowed: bool = False) -> Target:
-    """The server that ``args.server`` names, or the URL that it is; ``flag`` is what allows others' servers, if any.
-    One that this user started by hand needs no such permission.
+    """The server that ``args.server`` names, or the URL itself.
 
-    ``remote_allowed`` is whether ``--remote`` allows attached endpoints.
+    ``flag`` is the option that allows other users' servers, if any; a server that this user started by hand does not
+    need it. ``remote_allowed`` is whether ``--remote`` allows attached endpoints.
 
     Raises:
         NotFoundError: there is no such server or preset.
@@ -109,13 +109,13 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
 
 
 def warn_of_tuner(target: Target, what: str) -> None:
-    """Say on stderr that ``what`` is sent to a server that a tuner measures, if one does."""
+    """Warn on stderr if a tuner measures the server that ``what`` is sent to."""
     if target.server is not None and (tuner := target.server.tuner) is not None:
         complain(f"warning: a tuner (pid {tuner.pid}) measures {target.server.name}: {what} distorts its figures")
 
 
 def _attached_at(fleet: LocalFleet, url: str) -> ServerView | None:
-    """The attached endpoint at a URL, which gets its own key there too; a server of this user's comes first."""
+    """The attached endpoint at a URL, whose key is used; a server of this user's own takes precedence."""
     from vllm_console.attached import AddressError, base_of
 
     try:
@@ -129,14 +129,14 @@ def _attached_at(fleet: LocalFleet, url: str) -> ServerView | None:
 
 
 def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | None) -> Workload:
-    """The traffic of the preset that was asked for, else the server's own, else that of the chatbot preset."""
+    """The traffic of the preset asked for, or of the server, or of the chatbot preset."""
     if known is not None and not args.preset:
         return known
     return fleet.preset(args.preset or "chatbot").workload
 
 
 def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> None:
-    """Refuse another user's server on this machine; one that this user started by hand may be measured.
+    """Refuse another user's server on this machine. One that this user started by hand is allowed.
 
     Raises:
         RefusedError: the port belongs to another user's server, and that is not allowed.

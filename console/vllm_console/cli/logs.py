@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the end of the log, and follow it."""
+    """Print the end of the log, and follow it if requested."""
     from vllm_console.logs.file import LogFile
     from vllm_launchers.secrets import redact
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"name": server.name, "log": server.log_path, "lines": [line.text for line in lines]})
         return 0
     for line in lines:
-        # An unfinished line is printed again, whole, when it is followed.
+        # When following, an unfinished line will be printed again once it is complete.
         if line.complete or not args.follow:
             print(line.text, flush=args.follow)
     while args.follow:

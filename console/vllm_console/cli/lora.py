@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it, and print what came of it."""
+    """Run the action and print the result."""
     words = NAMES[args.action].split()
     given = [args.name, *(word for word in (args.adapter, args.path) if word is not None)]
     if len(given) != len(words):

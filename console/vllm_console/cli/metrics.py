@@ -1,4 +1,4 @@
-"""``vllm-console metrics SOURCE``: one scrape of a /metrics page, from any vLLM version."""
+"""``vllm-console metrics SOURCE``: a single scrape of a /metrics page, from any vLLM version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and print it."""
+    """Read and print the page."""
     from vllm_console.metrics.window import metrics_document
 
     document = metrics_document(read_sample(args.source, args.timeout))
@@ -63,13 +63,13 @@ def read_sample(source: str, timeout: float) -> Sample:
 
 
 def _title(key: str) -> str:
-    """A key of the document for people: ``TTFT``, ``preemptions total``."""
+    """A document key for display: ``TTFT``, ``preemptions total``."""
     name = key.removesuffix("_seconds")
     return name.upper() if name in ("ttft", "itl") else name.replace("_", " ").replace("kv ", "KV ")
 
 
 def _show(key: str, value: Document | float | None) -> str:
-    """A figure, the responses by kind, or the figures of a histogram since the server started, for people."""
+    """A value for display: a figure, the responses by kind, or a histogram since the server started."""
     if value is None:
         return UNKNOWN
     if isinstance(value, dict) and key == "responses":

@@ -1,4 +1,4 @@
-"""``vllm-console models``: the models on this machine, and whether a preset's plan fits with each."""
+"""``vllm-console models``: the models on this machine, and whether they fit with a preset."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 FITS = 15
-"""Columns of a plan's verdict."""
+"""Width of the plan's verdict."""
 LAST_USED = 10
-"""Columns of a day."""
+"""Width of a date."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List them; folders that could not be read are reported on stderr."""
+    """List the models; unreadable folders are reported on stderr."""
     if args.verb in ("get", "remove"):
         return get_model(args) if args.verb == "get" else remove_model(args)
     fleet = open_fleet(args, observe=False)
@@ -101,9 +101,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def where_they_fit(fits: Iterable[tuple[str, MemoryFit | None]]) -> str:
-    """``On GPU 0: eight. On GPUs 0, 1: large.``, each by the last part of its name.
+    """``On GPU 0: eight. On GPUs 0, 1: large.``, each model by the last part of its name.
 
-    None that fits nowhere, or that something else keeps from starting.
+    Leaves out models that fit nowhere, or cannot start for another reason.
     """
     models: dict[tuple[int, ...], list[str]] = {}
     for model, fit in fits:
@@ -113,7 +113,7 @@ def where_they_fit(fits: Iterable[tuple[str, MemoryFit | None]]) -> str:
 
 
 def _used(fleet: LocalFleet) -> Mapping[str, float]:
-    """When each model was last started by this program; nothing where that can't be read."""
+    """When each model was last started by this program; empty if unreadable."""
     try:
         used: Mapping[str, float] = fleet.used_models()
     except OperationError as error:
@@ -127,7 +127,7 @@ def _day(at: float | None) -> str:
 
 
 def _search(fleet: LocalFleet, args: argparse.Namespace) -> int:
-    """List what the hub finds; with ``--fits`` those that fit first, each planned with its config from the hub."""
+    """List what the hub finds. With ``--fits``, plan each with its hub config, and list those that fit first."""
 
     found = found_models(args)
     fits = _fits(fleet, args, [one.model for one in found], ask_hub=True) if args.fits else None
@@ -153,12 +153,12 @@ def _search(fleet: LocalFleet, args: argparse.Namespace) -> int:
 
 
 def _name_width(models: list[str], taken: int) -> int:
-    """The width of the names' column beside so many columns, on a terminal of 80."""
+    """The width of the name column on an 80-column terminal, next to ``taken`` columns."""
     return max(7, min(max(len(plain(one)) for one in models) + 2, 80 - taken))
 
 
 def _name(model: str, width: int) -> str:
-    """A name in its column; one that is too long has a line of its own."""
+    """A name in its column, or on a line of its own if it is too long."""
     text = plain(model)
     return f"{text:<{width}}" if len(text) < width else f"{text}\n{'':<{width}}"
 
@@ -188,7 +188,7 @@ def _fits(
 
 
 def model_document(one: LocalModel, fits: Mapping[str, MemoryFit] | None, used: Mapping[str, float]) -> Document:
-    """A model as JSON; ``fits`` maps the planned models, None if no plan was requested; ``used`` is `_used`."""
+    """A model as JSON. ``fits`` maps the planned models (None if no plan was requested); ``used`` is from `_used`."""
     from vllm_launchers.plan.model import MemoryFit
 
     facts = one.facts
@@ -220,7 +220,7 @@ def get_model(args: argparse.Namespace) -> int:
     """Download a model, or resume its download.
 
     Raises:
-        UsageError: that is no hub id.
+        UsageError: the name is not a hub ID.
         OperationError: it can't be downloaded.
     """
     from vllm_launchers.vllm.model_folder import CONFIGS
@@ -249,7 +249,7 @@ def get_model(args: argparse.Namespace) -> int:
 
 
 def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
-    """What is to be downloaded, if there is room for it and the user agrees.
+    """The number of bytes to download, if there is room and the user agrees.
 
     Raises:
         OperationError: there is no room.
@@ -306,10 +306,10 @@ def remove_model(args: argparse.Namespace) -> int:
 
 
 def found_models(args: argparse.Namespace) -> tuple[FoundModel, ...]:
-    """What the hub finds for the words.
+    """The models that the hub finds for the words.
 
     Raises:
-        OperationError: it does not answer.
+        OperationError: the hub does not respond.
     """
 
     if not args.words:

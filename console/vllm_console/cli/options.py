@@ -1,4 +1,4 @@
-"""Options that several commands share, and the types of their values."""
+"""Options shared by several commands, and types for their values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``: print for scripts."""
+    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
-    """``--set`` and ``--unset``."""
+    """Add ``--set`` and ``--unset``."""
     parser.add_argument(
         "--set", action="append", default=[], metavar="FLAG=VALUE", help="set a vLLM flag, e.g. max-num-seqs=128"
     )
@@ -32,11 +32,11 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
 
 
 def changes_from(args: argparse.Namespace) -> Changes:
-    """The changes that ``--set`` and ``--unset`` ask for.
+    """The changes requested with ``--set`` and ``--unset``.
 
     Raises:
-        UsageError: an argument is not ``flag=value``, names a flag that must not be set this way, or one that the
-            other option names as well.
+        UsageError: an argument is not ``flag=value``, or names a flag that must not be set this way or that the other
+            option also names.
     """
     from vllm_launchers.plan.common_flags import parse_set
     from vllm_launchers.plan.flags import normalise
@@ -48,7 +48,7 @@ def changes_from(args: argparse.Namespace) -> Changes:
 
 
 def add_warm_up(parser: argparse.ArgumentParser) -> None:
-    """``--warm-up`` and ``--no-warm-up``, for commands that launch."""
+    """Add ``--warm-up`` and ``--no-warm-up``, for commands that launch."""
     parser.add_argument(
         "--warm-up",
         action=argparse.BooleanOptionalAction,
@@ -57,7 +57,7 @@ def add_warm_up(parser: argparse.ArgumentParser) -> None:
 
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
-    """``--probe`` and ``--no-probe``, for commands that launch."""
+    """Add ``--probe`` and ``--no-probe``, for commands that launch."""
     parser.add_argument(
         "--probe",
         action=argparse.BooleanOptionalAction,
@@ -66,7 +66,7 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
 
 
 def add_restart_method(parser: argparse.ArgumentParser) -> None:
-    """``--no-prepare`` and ``--no-rollback``, for commands that restart."""
+    """Add ``--prepare`` and ``--rollback`` with their ``--no-`` forms, for commands that restart."""
     parser.add_argument(
         "--prepare",
         action=argparse.BooleanOptionalAction,
@@ -80,7 +80,7 @@ def add_restart_method(parser: argparse.ArgumentParser) -> None:
 
 
 def text_from(text: str) -> str:
-    """A name, path or address, for argparse: an empty one would mean something else than was typed."""
+    """argparse type for a name, path or address. Rejects an empty one, which would mean something else."""
     if not text.strip():
         raise argparse.ArgumentTypeError("must not be empty")
     return text
@@ -91,7 +91,7 @@ MOST_SECONDS = 366 * DAY
 
 
 def number_type(least: float, most: float, what: str, *, above: bool = False) -> Callable[[str], float]:
-    """A type for argparse: a number from ``least``, or ``above`` it, to ``most``; ``what`` says so in the error."""
+    """argparse type for a number from ``least`` (exclusive if ``above``) to ``most``; ``what`` describes it."""
 
     def parse(text: str) -> float:
         try:
@@ -106,7 +106,7 @@ def number_type(least: float, most: float, what: str, *, above: bool = False) ->
 
 
 def duration_type(least: float, most: float) -> Callable[[str], float]:
-    """A type for argparse: a duration from ``least`` to ``most`` seconds, or above zero where ``least`` is zero."""
+    """argparse type for a duration from ``least`` to ``most`` seconds. Zero is always rejected."""
     limits = f"from {_limit(least)} to {_limit(most)}" if least else f"above 0, at most {_limit(most)}"
 
     def parse(text: str) -> float:
@@ -121,28 +121,28 @@ def duration_type(least: float, most: float) -> Callable[[str], float]:
 
 
 def _limit(seconds: float) -> str:
-    """As it would be typed: ``0.1s``, ``1m``, ``24h``, ``30d``."""
+    """A duration as a user would type it: ``0.1s``, ``1m``, ``24h``, ``30d``."""
     if seconds > DAY and seconds % DAY == 0:
         return f"{seconds // DAY:g}d"
     return f"{seconds:g}s" if seconds < 60 else round_duration(seconds)
 
 
 timeout_from = duration_type(0, MOST_SECONDS)
-"""How long to wait at most: up to 366 days."""
+"""Type for timeouts of up to 366 days."""
 
 
 MOST_COUNT = 999_999_999
 
 
 def count_from(text: str) -> int:
-    """How many, for argparse: a whole number from 1 to 999,999,999."""
+    """argparse type for a count: an integer from 1 to 999,999,999."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST_COUNT)) and int(text)):
         raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a whole number from 1 to {MOST_COUNT:,}")
     return int(text)
 
 
 def share_from(text: str) -> float:
-    """A share from 0 to 1, for argparse; also as a percentage."""
+    """argparse type for a share from 0 to 1, or as a percentage."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -153,7 +153,7 @@ def share_from(text: str) -> float:
 
 
 def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
-    """Preset, model, engine, port, environment and GPUs; ``gpus`` is the help on the default choice of GPUs."""
+    """Add preset, model, engine, port, environment and GPUs. ``gpus`` is the help on the default choice of GPUs."""
     parser.add_argument("preset", type=text_from, help="see 'vllm-console presets'")
     parser.add_argument("--model", type=text_from, help="replace the preset's model: a hub id or a folder")
     add_engine(parser)
@@ -169,7 +169,7 @@ def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
-    """Options that choose the engine; ``note`` is prepended to the help texts."""
+    """Add the options that choose the engine; ``note`` is prepended to the help texts."""
     parser.add_argument(
         "--engine", choices=["auto", "vllm", "simulated"], default="auto",
         help=f"{note}engine (default: auto, the first vLLM found)",
@@ -180,7 +180,7 @@ def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
 
 
 def add_nodes(parser: argparse.ArgumentParser) -> None:
-    """Over several machines."""
+    """Add the options for several machines."""
     parser.add_argument(
         "--nodes", type=int, metavar="N", help="spread one copy of the model over N machines like this one"
     )
@@ -200,7 +200,7 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def nodes_from(args: argparse.Namespace) -> NodesRequest | None:
-    """The machines that `add_nodes` asks for; None for this one alone.
+    """The machines requested with `add_nodes`; None for this one alone.
 
     Raises:
         UsageError: an option for several machines is given without ``--nodes``.
@@ -222,7 +222,7 @@ _VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def pairs_from(words: Sequence[str]) -> dict[str, str]:
-    """The variables that ``--env`` sets.
+    """The variables set with ``--env``.
 
     Raises:
         UsageError: an argument is not ``NAME=VALUE``.
@@ -247,10 +247,10 @@ def _pair(word: str) -> tuple[str, str]:
 
 
 def gpus_from(text: str | None) -> tuple[int, ...]:
-    """The indices that ``--gpus`` names; empty for ``auto`` and ``none``.
+    """The indices given with ``--gpus``; empty for ``auto`` and ``none``.
 
     Raises:
-        UsageError: it names anything else.
+        UsageError: it is anything else.
     """
     if not text or text in ("auto", "none"):
         return ()

@@ -1,4 +1,4 @@
-"""Output of commands; errors of standard output (a full disk, closed) are reported in one sentence."""
+"""Output of commands. Errors of standard output (disk full, closed) are reported in one sentence."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class OutputError(Exception):
 
 
 class Output(io.TextIOWrapper):
-    """Standard output whose errors are distinct from those of other files. A BrokenPipeError stays one."""
+    """Standard output whose errors are distinguishable from those of other files. BrokenPipeError is passed through."""
 
     before: io.TextIOWrapper | None = None
-    """The stream that it replaces: if that were released, it would close the buffer that both share."""
+    """The stream this one replaces. Kept alive, since releasing it would close the shared buffer."""
 
     def write(self, text: str) -> int:
         """Write as usual.
 
         Raises:
-            BrokenPipeError: the reader went away.
+            BrokenPipeError: the reader is gone.
             OutputError: it could not be written.
         """
         try:
@@ -46,7 +46,7 @@ class Output(io.TextIOWrapper):
             _refused(error)
 
     def flush(self) -> None:
-        """Flush as usual; errors as `write`."""
+        """Flush as usual; raises like `write`."""
         try:
             super().flush()
         except BrokenPipeError:
@@ -60,10 +60,10 @@ def _refused(error: OSError) -> NoReturn:
 
 
 class ClosedOutput(io.TextIOBase):
-    """Replaces a standard output that was closed before the program started."""
+    """Replacement for a standard output that was closed before the program started."""
 
     def write(self, _text: str) -> int:
-        """Refuse.
+        """Always fail.
 
         Raises:
             OutputError: always.
@@ -72,7 +72,7 @@ class ClosedOutput(io.TextIOBase):
 
 
 def refuse_closed_output() -> None:
-    """Before a command changes anything: it could not report what it has done.
+    """Call before a command changes anything, because it could not report what it did.
 
     Raises:
         OutputError: standard output was closed before the program started.
@@ -82,7 +82,7 @@ def refuse_closed_output() -> None:
 
 
 def guard() -> None:
-    """Replace standard output with an `Output`, and give closed standard streams a replacement.
+    """Replace standard output with an `Output`, and replace closed standard streams.
 
     Otherwise the next file opened, such as a database, would get standard output's descriptor.
     """
@@ -105,7 +105,7 @@ def guard() -> None:
 
 
 def forget() -> None:
-    """Discard unwritten output: Python would try to write it again at exit, and complain."""
+    """Discard unwritten output, which Python would otherwise try to write again at exit, and complain."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -113,12 +113,12 @@ def forget() -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print an error on standard error, in one line."""
+    """Print an error to standard error, in one line."""
     print(f"vllm-console: {plain(sentence)}", file=sys.stderr)
 
 
 def fields(value: object, names: str) -> Document:
-    """Attributes of a value as JSON: ``names`` are separated by spaces. An empty text is null, as what is unknown."""
+    """Attributes of a value as JSON. ``names`` are separated by spaces. Empty text becomes null, like an unknown."""
     from msgspec import to_builtins
 
     found = {name: getattr(value, name) for name in names.split()}
@@ -131,7 +131,7 @@ def print_json(document: object) -> None:
 
 
 def prose(text: str, indent: str = "") -> str:
-    """A sentence in lines of 79 columns at most, cleaned of what a terminal would obey; further lines are indented."""
+    """Wrap a sentence at 79 columns, without control characters; further lines are indented."""
     import textwrap
 
     return textwrap.fill(plain(text), 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -159,17 +159,17 @@ def confirmed(args: argparse.Namespace, question: str) -> None:
 
 
 def row_line(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str:
-    """Cells in columns of given widths; ``columns`` are titles and widths."""
+    """Cells in columns; ``columns`` are titles and widths."""
     return "".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, columns, strict=True)).rstrip()
 
 
 def table_lines(columns: Sequence[tuple[str, int]], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows in columns of given widths, below the columns' titles."""
+    """Rows in columns of given widths, below their titles."""
     return [row_line(cells, columns) for cells in ([title for title, _ in columns], *rows)]
 
 
 def warn_of_plan(plan: Plan) -> None:
-    """Print the warnings of a plan that is about to be executed; errors are reported by what executes it."""
+    """Print the warnings of a plan that is about to be executed. The code that executes it reports errors."""
     from vllm_launchers.launch.refusal import plan_finding_text
     from vllm_launchers.plan.findings import Level
 

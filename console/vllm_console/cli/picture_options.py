@@ -1,4 +1,4 @@
-"""``--picture`` and what belongs to it: for the console and for the demo."""
+"""``--picture`` and its related options, for the console and the demo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = "120x40"
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options."""
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="save a picture (.svg or .png) instead of opening the console"
     )
@@ -28,10 +28,10 @@ def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_picture_options(args: argparse.Namespace) -> None:
-    """See that a picture can be taken, before servers are started for it.
+    """Check that a picture can be taken, before servers are started for it.
 
     Raises:
-        UsageError: its name or size is wrong, or PNG is not possible here.
+        UsageError: its name or size is wrong, or PNG is not available.
     """
     from vllm_console.ui.picture import check_picture
     from vllm_console.ui.screenshot import size_of
@@ -49,7 +49,7 @@ def write_picture(
     after: float = 0.0,
     replay: Replay | None = None,
 ) -> int:
-    """Take the picture that the options ask for, and say where it is."""
+    """Take the requested picture, and print its path."""
     from vllm_console.ui.screenshot import Shot, take_picture
 
     shot = Shot(

@@ -62,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; exit code 1 if an error blocks it.
 
-    An export is meant for another machine or another time: errors of this machine's present state (offline, model
-    missing, memory in use) go to stderr and do not count. Unless a port is given it has vLLM's own, not one that is
-    free here now.
+    An export is meant for another machine or another time, so errors caused by this machine's current state (offline,
+    model missing, memory in use) go to stderr and do not affect the exit code. Unless a port is given, an export uses
+    vLLM's default port instead of one that is free here now.
     """
     from vllm_console.cli.plan_text import plan_document, plan_lines
     from vllm_launchers.plan.checks.check import errors, errors_anywhere
@@ -118,9 +118,9 @@ def _request(args: argparse.Namespace) -> LaunchRequest:
 
 
 def plan_of(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
-    """The plan, with vLLM's own verdict if it is to be asked.
+    """The plan, with vLLM's own verdict if ``ask`` is set.
 
-    If no GPUs are suitable, it is made for the best set, and its findings say what is wrong with them.
+    If no GPUs are suitable, it is made for the best set, and its findings describe the problems.
     """
     from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 
@@ -151,7 +151,7 @@ def _left_out(plan: Plan) -> list[str]:
 
 
 def _tell_closed(plan: Plan) -> None:
-    """Say which folders the account of a system unit cannot enter."""
+    """Report which folders the account of a system unit cannot enter."""
     from vllm_launchers.plan.export.systemd import ACCOUNT
 
     paths = [path for path in (plan.engine.command[0], plan.model) if path.startswith("/")]
@@ -164,7 +164,7 @@ def _tell_closed(plan: Plan) -> None:
 
 
 def _closed(path: Path) -> list[Path]:
-    """The first folder on the way to a file that only its owner or group may enter, also behind links."""
+    """The first folder on the path to a file, also behind links, that only its owner or group may enter."""
     for folder in (*reversed(path.parents), *reversed(Path(os.path.realpath(path)).parents)):
         try:
             if not folder.stat().st_mode & stat.S_IXOTH:

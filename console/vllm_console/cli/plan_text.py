@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 BAR = 40
 WIDTH = 100
 MOST_WRITTEN = 32
-"""Longer flags get a line of their own."""
+"""Flags longer than this get a line of their own."""
 MARKS = "█≡▒╳·"
 ASCII_MARKS = "#=+x."
-"""Weights, overhead with graphs, KV cache, others, free: as on the launch screen."""
+"""Marks for weights, overhead with graphs, KV cache, others, free, as on the launch screen."""
 
 
 def plan_document(plan: Plan) -> Document:
@@ -167,13 +167,13 @@ def _finding(finding: PlanFinding) -> Document:
 
 
 def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
-    """A plan for people."""
+    """A plan as text."""
     where = f"port {plan.port}" + (f", GPU {','.join(map(str, plan.gpus))}" if plan.gpus else "")
     yield plain(f"{plan.preset}: {plan.model} on {plan.engine.label}, {where}")
     if plan.placement:
         yield plain(f"GPU {plan.placement}")
     yield from _wrapped("", plain(_verdict(plan)))
-    if plan.verdict is not None and plan.verdict.answer != "refused":  # that is a finding
+    if plan.verdict is not None and plan.verdict.answer != "refused":  # a refusal is a finding
         yield from _wrapped("", plain(f"{format_verdict(plan, plan.verdict)}."))
     yield ""
     yield from _node_lines(plan, plan.nodes)
@@ -202,7 +202,7 @@ def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
 
 
 def _command_lines(plan: Plan) -> Iterator[str]:
-    """The command, or that of each machine."""
+    """The command, or the command for each machine."""
     if plan.nodes is None:
         yield plain(command_line(plan))
         return
@@ -212,7 +212,7 @@ def _command_lines(plan: Plan) -> Iterator[str]:
 
 
 def _node_lines(plan: Plan, nodes: NodesPlan | None) -> Iterator[str]:
-    """The layout over the machines, and what the network between them must carry."""
+    """The layout across machines, and the load on the network between them."""
     if nodes is None:
         return
     layout, count, network = nodes.layout, len(nodes.nodes), nodes.network
@@ -234,7 +234,7 @@ def _node_lines(plan: Plan, nodes: NodesPlan | None) -> Iterator[str]:
 
 
 def _probe(plan: Plan) -> str:
-    """Whether the probe is added, with what else the server gets for that: it is not in the command line below."""
+    """Whether the probe is added, and the variables that it adds, which are not in the command line below."""
     if not plan.probe.variables:
         return f"Probe off: {plan.probe.why_not}."
     variables = " ".join(assignments(plan.probe.variables))
@@ -242,7 +242,7 @@ def _probe(plan: Plan) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    """Whether it would start and fit, and how much more there is to read below."""
+    """Whether it would start and fit, and how many more problems are listed below."""
     found = errors(plan.findings)
     if found:
         more = f" (and {counted(len(found) - 1, 'more error')}, see below)" if len(found) > 1 else ""
@@ -258,7 +258,7 @@ def _verdict(plan: Plan) -> str:
 
 
 def _alternative_lines(plan: Plan) -> Iterator[str]:
-    """Layouts side by side, the plan's own marked; only the plan's pace if there is no alternative."""
+    """Layouts side by side, with the plan's own marked; only the plan's pace if there is no alternative."""
     if not plan.alternatives:
         if plan.paces is not None and (pace := format_pace(plan.paces)):
             yield f"expected: {pace}"
@@ -289,7 +289,7 @@ def _wrapped(head: str, text: str) -> Iterator[str]:
 
 
 LEAST_GIB = 0.05
-"""What would print as 0.0."""
+"""Anything smaller is printed as 0.0."""
 
 
 def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
@@ -326,7 +326,7 @@ def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
 
 
 def _bar(gpu: GpuBudget, marks: str) -> str:
-    """Parts in proportion; each nonzero part gets at least one cell, the overflow is cut off."""
+    """The parts to scale. Each nonzero part gets at least one cell; the overflow is cut off."""
     overhead = gpu.overhead_gib + gpu.graphs_gib
     cells = ""
     for mark, gib in zip(marks, (gpu.weights_gib, overhead, gpu.kv_gib, gpu.others_gib), strict=False):

@@ -1,4 +1,4 @@
-"""``vllm-console predict NAME``: what a change of flags would do to a server's own traffic, before the restart."""
+"""``vllm-console predict NAME``: how changed flags would affect a server's own traffic, before a restart."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if changes.empty and args.traffic_scale == 1:
         raise UsageError("name a change with --set FLAG=VALUE, --unset FLAG or --traffic-scale X")
     if args.draft:
-        os.nice(10)  # someone watches a screen meanwhile
+        os.nice(10)  # a user is watching a screen meanwhile
     found = open_fleet(args).predict(args.name, changes, args.traffic_scale, keep=not args.draft)
     if args.draft:
         print(msgspec.json.encode(found).decode())
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prediction_document(found: PredictedChange) -> Document:
-    """The prediction as JSON; null is unknown."""
+    """The prediction as JSON; null means unknown."""
     record = found.record
     return {
         "changed": [{"flag": one.flag, "before": one.before, "after": one.after} for one in found.changed],
@@ -131,7 +131,7 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
 
 
 def _unknown(now: Estimates, then: Estimates) -> Iterator[str]:
-    """Why figures are missing: a line for each reason."""
+    """Why figures are missing, one line per reason."""
     from vllm_console.prediction.figures import FEWEST_FOR
 
     sides, needed = (now, then), dict[str, str]()
@@ -151,7 +151,7 @@ def _unknown(now: Estimates, then: Estimates) -> Iterator[str]:
 
 
 def _row(title: str, now: Estimate, then: Estimate, form: Any, flagged: bool) -> str:
-    """A line of the table; in words where the interval is too wide, or the prediction is ``flagged``."""
+    """A line of the table; in words if the interval is too wide or the prediction is ``flagged``."""
     from vllm_console.prediction.effect import in_words, is_rough
 
     interval = "" if then.low is None or then.high is None else f"{form(then.low)} to {form(then.high)}"
@@ -175,11 +175,11 @@ _RATES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "preemptions_per_minute": ("preemptions/min", _count),
     "kv_cache_usage": ("KV cache usage", percent),
 }
-"""The other figures, each with its title and how it is written."""
+"""The other figures, each with its title and formatter."""
 
 
 def _sentence(now: Estimates, then: Estimates) -> str:
-    """What changes beyond doubt, in one sentence: the intervals that do not hold the present value."""
+    """One sentence on the certain changes: those whose interval does not contain the current value."""
     from vllm_console.prediction.effect import in_words, is_rough
 
     pairs = [(title, getattr(now, key).p50, getattr(then, key).p50) for key, title in _LATENCIES]

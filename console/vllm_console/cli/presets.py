@@ -1,4 +1,4 @@
-"""``vllm-console presets``: the presets that can be started, and the reasons for their flags."""
+"""``vllm-console presets``: the available presets, and the reasons for their flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List them; invalid files are reported on stderr."""
+    """List the presets; invalid files are reported on stderr."""
     fleet = open_fleet(args)
     presets, problems = fleet.presets()
     for problem in problems:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 MOST_COLUMN = 44
-"""Of a longer path the end is shown."""
+"""Maximum width of a column. Of a longer path, the end is shown."""
 
 
 def _cut(text: str, width: int) -> str:
@@ -50,7 +50,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _purpose(preset: Preset) -> str:
-    """The summary; of a preset of your own its title, since the summary may be an inherited one."""
+    """The summary; for a user's own preset the title, since its summary may be inherited."""
     return preset.summary if preset.shipped else preset.title
 
 
@@ -63,7 +63,7 @@ def preset_document(preset: Preset) -> Document:
 
 
 def describe_preset(preset: Preset) -> list[str]:
-    """A preset for people: each flag with its reason."""
+    """A preset as text: each flag with its reason."""
     lines = [f"{preset.title} ({preset.name})", f"  {preset.summary}", f"  model   {preset.model}"]
     lines += [f"  from    {preset.source}", "  flags"]
     for flag, setting in preset.flags.items():

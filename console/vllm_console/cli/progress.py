@@ -1,4 +1,4 @@
-"""The progress of a command, on standard error."""
+"""Progress of a command, on standard error."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Self
 from vllm_console.text import plain
 
 LINE_SECONDS, OFTEN_SECONDS = 10.0, 60.0
-"""Seconds between two lines in a file or a pipe, until the second of these; from then on it."""
+"""Interval between lines in a file or a pipe: the first value until the second has passed, then the second."""
 
 REDRAWN_SECONDS = 0.1
-"""The least time between two states of a step."""
+"""Minimum time between two updates of a step."""
 
 WIPE = "\r\x1b[K"
-"""Returns to the beginning of the line and clears it."""
+"""Return to the beginning of the line and clear it."""
 
 
 class ProgressLine:
-    """How far a command is: on a terminal a line that is overwritten; in a file or a pipe a line now and then.
+    """Shows a command's progress: on a terminal a line that is overwritten, in a file or a pipe an occasional line.
 
-    ``first`` is what a file or a pipe gets before the first progress.
+    ``first`` is written to a file or a pipe in place of the first progress.
     """
 
     def __init__(self, *, silent: bool = False, first: str = "") -> None:
@@ -34,7 +34,7 @@ class ProgressLine:
         self._drawn_at: float | None = None
 
     def show(self, text: str, elapsed: float, *, always: bool = False) -> None:
-        """Show it; in a file or a pipe if a line is due after so many seconds, or ``always``."""
+        """Show the progress; in a file or a pipe only if a line is due after ``elapsed`` seconds, or ``always``."""
         if self._terminal:
             self._draw(text)
         elif not self._silent and (self._is_due(elapsed) or always):
@@ -42,7 +42,7 @@ class ProgressLine:
             self._first = ""
 
     def say(self, step: str, text: str) -> None:
-        """Show how far a step is, a few times a second; a file or a pipe gets each step once."""
+        """Show the progress of a step, at most ten times a second; a file or a pipe gets each step once."""
         begins, self._step = step != self._step, step
         if self._terminal:
             if begins or self._drawn_at is None or time.monotonic() - self._drawn_at >= REDRAWN_SECONDS:
@@ -51,14 +51,14 @@ class ProgressLine:
             print(plain(step), file=sys.stderr, flush=True)
 
     def download(self, total: int) -> Callable[[str, int], None]:
-        """What shows a download of so many bytes, given its step and how many bytes are here."""
+        """A function that shows a download of ``total`` bytes, given its step and the bytes received."""
         from vllm_console.fleet.downloads import DownloadText
 
         text = DownloadText(total)
         return lambda step, done: self.say(step, text.of(step, done))
 
     def clear(self) -> None:
-        """Remove the line from a terminal."""
+        """Erase the line on a terminal."""
         if self._drawn_at is not None and waited_for():
             print(WIPE, end="", file=sys.stderr, flush=True)
         self._drawn_at = None
@@ -71,14 +71,14 @@ class ProgressLine:
 
     def _draw(self, text: str) -> None:
         if not self._silent and waited_for():
-            from shutil import get_terminal_size  # it imports every archive format
+            from shutil import get_terminal_size  # imports every archive format
 
-            fitting = plain(text)[: get_terminal_size().columns - 1]  # a longer line could not be wiped
+            fitting = plain(text)[: get_terminal_size().columns - 1]  # a longer line could not be erased
             print(f"{WIPE}{fitting}", end="", file=sys.stderr, flush=True)
             self._drawn_at = time.monotonic()
 
     def _is_due(self, elapsed: float) -> bool:
-        """Often at first, then once a minute."""
+        """Whether a line is due: often at first, then once a minute."""
         if elapsed < self._due:
             return False
         every = LINE_SECONDS if elapsed < OFTEN_SECONDS - LINE_SECONDS / 2 else OFTEN_SECONDS
@@ -87,8 +87,8 @@ class ProgressLine:
 
 
 def waited_for() -> bool:
-    """Whether somebody waits at the terminal for this: in the background its line would go over other programs."""
+    """Whether this is the terminal's foreground process. In the background, its line would overwrite other programs."""
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
-    except (OSError, ValueError):  # no terminal, or not the one that controls this process
+    except (OSError, ValueError):  # no terminal, or not this process's controlling one
         return False

@@ -61,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 rate_from = number_type(0, HIGHEST_RATE, "a rate in (0, 10000] requests per second", above=True)
-"""Requests per second."""
+"""Type for rates in requests per second."""
 
 budget_from = duration_type(10, MOST_SECONDS)
-"""Seconds that a measurement may take."""
+"""Type for the time limit of a measurement."""
 
 
 def _rates(text: str) -> tuple[float, ...]:
@@ -75,7 +75,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print and store; exit code 1 if no rate held, or if it was canceled or the server stopped answering."""
+    """Search, print and store. Exit code 1 if no rate held, it was canceled, or the server stopped responding."""
     from msgspec.structs import asdict
 
     from vllm_console.diagnosis.objectives import objectives_of
@@ -116,7 +116,7 @@ def _heading(target: Target, objectives: Objectives, source: str) -> str:
 
 
 class ServesOthersError(RefusedError):
-    """It serves others, and this was not confirmed; ``why`` says how that is known."""
+    """The server has other clients and this was not confirmed; ``why`` says how that is known."""
 
     def __init__(self, why: str, cost: str) -> None:
         super().__init__(f"{why}; {cost}: give --yes to continue")
@@ -127,11 +127,11 @@ MAKES_WAIT = "a measurement makes its other clients wait"
 
 
 def confirm_load(args: argparse.Namespace, target: Target, cost: str = MAKES_WAIT) -> bool:
-    """Whether it may continue although the server serves others. ``cost`` is the effect on them.
+    """Whether to continue although the server has other clients. ``cost`` is the effect on them.
 
     Raises:
-        RefusedError: a tuner is at work on it, which cannot be confirmed.
-        ServesOthersError: it serves others, and this was not confirmed.
+        RefusedError: a tuner is running on it, which cannot be overridden.
+        ServesOthersError: it has other clients, and this was not confirmed.
     """
     if target.server is not None and (tuner := target.server.tuner) is not None:
         left = duration(max(0.0, tuner.until - time.time()))
@@ -147,7 +147,7 @@ def confirm_load(args: argparse.Namespace, target: Target, cost: str = MAKES_WAI
 
 
 def _others(target: Target) -> str:
-    """Why a server is taken to serve others, in a sentence without its end; empty if it does not."""
+    """Why a server seems to have other clients, as a sentence without a period; empty if it does not."""
     from vllm_console.load.ramp import traffic_of_others
     from vllm_console.load.spans import read_spans
 
@@ -163,10 +163,10 @@ def _name(target: Target) -> str:
 
 @contextlib.contextmanager
 def only_one(target: Target, rate: float | None = None) -> Iterator[LoadNote]:
-    """One measurement of a server at a time, noted with its rate, if it has one, so that its charts mark it.
+    """Allow one measurement of a server at a time; it is noted with its rate, if any, so that charts can mark it.
 
     Raises:
-        RefusedError: another one runs.
+        RefusedError: another one is running.
     """
     from vllm_console.load.spans import noted
     from vllm_launchers.private import locked
@@ -181,7 +181,7 @@ def only_one(target: Target, rate: float | None = None) -> Iterator[LoadNote]:
 
 
 def _search(args: argparse.Namespace, target: Target, objectives: Objectives, options: RampOptions) -> Ramp:
-    """Run the ramp; SIGINT and SIGTERM end it early, with what it has.
+    """Run the ramp. SIGINT and SIGTERM end it early, keeping the results so far.
 
     Raises:
         OperationError: it could not begin.
@@ -219,7 +219,7 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
 
 @contextlib.contextmanager
 def _meter(target: Target) -> Iterator[EnergyMeter | None]:
-    """What reads the GPUs of a server of ours; None of one without."""
+    """An energy meter for the GPUs of our own server; None for one without GPUs, or that is not ours."""
     from vllm_console.load.ramp import EnergyMeter
     from vllm_launchers.host.gpu.monitor import GpuMonitor
 
@@ -236,7 +236,7 @@ def _meter(target: Target) -> Iterator[EnergyMeter | None]:
 
 
 def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> None:
-    """Print one event; ``stop`` is set if nobody reads it any more: the ramp then ends and keeps what it has."""
+    """Print an event. If the reader is gone, set ``stop``, so that the ramp ends and keeps its results."""
     import json
 
     try:
@@ -247,9 +247,9 @@ def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> Non
 
 
 class _Reports:
-    """What is printed while it runs: events, or steps, and on standard error how it goes; with --json only the latter.
+    """Prints while the ramp runs: events, or steps with progress on standard error; with --json only the latter.
 
-    ``stop`` is set where nobody reads the events any more.
+    ``stop`` is set when the reader of events is gone.
     """
 
     def __init__(self, args: argparse.Namespace, stop: asyncio.Event) -> None:
@@ -258,7 +258,7 @@ class _Reports:
         self.end = self._line.clear
 
     def step(self, step: RampStep) -> None:
-        """A step has ended."""
+        """Report a finished step."""
         self.end()
         if self._args.events:
             _event("step", step.document(), self._stop)
@@ -279,7 +279,7 @@ class _Reports:
 
 
 def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
-    """The curve and the sentence."""
+    """The curve and the summary."""
     from vllm_console.history.energy import cost_line, energy_text
     from vllm_console.runs.measurement import plots
 
@@ -301,7 +301,7 @@ def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
 
 
 def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
-    """As it is stored."""
+    """The measurement as stored."""
     from msgspec.structs import asdict
 
     from vllm_console.runs.measurement import RAMP, Measurement
@@ -320,7 +320,7 @@ def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
 
 
 def keep_ramp(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:
-    """Store it with the server's run; a store that can't be written loses no result."""
+    """Store the result with the server's run. If that fails, report it; the result is not lost."""
     try:
         target.fleet.keep_measurement(name, _measurement(found, objectives))
     except OperationError as error:

@@ -1,4 +1,4 @@
-"""``vllm-console remote``: answer a console on another machine over standard input and output, as ssh carries them."""
+"""``vllm-console remote``: serve a console on another machine over standard input and output, through ssh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    """Set the description; the command has no arguments."""
     parser.description = (
         "Serve a console on another machine that has attached this one (attach ssh://HOST) and runs this command over "
         "ssh. It reads requests from standard input and writes answers to standard output, one JSON object per line."
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     from vllm_console.fleet.remote_protocol import LONGEST_LINE, PROTOCOL, ProtocolError, decode
 
     fleet = open_fleet(args, interactive=True, remote=False)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
                 return 1
             if request.get("do") == "snapshot":
                 answers.answer(request)
-            else:  # a verb takes long; snapshots continue
+            else:  # a verb takes long, and snapshots must continue
                 threading.Thread(target=answers.answer_apart, args=(request,), daemon=True).start()
     except BrokenPipeError:
         return 0
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Answers:
-    """What the other console asks for, each answered in one line."""
+    """Answers the other console's requests, each with one line."""
 
     def __init__(self, fleet: LocalFleet) -> None:
         self._fleet = fleet
@@ -67,17 +67,17 @@ class _Answers:
             sys.stdout.flush()
 
     def answer(self, request: dict[str, Any]) -> None:
-        """Answer a request; what the fleet refuses is an answer, too. Raises BrokenPipeError."""
+        """Answer a request; a refusal by the fleet is an answer, too. Raises BrokenPipeError."""
         try:
             found = self._result(request)
         except OperationError as error:
             found = {"error": {"message": str(error), "code": error.exit_code}}
-        except Exception as error:  # noqa: BLE001 - the boundary of a request: the other side waits for an answer
+        except Exception as error:  # noqa: BLE001 - request boundary: the other side waits for an answer
             found = {"error": {"message": f"unexpected error: {redact(repr(error))}", "code": OperationError.exit_code}}
         self.send({"id": request.get("id"), **found})
 
     def answer_apart(self, request: dict[str, Any]) -> None:
-        """`answer`, in a thread of its own: whether the other side is gone shows where requests are read."""
+        """`answer`, in its own thread. A vanished client is noticed where requests are read."""
         with contextlib.suppress(BrokenPipeError):
             self.answer(request)
 

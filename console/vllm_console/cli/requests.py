@@ -1,6 +1,4 @@
-"""``vllm-console requests NAME``: each finished request of a server, with the time that it spent in each stage; or its
-engine steps, or what the prefix cache did.
-"""
+"""``vllm-console requests NAME``: a server's finished requests with the time in each stage; also steps and prefixes."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from vllm_launchers.units import counted
 
 DEFAULT_LAST = 20
 DEFAULT_STEPS = 1000
-"""Steps that are read without ``--last``: some twenty seconds of them."""
+"""Steps read without ``--last``, about twenty seconds."""
 
 QUANTILES = (0.5, 0.9, 0.99)
 LONGEST_ID = 30
@@ -56,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them."""
+    """Print the requests, steps or prefixes."""
     if args.steps:
         return _steps(args)
     if args.prefixes:
@@ -104,7 +102,7 @@ def _prefixes(args: argparse.Namespace) -> int:
 
 
 def _moment(text: str | None, now: float) -> float | None:
-    """``--since`` as Unix seconds. Raises UsageError."""
+    """Parse ``--since`` into Unix seconds. Raises UsageError."""
     if text is None:
         return None
     try:
@@ -122,7 +120,7 @@ def _document(request: FinishedRequest) -> Document:
 
 
 def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], now: float, order: str) -> list[str]:
-    """Quantiles over all that were found, and a line for each that is shown."""
+    """Quantiles over all ``found`` requests, and a line per ``shown`` one."""
     first = clock(min(request.finished_at for request in found), now, seconds=True)
     lines = [f"{counted(len(found), 'finished request')} recorded since {first}; exact quantiles of these:", ""]
     stages = [(name, [value for one in found if (value := getattr(one, name)) is not None]) for name in _STAGES]
@@ -136,7 +134,7 @@ def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], n
 
 
 def _quantile_lines(width: int, rows: Sequence[tuple[str, list[float], Callable[[float], str]]]) -> list[str]:
-    """Exact quantiles of each row's values, under a heading; a row without values is left out."""
+    """Exact quantiles of each row's values, with a heading. Rows without values are left out."""
     lines = [f"  {'':<{width}}" + "".join(f"{f'p{q * 100:g}':>9}" for q in QUANTILES) + f"{'MAX':>9}"]
     for name, values, text in rows:
         if values:
@@ -163,7 +161,7 @@ _STEP_COLUMNS = (("AT", 16), ("RUN", 6), ("WAIT", 6), ("KV CACHE", 10), ("PROMPT
 
 
 def step_document(step: EngineStep) -> Document:
-    """One step; null for what vLLM does not report, and for the intervals of a step that ended none."""
+    """One step; null for what vLLM does not report, and for the intervals of a step without any."""
     return {
         "at": step.at,
         "engine": step.engine,
@@ -186,7 +184,7 @@ def step_document(step: EngineStep) -> Document:
 
 
 def engine_step_lines(found: Sequence[EngineStep], shown: Sequence[EngineStep], now: float) -> list[str]:
-    """Quantiles over all that were read, and a line for each that is shown."""
+    """Quantiles over all ``found`` steps, and a line per ``shown`` one."""
     first = clock(found[0].at, now, seconds=True)
     lines = [f"{counted(len(found), 'step')} since {first}; exact quantiles of these:", ""]
     took = [step.shortest_interval for step in found if step.shortest_interval is not None]
@@ -224,7 +222,7 @@ _PREFIX_COLUMNS = (
 
 
 def prefixes_document(use: PrefixUse) -> Document:
-    """It as JSON values."""
+    """Prefix cache use as JSON values."""
     classes = [{**asdict(one), "hit_rate": one.hit_rate} for one in use.classes]
     return {
         "requests": use.requests,
@@ -242,7 +240,7 @@ def prefixes_document(use: PrefixUse) -> Document:
 
 
 def prefixes_lines(use: PrefixUse) -> list[str]:
-    """A line for each class of prompt lengths, and what became of cached prefixes."""
+    """A line per prompt length class, and what resumed requests still found cached."""
     lines = [f"{percent(use.hit_rate)} of the prompt tokens of {_requests(use.requests)} were cached:", ""]
     rows = [
         (f"{count(one.least)}-{count(one.most)}", count(one.requests), count(one.hits), count(one.prompt_tokens),
@@ -262,7 +260,7 @@ def _requests(number: int) -> str:
 
 
 def resumed_text(resumed: StillCached | None) -> str:
-    """What resumed requests still found."""
+    """What resumed requests still found in the cache."""
     if resumed is None:
         return "none known"
     found = f"{count(resumed.cached_tokens)} of {count(resumed.tokens)} tokens"

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restart it; returns when the new generation has started, with ``--wait`` when it is ready."""
+    """Restart the server. Returns when the new generation has started, or with ``--wait`` when it is ready."""
     fleet = open_fleet(args)
     before = fleet.snapshot().server(args.name)
     options = RestartOptions(
@@ -120,13 +120,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report_run(args: argparse.Namespace, server: ServerView, wanted: list[Flags]) -> int:
-    """Print the server; exit code 1 if it does not run with the ``wanted`` flags, of which the last count."""
+    """Print the server; exit code 1 if it does not run with the last of the ``wanted`` flags."""
     code = report_server(args, server, wanted=State.READY if args.wait else None)
     if server.rollback:
         if args.json:
             complain(server.rollback)
         return 1
-    # Another restart may have taken this one's place while the server stopped for it, or after its run had begun.
+    # Another restart may have replaced this one while the server stopped, or after its run had begun.
     if wanted and dict(server.flags) != dict(wanted[-1]):
         complain(REPLACED)
         return 1
@@ -140,7 +140,7 @@ def _restarted(
     options: RestartOptions,
     planned: Callable[[Plan], None],
 ) -> ServerView:
-    """Restart the server with the requested change of flags."""
+    """Restart the server with the requested flag change."""
     changes = _changes(args, before)
     server = fleet.restart(args.name, changes, options, planned)
     if before is not None and not args.previous:
@@ -165,7 +165,7 @@ def _report_refusal(args: argparse.Namespace, server: ServerView, asked_at: floa
 
 
 def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
-    """The requested change of flags.
+    """The requested flag change.
 
     Raises:
         UsageError: ``--previous`` is combined with other changes.
@@ -197,7 +197,7 @@ def _switched(
 
 
 def say_several(flags: Flags, changes: Changes) -> None:
-    """Warn on standard error that the effects of several simultaneous changes can't be separated."""
+    """Warn on standard error that the effects of simultaneous changes can't be separated."""
     changed = [flag for flag, value in changes.set.items() if not same_value(flags.get(flag), value)]
     changed += [flag for flag in changes.unset if flag in flags]
     if len(changed) > 1:
@@ -205,10 +205,11 @@ def say_several(flags: Flags, changes: Changes) -> None:
 
 
 def run_rolling(fleet: LocalFleet, args: argparse.Namespace, changes: Changes, options: RestartOptions) -> int:
-    """Start it beside the old one, wait until it is ready, compare answers, stop the old one if that is wanted.
+    """Start the new server next to the old one, wait until it is ready, compare answers, and stop the old one if
+    wanted.
 
     Raises:
-        UsageError: an option that a rolling update does not have.
+        UsageError: an option that rolling updates do not support.
         OperationError: there is no room; nothing was started.
     """
     if args.preset:
@@ -235,7 +236,7 @@ def run_rolling(fleet: LocalFleet, args: argparse.Namespace, changes: Changes, o
 
 
 def _compared(fleet: LocalFleet, args: argparse.Namespace, new: ServerView) -> AnswerComparison | None:
-    """How the answers of both compare; None, with the reason on stderr, if they can't be compared."""
+    """Compare the answers of both; None, with the reason on stderr, if they can't be compared."""
     if not args.json:
         print(f"{new.name} is ready at {new.url}", flush=True)
     try:
@@ -251,7 +252,7 @@ def _compared(fleet: LocalFleet, args: argparse.Namespace, new: ServerView) -> A
 
 
 def who_serves(fleet: LocalFleet, name: str, new: ServerView) -> str:
-    """Which of the two serve now."""
+    """Which of the two is serving now."""
     snapshot = fleet.snapshot()
     old, now = snapshot.server(name), snapshot.server(new.name) or new
     if old is not None and old.state is State.READY:
@@ -260,7 +261,7 @@ def who_serves(fleet: LocalFleet, name: str, new: ServerView) -> str:
 
 
 def _stop_wanted(args: argparse.Namespace) -> bool:
-    """Whether the old server is to be stopped: as the options say, else as answered, else not."""
+    """Whether to stop the old server: as given by the options, or else by the user's answer; otherwise no."""
     if args.stop_old is not None:
         return bool(args.stop_old)
     if args.json:

@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List them, newest first, or their start-ups side by side; or import a result.
+    """List runs, newest first, or their startups side by side; or import a result.
 
-    ``import`` is only followed by a file, so a server of that name is still listed.
+    ``import`` only counts if a file follows, so a server of that name can still be listed.
     """
     if args.file is not None:
         return _import(args)
@@ -79,8 +79,8 @@ def _import(args: argparse.Namespace) -> int:
     """Keep another tool's result with a run.
 
     Raises:
-        UsageError: other words than ``import`` stand before the file, or no run is named.
-        OperationError: the file is no result, or the run does not exist.
+        UsageError: a word other than ``import`` precedes the file, or no run is named.
+        OperationError: the file is not a result, or the run does not exist.
     """
     from vllm_console.runs.imports import read_result
 

@@ -42,7 +42,7 @@ _COLUMNS = (("ID", 5), ("RUN", 20), ("SINCE", 13), ("LASTED", 9), ("REQ/S", 7), 
 
 
 def run_lines(runs: Sequence[Run], now: float) -> list[str]:
-    """One line per run under a heading, with its difference from the previous run on a line below."""
+    """One line per run below a heading, with its difference from the previous run on the next line."""
     lines = table_lines(_COLUMNS, ())
     for run in runs:
         lines.append(row_line([plain(cell) for cell in _cells(run, now)], _COLUMNS))
@@ -61,12 +61,12 @@ _STEP_COLUMNS = (("REQ/S", 7), ("SENT", 7), ("FAILED", 7), ("TTFT p99", 10), ("I
 
 
 def step_heading() -> str:
-    """The columns of `step_line`."""
+    """The heading for `step_line`."""
     return "".join(f"{title:>{width}}" for title, width in _STEP_COLUMNS)
 
 
 def step_line(step: Mapping[str, Any]) -> str:
-    """One step of a measurement; a mark at its end where the objectives do not hold."""
+    """One step of a measurement, marked at its end if the objectives do not hold."""
     rate, attained = step["rate"], step["attained"]
     cells = (
         three_digits(rate) if rate is not None else UNKNOWN,
@@ -85,18 +85,18 @@ def step_line(step: Mapping[str, Any]) -> str:
 
 
 def ramp_step_lines(found: Measurement) -> list[str]:
-    """All steps under a heading."""
+    """All steps below a heading."""
     return [step_heading(), *map(step_line, found.steps)]
 
 
 def _measured(found: Measurement, now: float) -> str:
-    """A ramp, or an imported result: when, and what came out."""
+    """A ramp or an imported result: its time and outcome."""
     why = f", limited by {limit_text(found.limited_by)}" if found.limited_by else ""
     return plain(f"{found.kind} {clock(found.at, now)}: {found.summary}{why}")
 
 
 def _held(run: Run) -> str:
-    """Which findings were open, the longest first."""
+    """The findings that were open, longest first."""
     longest = sorted(run.findings.items(), key=lambda held: -held[1])
     findings = "; ".join(f"{title_of_code(code)} open for {duration(minutes * 60)}" for code, minutes in longest)
     return f"findings: {findings}" + (" (findings about GPUs not included)" if run.judged_until is not None else "")
@@ -131,7 +131,7 @@ def _how(run: Run) -> str:
 
 
 def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[str]:
-    """The outcome and verdict first, then what was changed, the traffic, and every figure."""
+    """The outcome and verdict first, then the changes, the traffic, and every figure."""
     early = found.verdict is ComparisonVerdict.TOO_LITTLE
     texts = (verdict_text(found),) if early else (plain_sentence(found), detail_text(found))
     lines = [row for text in texts for row in textwrap.wrap(text, WIDTH, break_on_hyphens=False)]
@@ -163,7 +163,7 @@ def _tables(found: Comparison) -> list[str]:
 
 
 def _ramps(found: Comparison) -> list[str]:
-    """The newest ramp of each run, drawn over each other."""
+    """The newest ramp of each run, in one plot."""
     sides = ((mark, newest_ramp(side.run.measurements)) for mark, side in (("o", found.before), ("*", found.after)))
     known = [(mark, ramp) for mark, ramp in sides if ramp is not None]
     if not known:

@@ -38,16 +38,16 @@ COLUMNS = (
     ("ITL p99", 9),
     ("TOK/S", 7),
 )
-"""Titles, and the least width of each column."""
+"""Title and minimum width of each column."""
 
 STALE_SECONDS = 5.0
-"""Metrics older than this are not called those of now: they are read once a second."""
+"""Metrics older than this are not called current, since they are read once a second."""
 
 HOST = 2
-"""The column that is left out where all servers run on this machine."""
+"""The column that is omitted if all servers run on this machine."""
 
 LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
-"""Names of latencies for people, where they differ from those in JSON."""
+"""Display names of latencies, where they differ from JSON."""
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(args: argparse.Namespace) -> int:
-    """List them."""
+    """List the servers."""
     snapshot = open_fleet(args, observe=not args.ours, remote=not args.ours).snapshot()
     servers = [server for server in snapshot.servers if server.attached is None or not args.ours]
     for notice in snapshot.notices:
@@ -84,7 +84,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Show it; of an attached machine that can't be reached, why."""
+    """Show the server; for an attached machine that can't be reached, the reason."""
     from vllm_console.fleet.remote_hosts import read_hosts
 
     machine = any(host.name == args.name for host in read_hosts(state_of(args)))
@@ -107,7 +107,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def servers_table(servers: Sequence[ServerView], now: float) -> list[str]:
-    """One line per server under a heading, each reason on a line of its own below."""
+    """One line per server below a heading, with each reason on its own line below."""
     rows = [[plain(cell) for cell in _cells(server, now)] for server in servers]
     widths = [max([least, *(len(row[at]) + 1 for row in rows)]) for at, (_, least) in enumerate(COLUMNS)]
     if not any(server.where for server in servers):
@@ -117,7 +117,7 @@ def servers_table(servers: Sequence[ServerView], now: float) -> list[str]:
         lines.append(_line(row, widths))
         if server.reason and (not server.state.alive or (server.node and server.pid is None)):
             lines.append(f"  {plain(server.reason)}")
-        # That a server of others is read-only follows from its owner; that it is open to everybody does not.
+        # Its owner already implies that another user's server is read-only, but not that it is open to everybody.
         if server.attached is not None and (why := server.reason or (server.attached.notice if server.machine else "")):
             lines.append(f"  {plain(why)}")
         if notice := server.notice if server.recorded else server.exposed:
@@ -155,7 +155,7 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
 
 
 def _state(server: ServerView, now: float, between: str) -> str:
-    """Its state and for how long, or that it is tuned; of a server that was not asked only that its process runs."""
+    """Its state and for how long, or that it is being tuned. If it was not probed, only that its process runs."""
     if not server.probed and server.attached is None:
         return "running (not probed)"
     if server.tuning:
@@ -165,7 +165,7 @@ def _state(server: ServerView, now: float, between: str) -> str:
 
 
 def no_energy(server: ServerView, host: Host | None) -> str:
-    """Why a server's energy and cost are unknown, for a user who set a price; empty where none are expected."""
+    """Why a server's energy and cost are unknown, for a user who set a price; empty if none are expected."""
     if not server.ours or server.attached is not None or server.simulated or server.headless:
         return ""
     if server.state is not State.READY:
@@ -178,7 +178,7 @@ def no_energy(server: ServerView, host: Host | None) -> str:
 
 
 def describe_server(server: ServerView, now: float, energy: Energy | None = None) -> list[str]:
-    """One server in full, for people; ``energy`` is what its GPUs took."""
+    """One server in full, as text; ``energy`` is what its GPUs consumed."""
     lines = [
         f"{server.name}  {_state(server, now, ' for ')}" + ("  (simulated: no GPU is used)" if server.simulated else "")
     ]
@@ -229,7 +229,7 @@ def _attached_text(server: ServerView) -> str:
 
 
 def _describe_fixes(server: ServerView) -> list[str]:
-    """What may help a server that failed; the reason stands above."""
+    """Possible fixes for a failed server, whose reason is shown above."""
     if server.state is not State.FAILED or server.diagnosis is None or not server.diagnosis.fixes:
         return []
     from vllm_console.diagnosis.finding import fix_lines
@@ -255,7 +255,7 @@ def _describe_conditions(server: ServerView, now: float) -> list[str]:
 
 
 def _age(server: ServerView, now: float) -> float | None:
-    """How old its metrics are, if they are not of now; of other machines' servers that is theirs to say."""
+    """The age of its metrics if they are not current; servers on other machines report that themselves."""
     if server.sample is None or server.remote or server.state not in (State.READY, State.UNRESPONSIVE):
         return None
     age = now - server.sample.at
@@ -296,7 +296,7 @@ def _describe_window(server: ServerView, now: float) -> list[str]:
 
 
 def _unserved(window: Window, span: str) -> list[str]:
-    """How many requests were not served; nothing if all were, or it is not known."""
+    """The number of requests that were not served; empty if all were, or if unknown."""
     from vllm_console.metrics.window import format_unserved
 
     found = format_unserved(window.responses)
@@ -304,7 +304,7 @@ def _unserved(window: Window, span: str) -> list[str]:
 
 
 def rank_lines(server: ServerView) -> list[str]:
-    """Each data-parallel rank; nothing of a server with one."""
+    """A line per data-parallel rank; empty for a server with just one."""
     from vllm_console.metrics.window import in_order
 
     engines = server.sample.engines if server.sample is not None else {}
@@ -317,7 +317,7 @@ def rank_lines(server: ServerView) -> list[str]:
 
 
 def _longest_wait(window: Window) -> str:
-    """What is known about waiting requests: neither queue time nor TTFT counts them yet."""
+    """What is known about waiting requests, which are not counted in queue time and TTFT yet."""
     if not window.requests_waiting or not window.longest_wait or window.longest_wait < 1:
         return ""
     whom = "" if window.requests_waiting == 1 else "one "
@@ -339,7 +339,7 @@ def server_document(server: ServerView) -> Document:
 
 
 def status_document(server: ServerView) -> Document:
-    """A server as ``status`` and ``list`` print it (a contract): with its exit and its metrics."""
+    """A server as ``status`` and ``list`` print it (a contract), with its exit and its metrics."""
     from vllm_console.metrics.window import metrics_document, window_document
 
     return server_document(server) | {
@@ -364,14 +364,14 @@ def status_document(server: ServerView) -> Document:
 
 
 def _attached(server: ServerView) -> Document | None:
-    """Where an attached endpoint is, and whether it can be reached."""
+    """Where an attached endpoint is, and whether it is reachable."""
     if server.attached is None:
         return None
     return {"host": server.where, "reachability": server.state_text, **fields(server.attached, "url key_env ca keyed")}
 
 
 def _restart(restart: PreparedRestart) -> Document:
-    """The restart that is being prepared, or the last one if that did not happen as requested."""
+    """The restart being prepared, or the last one if it did not happen as requested."""
     return fields(restart, "asked_at step changes message memory_mib")
 
 

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Launch it."""
+    """Launch the server."""
     if args.host is not None and args.host in recorded_hosts():
         raise UsageError(
             f"--host after start is the address to bind. For a recorded host: vllm-console --host {args.host} start …"
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say_what_ends_it() -> None:
-    """Warn if a logout would end it."""
+    """Warn if a logout would end the server."""
     from vllm_launchers.host.session_end import session_end
 
     if sentence := session_end():

@@ -1,6 +1,6 @@
 """``vllm-console stop NAME``, ``remove NAME``, ``sleep NAME`` and ``wake NAME``: free a server's GPUs.
 
-``remove`` deletes a stopped server. ``sleep`` and ``wake`` free them for the other server of a pair, and back.
+``remove`` deletes a stopped server. ``sleep`` and ``wake`` hand the GPUs over to the other server of a pair, and back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop it; returns when it has stopped and its GPU memory is free, or reports who holds that memory."""
+    """Stop the server. Returns when it has stopped and its GPU memory is free, or reports who still holds it."""
     fleet = open_fleet(args)
     warn_of_tuner(fleet.snapshot().server(args.name))
     if args.no_wait:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             )
             if sample is not None and before is not None and (held := still_held(args.name, before, sample)):
                 print(plain(f"! {args.name}: {held}"), file=sys.stderr)
-    # A server that had failed before it was stopped counts as stopped.
+    # A server that failed before it was stopped counts as stopped.
     code = report_server(args, server, wanted=None)
     return 0 if server.state is State.FAILED else code
 
@@ -59,7 +59,7 @@ def add_remove_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_remove(args: argparse.Namespace) -> int:
-    """Remove its record and log; keep its history unless it is to be purged."""
+    """Remove the server's record and log; keep its history unless ``--purge`` is given."""
     kept = open_fleet(args).forget(args.name, purge=args.purge)
     if args.json:
         print_json({"name": args.name, "removed": True, "history_kept": kept})
@@ -78,7 +78,7 @@ def add_sleep_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sleep(parser: argparse.ArgumentParser) -> None:
-    """How a server goes to sleep: level, and how long its requests may take."""
+    """Add the options for going to sleep: the level, and how long requests may take to finish."""
     parser.add_argument(
         "--level", type=int, choices=[1, 2], default=1,
         help="1: keep the weights in host memory; 2: drop them and reload (default 1)",
@@ -91,7 +91,7 @@ def add_sleep(parser: argparse.ArgumentParser) -> None:
 
 
 def run_sleep(args: argparse.Namespace) -> int:
-    """Put it to sleep; returns when it sleeps."""
+    """Put the server to sleep; returns once it sleeps."""
     server = open_fleet(args).sleep(args.name, level=args.level, drain_seconds=args.drain, say=say)
     return report_server(args, server, wanted=State.ASLEEP)
 
@@ -109,6 +109,6 @@ def add_wake_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_wake(args: argparse.Namespace) -> int:
-    """Wake it up; returns when it answers as before it slept."""
+    """Wake the server; returns once it responds as before it slept."""
     server = open_fleet(args).wake(args.name, level=args.level, drain_seconds=args.drain, say=say)
     return report_server(args, server, wanted=State.READY)

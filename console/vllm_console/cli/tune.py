@@ -1,4 +1,4 @@
-"""``vllm-console tune NAME``: try the flags that are predicted to be best, keep what is measured to be better."""
+"""``vllm-console tune NAME``: try the flags predicted to be best, and keep those measured to be better."""
 
 from __future__ import annotations
 
@@ -69,22 +69,23 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.flags.changes import Flags
 
 EVIDENCE_SHARE = 0.6
-"""Of the measured goodput, the rate of the traffic that predictions are fitted to: busy, and without a long queue."""
+"""Rate of the traffic that predictions are fitted to, as a share of the measured goodput: busy, but without a long
+queue."""
 
 EVIDENCE_REQUESTS = 150
 RECORD_SECONDS = 5.0
-"""How long the probe may take to write what it knows; it writes several times a second."""
+"""How long the probe may take to write its records; it writes several times a second."""
 
 FEWEST_RECORDED = 20
 FAILED_SHARE = 0.02
-"""With more failed requests, a mean of those that were answered says little."""
+"""If more requests fail, a mean over the answered ones is not meaningful."""
 
 SLICES = 20
 SO_FAR_SECONDS = 5.0
-"""Between two interim figures of the original flags."""
+"""Interval between interim figures of the original flags."""
 
 WATCH_SECONDS = 1.0
-"""How often a server that is measured is checked for changes by somebody else."""
+"""How often to check whether somebody else changed the server being measured."""
 
 START_TIMEOUT = 1800.0
 USUAL_START_SECONDS = 60.0
@@ -137,12 +138,12 @@ def _trials(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, predict, try, decide; exit code 1 if nothing could be measured, or the flags to keep are not in place.
+    """Measure, predict, try, decide. Exit code 1 if nothing could be measured, or the flags to keep are not in place.
 
     Raises:
         UsageError: the budget is too short.
         OperationError: the server can't be measured or restarted, or nothing can be predicted.
-        NotFoundError, RefusedError: there is no such server of this user's, or it serves others.
+        NotFoundError, RefusedError: there is no such server of this user's, or it has other clients.
     """
     from vllm_console.diagnosis.objectives import objectives_of
 
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
     result = tuner.result()
     if args.json:
         print_json(result)
-    elif not tuner.misplaced:  # that was said
+    elif not tuner.misplaced:  # that was already reported
         print("\n".join(["", *textwrap.wrap(plain(result["sentence"]), 79)]))
     return 0 if result["original"]["measured"] is not None and not tuner.misplaced else 1
 
@@ -176,7 +177,7 @@ def _heading(args: argparse.Namespace, limits: Objectives, source: str) -> str:
 
 
 def _failed_text(report: LoadReport, pace: float | None) -> str:
-    """How many requests of a load failed and mostly why; ``pace`` is its requests per second, if it had one."""
+    """The number of failed requests and the most common reason; ``pace`` is the load's requests per second, if any."""
     from vllm_console.load.run import UNFINISHED
 
     kind = max(report.failures, key=lambda one: report.failures[one], default="")
@@ -187,7 +188,7 @@ def _failed_text(report: LoadReport, pace: float | None) -> str:
 
 
 class _Tuner:
-    """One tuning of one server, whose flags are put back unless better ones were found."""
+    """One tuning run on one server, whose flags are restored unless better ones were found."""
 
     def __init__(
         self, args: argparse.Namespace, target: Target, server: ServerView, limits: Objectives, others: bool
@@ -198,49 +199,50 @@ class _Tuner:
         self._begin, self._until = time.monotonic(), time.time() + args.budget
         self._original: Flags = dict(server.flags)
         self._wanted: Flags = self._original
-        """The flags to end on."""
+        """The flags to end with."""
         self._generation = self._first_run = server.generation
         self._taken = ""
-        """What somebody else has done to the server, such as ``stopped``: it is left alone from then on."""
+        """What somebody else did to the server, such as ``stopped``; from then on it is left alone."""
         self._asked: tuple[ServerView, ServerView, Flags] | None = None
-        """While it is waited for a restart: the server before it, as the verb has returned it, and its new flags."""
+        """While waiting for a restart: the server before it, the server as the restart call returned it, and its new
+        flags."""
         self.canceling = Canceling()
         self.note = LoadNote(None)
-        """Where it notes its steps for those who watch the server."""
+        """Where the steps are noted for others who watch the server."""
         self._problem = ""
-        """Why the last measurement has no value."""
+        """Why the last measurement is unusable."""
         self._trying = ""
-        """The candidate that is being measured, in words."""
+        """The candidate being measured, as text."""
         self._candidate: Flags = {}
-        """What is set by the candidate that is being tried; empty for the original flags."""
+        """The flags set by the candidate being tried; empty for the original flags."""
         self._last_start = self._start_seconds()
         self._longest_restart = 0.0
-        """Of the restarts here so far, in seconds."""
+        """Longest restart so far, in seconds."""
         self._ranking: CandidateRanking | None = None
         self._done: list[Trial] = []
         self._trials: list[dict[str, Any]] = []
         self._measured: Measured | None = None
         """The objective's value with the original flags."""
         self._so_far: TunerFigure | None = None
-        """What their measurement has shown up to now."""
+        """Interim result of their measurement."""
         self._so_far_at = 0.0
         self._noted: TunerProgress | None = None
-        """The step that was noted last."""
+        """The step noted last."""
         self._decision: Decision | None = None
         self._sentence = ""
-        """What came of it, if the server runs with the flags to end on."""
+        """The outcome, if the server runs with the flags to end with."""
         self.misplaced = ""
-        """Why it does not, after `end`; else empty."""
+        """After `end`: why it does not; otherwise empty."""
         self.line = ProgressLine()
 
     def say(self, text: str) -> None:
-        """Print a line for people."""
+        """Print a line, except with --json."""
         self.line.clear()
         if not self._args.json:
             print(text, flush=True)
 
     def refuse_short_budget(self) -> None:
-        """Raises UsageError if not even one trial fits."""
+        """Raise UsageError if not even one trial fits in the budget."""
         objective, restart = self._args.objective, self._restart_seconds
         least = least_budget(objective, restart)
         if self._args.budget < least:
@@ -258,7 +260,7 @@ class _Tuner:
         return budget - (time.monotonic() - self._begin)
 
     def tune(self) -> None:
-        """Measure the server as it is, rank, try, and decide."""
+        """Measure the server with its original flags, rank candidates, try them, and decide."""
         self._step(TunerStep.MEASURING)
         original = self._measured = self._baseline()
         if original is None:
@@ -287,9 +289,9 @@ class _Tuner:
         self._sentence = _sentence(self._args.objective, ranking, decision, self._done)
 
     def end(self) -> None:
-        """Put the flags in place that are to stay; say so if it was canceled, or if that failed.
+        """Apply the flags to end with; report if this was canceled or failed.
 
-        Whoever was to read that may be gone, as with a closed terminal: the flags are put in place all the same.
+        The output may be gone, as with a closed terminal; the flags are applied nevertheless.
         """
         self._candidate = dict(flag_difference(self._original, self._wanted).set)
         self._step(TunerStep.FINISHING)
@@ -302,9 +304,9 @@ class _Tuner:
                 complain(f"canceled: {self._name} has its original flags")
 
     def _put_back(self) -> str:
-        """Returns why the server does not have them; empty if it has."""
+        """Returns why the server does not have the flags to end with; empty if it does."""
         if self._asked is not None:
-            with contextlib.suppress(OperationError):  # it stops the server already
+            with contextlib.suppress(OperationError):  # it is already stopping the server
                 self._fleet.cancel_restart(self._name)
             before, asked, new = self._asked
             with contextlib.suppress(OperationError):  # removed meanwhile
@@ -334,7 +336,7 @@ class _Tuner:
     # -- what is measured ----------------------------------------------------------------------------------------------
 
     def _baseline(self) -> Measured | None:
-        """The server as it is; for a goodput, then the traffic that predictions need."""
+        """Measure the original flags; for goodput, then send the traffic that predictions need."""
         seconds = baseline_seconds(self._args.objective, self._args.budget, self._args.trials, self._restart_seconds)
         measured = self._measure(seconds, None)
         if measured is None or self._args.objective != GOODPUT:
@@ -348,10 +350,10 @@ class _Tuner:
         return measured
 
     def _measure(self, seconds: float, start: float | None) -> Measured | None:
-        """The objective's value with the present flags; None where there is none: then ``_problem`` says why.
+        """The objective's value with the current flags; None if there is none, and ``_problem`` says why.
 
         Raises:
-            OperationError: somebody else has removed, restarted or stopped it.
+            OperationError: somebody else removed, restarted or stopped it.
         """
         self._problem = "too few of its requests were answered"
         if self._args.objective == GOODPUT:
@@ -373,7 +375,7 @@ class _Tuner:
         return measured
 
     def _note_so_far(self, measure: Callable[[], Measured | None]) -> None:
-        """Note what the measurement of the original flags has shown up to now, once in a while."""
+        """Periodically note the interim result of measuring the original flags."""
         now = time.monotonic()
         if self._measured is not None or self._noted is None or now - self._so_far_at < SO_FAR_SECONDS:
             return
@@ -390,7 +392,7 @@ class _Tuner:
 
         def stepped(one: RampStep) -> None:
             steps.append(one)
-            if start is None:  # not where it goes on after a first measurement, which has shown more
+            if start is None:  # not when it continues a first measurement, which is more accurate
                 self._note_so_far(lambda: measured_ceiling(tried(steps), seconds))
 
         def progress(one: RampProgress) -> None:
@@ -424,7 +426,7 @@ class _Tuner:
         slices: _Slices | None = None,
         so_far: Callable[[], Measured | None] = lambda: None,
     ) -> LoadReport:
-        """Send traffic at a rate, or keep requests in flight, and wait for the probe to write what it saw."""
+        """Send traffic at a rate, or keep requests in flight."""
         from vllm_console.load.run import LoadProgress, run_load
         from vllm_console.load.shape import Exact
 
@@ -452,7 +454,7 @@ class _Tuner:
         )
 
     def _watched(self, send: Callable[[asyncio.Event], Coroutine[Any, Any, _T]]) -> _T:
-        """Send traffic, which stops as soon as somebody else changes the server.
+        """Send traffic, stopping as soon as somebody else changes the server.
 
         Raises:
             OperationError: it can't be sent.
@@ -483,7 +485,7 @@ class _Tuner:
         return self._workload.concurrency
 
     def _ttft_rate(self) -> float:
-        """The rate at which TTFT is measured: as asked for, as recorded, or the preset's."""
+        """The request rate for measuring TTFT: as given, as recorded, or the preset's."""
         from vllm_console.load.shape import suggested_rate
 
         if self._args.rate is None:
@@ -527,20 +529,20 @@ class _Tuner:
         )
 
     def _gains(self) -> list[float]:
-        """By which factor each candidate's value is predicted to differ."""
+        """The predicted factor by which each candidate changes the value."""
         assert self._ranking is not None
         return [one.predicted / self._ranking.original for one in self._ranking.candidates]
 
     def _expected(self, candidate: Candidate, original: Measured) -> float:
-        """What is to be measured with a candidate: the measured original, better by what is predicted."""
+        """The expected measurement of a candidate: the measured original, improved by the predicted factor."""
         assert self._ranking is not None
         return original.value * candidate.predicted / self._ranking.original
 
     def _try(self, trial: NextTrial, original: Measured) -> tuple[Measured | None, str]:
-        """Restart with a candidate's flags and measure; why it could not be measured, if so.
+        """Restart with a candidate's flags and measure; also returns why it could not be measured, if so.
 
         Raises:
-            OperationError: the server ended meanwhile, or somebody else has changed it.
+            OperationError: the server ended meanwhile, or somebody else changed it.
         """
         assert self._ranking is not None
         server, candidate = self._server(), self._ranking.candidates[trial.place]
@@ -566,10 +568,10 @@ class _Tuner:
         return measured, "" if measured is not None else self._problem
 
     def _restart(self, changes: Changes) -> str:
-        """Restart and wait until it is ready. Returns why it did not, or came back with other flags.
+        """Restart and wait until it is ready. Returns why it failed, or why it came back with other flags.
 
         Raises:
-            OperationError: somebody else has changed it.
+            OperationError: somebody else changed it.
         """
         began, before = time.monotonic(), self._server()
         try:
@@ -598,10 +600,10 @@ class _Tuner:
         return wait_for_restart(self._fleet, before, asked, quiet=True, timeout=START_TIMEOUT)
 
     def _server(self) -> ServerView:
-        """The server as it is now.
+        """The current server.
 
         Raises:
-            OperationError: somebody else has removed, restarted or stopped it.
+            OperationError: somebody else removed, restarted or stopped it.
         """
         server = self._fleet.snapshot().server(self._name)
         taken = self._taken_now()
@@ -610,14 +612,14 @@ class _Tuner:
         return server
 
     def _taken_now(self) -> str:
-        """See ``_taken``; reads no more than the server's record, and not even that if it can't be read."""
+        """Update and return ``_taken``. Reads only the server's record, and ignores errors reading it."""
         if not self._taken:
             with contextlib.suppress(KeeperError):
                 self._taken = _done_by_others(self._fleet.record(self._name), self._generation)
         return self._taken
 
     def _changed_by_others(self, what: str, server: ServerView | None) -> OperationError:
-        """The error that names which of the original flags it does not have now."""
+        """The error that names which original flags the server does not have now."""
         text = f"{self._name} was {what} by somebody else meanwhile: it is left as it is now"
         now = flag_difference(self._original, server.flags) if server is not None else Changes()
         flags = flags_text({**now.set, **dict.fromkeys(now.unset)})
@@ -631,13 +633,13 @@ class _Tuner:
 
     @property
     def _restart_seconds(self) -> float:
-        """How long a restart may take: as the longest one so far, else as its last start, and a fifth more."""
+        """Estimated restart time: 20% more than the longest so far (or the last start), plus 4 seconds."""
         return 1.2 * (self._longest_restart or self._last_start) + 4.0
 
     # -- what is said --------------------------------------------------------------------------------------------------
 
     def _step(self, step: TunerStep, *, restart: bool = False) -> None:
-        """Note what begins now; ``restart``: a run of it begins as well."""
+        """Note the step that begins now; ``restart`` means that it begins another run, too."""
         candidates = self._ranking.candidates if self._ranking is not None else ()
         flags = dict.fromkeys(name for one in candidates for name in one.set)
         tried = bool(self._candidate) and step is not TunerStep.FINISHING
@@ -660,7 +662,7 @@ class _Tuner:
         self.note.tuner(progress)
 
     def _best(self) -> TunerBest | None:
-        """The candidate that was measured to be the best so far; None if none was better than the original flags."""
+        """The candidate with the best measurement so far; None if none was better than the original flags."""
         if self._measured is None or self._ranking is None or not self._done:
             return None
         place = decide(self._measured, self._done, self._args.objective, self._gains()).place
@@ -671,7 +673,7 @@ class _Tuner:
         return TunerBest(trial, self._ranking.candidates[place].set, _figure(measured))
 
     def _progress(self, text: str, *, step: bool = False) -> None:
-        """Show how it goes; in a file or a pipe, where a line is due or a ``step`` begins."""
+        """Show progress; in a file or a pipe only if a line is due or a ``step`` begins."""
         tried = f"; with {self._trying}" if self._trying else ""
         if self._measured is None and self._so_far is not None:
             text = f"{text}; so far {self._text(self._so_far)}"
@@ -698,7 +700,7 @@ class _Tuner:
         }
 
     def result(self) -> dict[str, Any]:
-        """What ``--json`` prints, after `end`."""
+        """The result for ``--json``, after `end`."""
         original, ranking = self._measured, self._ranking
         improvement = self._decision.improvement if self._decision is not None else None
         kept = self._wanted is not self._original and not self.misplaced
@@ -729,7 +731,7 @@ class _Slices:
         self.rates: list[float] = []
 
     def add(self, elapsed: float, tokens: int) -> None:
-        """``tokens`` were generated by ``elapsed`` seconds."""
+        """Record that ``tokens`` had been generated after ``elapsed`` seconds."""
         if elapsed < self._edge or elapsed > self._until:
             return
         if self._before >= 0:
@@ -739,14 +741,14 @@ class _Slices:
 
 
 def _done_by_others(record: ServerRecord | None, generation: int) -> str:
-    """What was done to a server whose run of this generation is not being restarted by the tuner; empty if nothing."""
+    """What others did to a server whose run ``generation`` the tuner is not restarting; empty if nothing."""
     if record is None:
         return "removed"
     prepared = record.preparation
     preparing = prepared is not None and prepared.step in (PreparationStep.IMPORTING, PreparationStep.CHECKING)
     if record.current.number != generation or record.next_spec is not None or preparing:
         return "restarted"
-    ended_by_itself = record.exit is not None and not record.exit.requested  # its leftovers are being ended
+    ended_by_itself = record.exit is not None and not record.exit.requested  # its remaining processes are being ended
     stopping = record.state is State.STOPPING and not ended_by_itself
     return "stopped" if stopping or record.state is State.STOPPED else ""
 
@@ -768,7 +770,7 @@ def _indented(text: str) -> str:
 
 
 def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, done: list[Trial]) -> str:
-    """What came of it."""
+    """The outcome in a sentence."""
     name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
     if not done:
         return (

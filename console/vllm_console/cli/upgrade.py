@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.engines import Engine
 
 FEWEST_RECORDED = 20
-"""With fewer recorded requests the preset's traffic is sent."""
+"""With fewer recorded requests, the preset's traffic is sent instead."""
 WARM_UP_SHARE, WARM_UP_MOST = 0.1, 16
-"""Requests that are sent first, with other tokens, and not counted."""
+"""Warm-up requests, sent first with other tokens and not counted: share of the recorded ones, and maximum."""
 START_SECONDS, STOP_SECONDS = 1800.0, 300.0
 _FLAG_CODES = frozenset({"flag_unknown", "flag_too_new", "flag_dead"})
 _TITLES = {"ttft": "TTFT", "tpot": "time per output token", "e2e": "end-to-end"}
 
 
 class _Side(msgspec.Struct):
-    """One of the two engines: its temporary server's name, the changes of flags that it needs, and its runs."""
+    """One of the two engines: its temporary server's name, its flag changes, and its runs."""
 
     engine: Engine
     name: str
@@ -46,7 +46,7 @@ class _Side(msgspec.Struct):
 
 
 class _Traffic(msgspec.Struct):
-    """What is sent in each turn: recorded requests, or the preset's shape at a rate."""
+    """The traffic of each turn: recorded requests, or the preset's shape at a rate."""
 
     recorded: RecordedTraffic | None
     warm_up: RecordedTraffic | None
@@ -57,12 +57,12 @@ class _Traffic(msgspec.Struct):
 
 
 def run_upgrade(args: argparse.Namespace) -> int:
-    """Play rounds on both engines, print the verdict; exit code 1 if the second is slower or there is no verdict.
+    """Run rounds on both engines and print the verdict; exit code 1 if the second is slower or there is no verdict.
 
     Raises:
         UsageError: not two engines, or too few rounds.
-        OperationError: an engine is not there, or its turn could not be played.
-        NoPlaceError, UnfitError: there is no room for a second server, or vLLM would refuse its flags.
+        OperationError: an engine does not exist, or its turn failed.
+        NoPlaceError, UnfitError: there is no room for a second server, or vLLM would reject its flags.
     """
     from vllm_console.load.upgrade import FEWEST_ROUNDS, compare_engines
 
@@ -94,10 +94,10 @@ def run_upgrade(args: argparse.Namespace) -> int:
 
 
 def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _Side], list[str]]:
-    """Both engines with the flags that both take, and what was left out or renamed.
+    """Both engines with the flags that both accept, and notes on flags that were dropped or renamed.
 
     Raises:
-        UnfitError: vLLM would refuse what is left.
+        UnfitError: vLLM would reject the remaining flags.
     """
     from vllm_launchers.launch.errors import NoPlaceError
     from vllm_launchers.launch.refusal import refuse_unfit
@@ -139,7 +139,7 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
 
 
 def _traffic(fleet: LocalFleet, args: argparse.Namespace) -> _Traffic:
-    """The newest recorded requests of the server, else its preset's traffic."""
+    """The server's newest recorded requests, or else its preset's traffic."""
     from vllm_console.load.shape import RecordedRequest, RecordedTraffic, suggested_rate
 
     server = fleet.snapshot().server(args.before)
@@ -178,7 +178,7 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
     """One turn: start, warm up, send, stop.
 
     Raises:
-        OperationError: the server did not start, or did not answer.
+        OperationError: the server did not start, or did not respond.
     """
     import asyncio
 
@@ -215,7 +215,7 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
 
 
 def _stop(fleet: LocalFleet, side: _Side) -> None:
-    """Stop its server and wait until it has ended: the next one needs its memory."""
+    """Stop its server and wait until it has ended, since the next one needs its memory."""
     server = fleet.snapshot().server(side.name)
     if server is None or not server.state.alive:
         return
@@ -238,7 +238,7 @@ def _remove(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> None:
 
 
 def upgrade_text(found: UpgradeComparison, second: str) -> str:
-    """The verdict on the second engine, for people."""
+    """The verdict on the second engine as text."""
     if found.verdict == "not comparable":
         first, other = counted(found.failed[0], "request"), found.failed[1]
         return f"Not comparable: {first} failed on the first engine, {other} on the second."

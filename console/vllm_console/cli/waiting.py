@@ -1,4 +1,4 @@
-"""Waiting for a server to reach a state, reporting it, and undoing a long command that is interrupted."""
+"""Wait for a server to reach a state, report it, and undo a long command that is interrupted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def wait_until(
 
 
 def _progress_text(server: ServerView) -> str:
-    """What a server that is waited for does."""
+    """What the server is doing."""
     if server.restart is not None and server.restart.under_way and server.state is State.READY:
         return f"{server.name}: {server.restart.sentence}"
     if server.node and server.pid is None and server.reason:
@@ -62,10 +62,10 @@ def _progress_text(server: ServerView) -> str:
 def wait_for_restart(
     fleet: LocalFleet, before: ServerView | None, asked: ServerView, *, quiet: bool, timeout: float
 ) -> tuple[ServerView, float | None]:
-    """Wait until a restart that was asked for has begun, or will not happen: see `did_not_happen`.
+    """Wait until a requested restart has begun, or will not happen (see `did_not_happen`).
 
-    ``before`` is the server before it was asked for, ``asked`` as the verb has returned it. With the server comes when
-    this restart's preparation was asked for (Unix seconds), None if it has none.
+    ``before`` is the server before the request, ``asked`` the server that the call returned. Also returns when the
+    preparation of this restart was requested (Unix seconds), or None if it has none.
 
     Raises:
         OperationError: it took longer than ``timeout`` seconds.
@@ -74,7 +74,7 @@ def wait_for_restart(
     earlier = before.restart.asked_at if before is not None and before.restart is not None else None
     asked_at = asked.restart.asked_at if asked.restart is not None else None
     if asked_at == earlier:
-        asked_at = None  # that one has ended long ago
+        asked_at = None  # that restart ended long ago
 
     def begun(server: ServerView) -> bool:
         if server.generation > generation:
@@ -86,14 +86,14 @@ def wait_for_restart(
 
 
 def did_not_happen(server: ServerView, asked_at: float | None) -> bool:
-    """Whether the restart that was prepared ended before it touched the server, or another one took its place."""
+    """Whether the prepared restart ended before it touched the server, or was replaced by another one."""
     if asked_at is None or server.restart is None:
         return False  # it was not prepared
     return server.restart.abandoned or server.restart.asked_at != asked_at
 
 
 def is_settled(server: ServerView) -> bool:
-    """Whether a server is up, or down without a further automatic restart."""
+    """Whether a server is up, or down without another automatic restart."""
     if server.state is State.FAILED:
         return server.next_attempt_at is None
     return server.state in (State.READY, State.STOPPED)
@@ -121,14 +121,14 @@ def report_server(args: argparse.Namespace, server: ServerView, *, wanted: State
 
 
 def warn_of_tuner(server: ServerView | None) -> None:
-    """Say on standard error that a tuner gives up if this server is changed now."""
+    """Warn on standard error that a tuner gives up if this server is changed now."""
     if server is not None and (tuner := server.tuner) is not None:
         stay = f"; {server.name} keeps the flags of {tuner.place}" if tuner.place else ""
         complain(f"warning: a tuner (pid {tuner.pid}) is at work on {server.name}: it gives up now{stay}")
 
 
 class Canceling:
-    """What signals do: they cancel at once, or after the step that must be done whole."""
+    """Signal handling: cancel immediately, or after a step that must be completed."""
 
     def __init__(self) -> None:
         self._whole = self.wanted = False
@@ -141,7 +141,7 @@ class Canceling:
 
     @contextlib.contextmanager
     def afterwards(self) -> Iterator[None]:
-        """A signal within the block cancels at its end."""
+        """Delay cancellation until the end of the block."""
         self._whole = True
         try:
             yield
@@ -153,9 +153,9 @@ class Canceling:
 
 @contextlib.contextmanager
 def undone_at_end(undo: Callable[[], None]) -> Iterator[Canceling]:
-    """SIGINT, SIGTERM and SIGHUP end the block as Ctrl-C does; then ``undo`` is called, and no signal cuts it short.
+    """SIGINT, SIGTERM and SIGHUP end the block like Ctrl-C; then call ``undo``, which no signal interrupts.
 
-    A SIGHUP that is ignored, as under nohup, stays so.
+    A SIGHUP that is ignored, as under nohup, stays ignored.
     """
     cancel = Canceling()
     handled = [signal.SIGTERM, signal.SIGINT]
@@ -167,7 +167,7 @@ def undone_at_end(undo: Callable[[], None]) -> Iterator[Canceling]:
     finally:
         for number in handled:
             signal.signal(number, signal.SIG_IGN)
-        cancel.wanted = False  # what undoes it is not canceled
+        cancel.wanted = False  # undoing is not canceled
         undo()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""``vllm-console watch``: report findings of all servers while no console is open. For a service manager."""
+"""``vllm-console watch``: report findings of all servers while no console is open, e.g. under a service manager."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch until signaled to end."""
+    """Watch until a signal ends it."""
     from vllm_console.alerts.notifier import Notifier
 
     config = settings_from(args)
@@ -67,7 +67,7 @@ def _watch(fleet: LocalFleet, notifier: Notifier, ended: threading.Event, *, as_
             for alert in notifier.update(fleet.snapshot()):
                 print(_line(alert, as_json=as_json), flush=True)
             trouble = notifier.trouble
-        except OperationError as error:  # a failed read may succeed at the next poll
+        except OperationError as error:  # the next poll may succeed
             trouble = str(error)
         if trouble and trouble != reported:
             print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm_console.web.server import ConsoleServer
 
 NEEDED = ("aiohttp", "textual_serve")
-"""What the extra ``web`` installs."""
+"""Packages that the ``web`` extra installs."""
 
 ADDRESS = "127.0.0.1"
 """The only address that is ever bound."""
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until it is asked to end."""
+    """Serve until a signal ends it."""
     config = settings_from(args)
     _check(args)
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Report at once what each console would report.
+    """Report immediately what each console would report.
 
     Raises:
-        UsageError: the command line contradicts itself, or has an invalid value.
+        UsageError: the options contradict each other, or a value is invalid.
     """
     if args.allow_changes and args.read_only:
         raise UsageError("--read-only and --allow-changes contradict each other: give one of them")
@@ -76,7 +76,7 @@ def _listen(port: int) -> socket.socket:
     """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just left is free
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released is available
         listening.bind((ADDRESS, port))
     except OSError as error:
         listening.close()
@@ -88,7 +88,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _options(args: argparse.Namespace) -> list[str]:
-    """The options of each console: those of this command line."""
+    """The options of each console, from this command line."""
     given = {
         "--config": args.config,
         "--state": args.state,
