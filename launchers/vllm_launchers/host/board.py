@@ -1,4 +1,4 @@
-"""Reads the board: every user's file, trusting only the file's owner."""
+"""Reads and writes the board: one file per user, each trusted only for its owner."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ MOST_BYTES = 256 * 1024
 """Larger files are not read."""
 
 MOST_ENTRIES = 32
-"""Maximum claims, or servers, of one user on the board; that many always fit in a file."""
+"""Maximum claims, and maximum servers, of one user on the board; that many always fit in a file."""
 
 MOST_GPUS = 64
 LAST_GPU = 9999
 MOST_TEXT = 200
 SKEW_SECONDS = 300.0
-"""How far in the future an entry's beginning may lie: clocks are sometimes set back."""
+"""How far in the future the start of an entry may lie, since clocks are sometimes set back."""
 
 LONGEST_SECONDS = 14 * 86_400.0
 """The longest valid claim."""
@@ -63,8 +63,8 @@ class Claim(msgspec.Struct, frozen=True):
 
 class Announced(msgspec.Struct, frozen=True):
     """A server that a user announces. ``pid`` and ``start_time`` (clock ticks since boot) are its keeper's, which lives
-    as long as the server is up or will be restarted. ``seen`` is whether that process exists and is theirs, None if
-    this user may not see others' processes. ``open``: others can use it, it listens without an API key.
+    as long as the server is up or will be restarted. ``seen``: whether that process exists and is theirs, None if this
+    user can't see others' processes. ``open``: others can use the server, because it listens without an API key.
     """
 
     name: str
@@ -90,8 +90,8 @@ class BoardPage(msgspec.Struct, frozen=True):
 
 
 class Board(msgspec.Struct, frozen=True):
-    """All valid entries at one moment (``at``, Unix seconds), earliest claims first; ``notices`` lists skipped entries
-    and problems with the folder, one sentence each. ``unsafe`` is why nothing is written to it; empty if all is well.
+    """All valid entries at one moment (``at``, Unix seconds), earliest claims first. ``notices``: skipped entries and
+    problems with the folder, one sentence each. ``unsafe``: why nothing is written to the board; empty if all is well.
     """
 
     folder: Path
@@ -107,7 +107,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 
 class _ClaimEntry(msgspec.Struct, kw_only=True):
-    """A claim as it is in a file."""
+    """A claim in a file."""
 
     gpus: Gpus
     since: Moment
@@ -116,7 +116,7 @@ class _ClaimEntry(msgspec.Struct, kw_only=True):
 
 
 class _ServerEntry(msgspec.Struct, kw_only=True):
-    """A server as it is in a file."""
+    """A server in a file."""
 
     name: str
     preset: str = ""
@@ -131,7 +131,7 @@ class _ServerEntry(msgspec.Struct, kw_only=True):
 
 
 def dump(page: BoardPage) -> bytes:
-    """A page as the text of its file."""
+    """A page as the content of its file."""
     claims = [
         _ClaimEntry(gpus=one.gpus, since=utc(one.since), until=utc(one.until), why=safe_line(one.why))
         for one in page.claims
@@ -156,7 +156,7 @@ def dump(page: BoardPage) -> bytes:
 
 
 def parse_claims(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
-    """Parse a user's file as of ``now``, with the reasons for skipped parts; expired entries are dropped silently.
+    """Parse a user's file as of ``now``; also returns reasons for skipped parts. Expired claims are dropped silently.
 
     Raises:
         BoardError: the file as a whole is invalid.
@@ -176,12 +176,12 @@ def parse_claims(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
 
 
 def utc(at: float) -> datetime:
-    """Unix seconds as a time of the board, in whole seconds."""
+    """Unix seconds as a timestamp for the board, in whole seconds."""
     return datetime.fromtimestamp(int(at), UTC)
 
 
 def format_until(until: float, now: float) -> str:
-    """An end in local time: ``18:00``, ``Mon 18:00`` within a week, else with the date."""
+    """An end time in local time: ``18:00``, ``Mon 18:00`` within a week, else with the date."""
     there, here = time.localtime(until), time.localtime(now)
     if there[:3] == here[:3]:
         return time.strftime("%H:%M", there)
@@ -195,7 +195,7 @@ def format_claim(claim: Claim, now: float, *, mine: bool = False) -> str:
 
 
 def safe_line(text: str) -> str:
-    """Others' text without terminal escapes, in one line of bounded length."""
+    """Text from other users without terminal escapes, as one line of limited length."""
     return "".join(c if c.isprintable() else " " for c in text[: MOST_TEXT * 4])[:MOST_TEXT].strip()
 
 
@@ -243,7 +243,7 @@ def _server(entry: _ServerEntry, now: float) -> Announced:
 
 
 def _begun(since: datetime, now: float) -> float:
-    """When an entry begins, in Unix seconds."""
+    """The start of an entry, in Unix seconds."""
     at = since.timestamp()
     if at > now + SKEW_SECONDS:
         raise BoardError("it begins in the future")
@@ -260,17 +260,17 @@ PAGE = lazy_pattern(r"(0|[1-9][0-9]{0,9})\.json")
 
 MOST_PAGES = 512
 MOST_FILES = 1_000_000
-"""How many files are searched for pages. A page counts only if its owner is the user it is named after, so nobody can
+"""How many files to search for pages. A page counts only if its owner is the user it is named after, so nobody can
 crowd out the pages of others, whatever else is in the folder."""
 MOST_NOTICES = 20
 MOST_JUNK_NAMED = 8
 
 
 def open_folder(folder: Path) -> tuple[int, str]:
-    """Open the board's folder; returns its descriptor, and why nothing should be written there, if so.
+    """Open the board's folder; returns its descriptor, and why nothing should be written there (empty if safe).
 
     Raises:
-        BoardError: it does not exist, or cannot be read.
+        BoardError: it does not exist or can't be read.
     """
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -289,10 +289,10 @@ def open_folder(folder: Path) -> tuple[int, str]:
 
 
 def read_board(folder: Path, now: float) -> Board:
-    """All entries valid at ``now`` (Unix seconds). Invalid files are skipped, with a sentence.
+    """All entries valid at ``now`` (Unix seconds). Invalid files are skipped, with a notice.
 
     Raises:
-        BoardError: the folder does not exist, or cannot be read.
+        BoardError: the folder does not exist or can't be read.
     """
     opened, unsafe = open_folder(folder)
     claims: list[Claim] = []
@@ -324,15 +324,15 @@ def read_board(folder: Path, now: float) -> Board:
 
 
 def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
-    """One user's page in the open ``folder``, and its skipped parts.
+    """One user's page in the open ``folder``, and reasons for its skipped parts.
 
     Raises:
-        BoardError: it belongs to another user, is not a regular file, too large, or not a page.
+        BoardError: it belongs to another user, is not a regular file, is too large, or is not a page.
         FileNotFoundError: it does not exist.
     """
     name = f"{uid}.json"
     try:
-        # Neither a link nor a pipe can make this read, or wait for, anything else.
+        # Neither a link nor a pipe can make this read or wait for anything else.
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
         raise
@@ -357,7 +357,7 @@ def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
 
 
 def is_running(pid: int, start_time: int, uid: int) -> bool | None:
-    """Whether that very process exists and belongs to ``uid``; None if others' processes are invisible."""
+    """Whether that exact process exists and belongs to ``uid``; None if others' processes are invisible."""
     found = process_stat(pid)
     if found is None:
         hidden = uid != os.getuid() and process_stat(1) is None  # /proc mounted with hidepid
@@ -370,7 +370,7 @@ def is_running(pid: int, start_time: int, uid: int) -> bool | None:
 
 
 def _pages(opened: int, folder: Path) -> tuple[list[int], list[str]]:
-    """The owners of the pages in the open folder, and sentences about other files, except hidden ones."""
+    """Owners of the pages in the open folder, and sentences about other non-hidden files."""
     uids: list[int] = []
     others: list[str] = []
     left = 0
@@ -429,16 +429,16 @@ def _theirs(page: BoardPage, uid: int, user: str) -> Iterator[Announced]:
 
 LOCK_ATTEMPTS = 20
 LOCK_SECONDS = 3.0
-"""How long another command of the same user may take to write."""
+"""How long to wait for another command of the same user to finish writing."""
 
 
 def change_page(folder: Path, change: Callable[[BoardPage], BoardPage], now: float) -> BoardPage:
-    """Change this user's page, without expired claims and ended servers; returns the new page.
+    """Change this user's page, dropping expired claims and ended servers; returns the new page.
 
     An empty page is deleted.
 
     Raises:
-        BoardError: the board does not exist, is not safe or cannot be written; one sentence.
+        BoardError: the board does not exist, is unsafe or can't be written; one sentence.
     """
     opened, unsafe = open_folder(folder)
     try:
@@ -477,7 +477,7 @@ def _own(folder: int, now: float) -> BoardPage | None:
 
 
 def _holding(page: BoardPage | None, now: float) -> BoardPage:
-    """The valid entries of a page, limited to what others will read."""
+    """The valid entries of a page, limited to the number that others read."""
     if page is None:
         return BoardPage()
     uid = os.getuid()
@@ -492,14 +492,14 @@ def _write(folder: int, page: BoardPage) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
         return
-    for left in _own_files(folder, f".{name}"):  # left by an earlier process that was killed: the lock is held here
+    for left in _own_files(folder, f".{name}"):  # left by a process that was killed; we hold the lock
         with contextlib.suppress(FileNotFoundError):
             os.unlink(left, dir_fd=folder)
     fresh = f".{name}.{secrets.token_hex(8)}"  # an unpredictable name
     opened = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         with os.fdopen(opened, "wb") as file:
-            os.fchmod(opened, 0o644)  # whatever the umask: others must be able to read it
+            os.fchmod(opened, 0o644)  # regardless of the umask, because others must be able to read it
             file.write(dump(page))
             file.flush()
             os.fsync(opened)
@@ -512,7 +512,7 @@ def _write(folder: int, page: BoardPage) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, opened: int) -> Iterator[None]:
-    """Hold the lock of this user's page, so that two commands of one user do not overwrite each other's changes."""
+    """Lock this user's page, so that two commands of one user do not overwrite each other's changes."""
     deadline = time.monotonic() + LOCK_SECONDS
     lock, name = _lock_file(opened)
     try:
@@ -532,10 +532,10 @@ def _locked(folder: Path, opened: int) -> Iterator[None]:
 
 
 def _lock_file(folder: int) -> tuple[int, str]:
-    """Open this user's lock file in the open ``folder``; returns its descriptor and name; created if missing.
+    """Open or create this user's lock file in the open ``folder``; returns its descriptor and name.
 
-    Anyone may put a file of that name into the folder, and hold its lock forever. So only a file that belongs to this
-    user is used, which no one else can open; if another user's has the usual name, it gets a random suffix.
+    Anyone may put a file with that name into the folder and hold its lock forever. So only a file that belongs to this
+    user is used, and nobody else may open it. If another user's file has the usual name, a random suffix is added.
 
     Raises:
         OSError: none can be created.
@@ -547,7 +547,7 @@ def _lock_file(folder: int) -> tuple[int, str]:
         if not mine:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(usual, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
-                continue  # another command may have created one at the same time: both take the first of them
+                continue  # another command may have created one at the same time; both take the first of them
             name = f"{usual}.{secrets.token_hex(8)}"
             os.close(os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
             continue
@@ -559,7 +559,7 @@ def _lock_file(folder: int) -> tuple[int, str]:
 
 
 def _own_files(folder: int, name: str) -> list[str]:
-    """This user's own regular files with this name, or with a suffix, sorted."""
+    """This user's own regular files with this name, or with a suffix to it, sorted."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.name == name or entry.name.startswith(f"{name}.")]
     found = []

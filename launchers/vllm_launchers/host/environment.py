@@ -1,4 +1,4 @@
-"""The machine apart from its GPUs, at one moment: port, limits, shared memory, disk, the hub token. Cheap."""
+"""The machine except its GPUs, at one moment: port, limits, shared memory, disk, hub token. Cheap to read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from vllm_launchers.units import GIB
 SHM = Path("/dev/shm")
 MEMINFO = Path("/proc/meminfo")
 _FIRST_UID, _NOBODY = 1000, 60000
-"""The uids that people get."""
+"""Range of uids assigned to people."""
 MOST_FILES = 65535
 """vLLM raises its own soft limit to this, if the hard limit allows (``vllm.utils.set_ulimit``)."""
 
 
 class HostEnvironment(msgspec.Struct, frozen=True):
-    """The machine apart from its GPUs, at one moment. None means unknown, and what is unknown is not reported.
+    """The machine except its GPUs, at one moment. None means unknown; unknown values are not reported.
 
-    ``port_holder`` says who has the port (``pid 4711, anna``), empty for a free one. ``starting`` lists our servers
-    that are starting right now. ``open_files`` is the soft limit (``ulimit -n``). Sizes in GiB.
+    ``port_holder``: who has the port (``pid 4711, anna``), empty if it is free. ``starting``: our servers that are
+    starting now. ``open_files``: the result of `open_files_limit`. Sizes in GiB.
     """
 
     port_holder: str = ""
@@ -41,13 +41,13 @@ class HostEnvironment(msgspec.Struct, frozen=True):
     model_disk_free_gib: float | None = None
     has_hub_token: bool | None = None
     accelerators: tuple[str, ...] = ()
-    """A sentence for each kind of accelerator that is not NVIDIA's, if there are no NVIDIA GPUs."""
+    """A sentence for each kind of non-NVIDIA accelerator, if there are no NVIDIA GPUs."""
     variables: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What the server inherits, without secrets."""
+    """The environment that the server inherits, without secrets."""
     shared: bool = False
-    """Whether other people have accounts here."""
+    """Whether other people have accounts on this machine."""
     absent: tuple[str, ...] = ()
-    """Paths of the files asked about that do not exist."""
+    """Those of the requested paths that do not exist."""
 
 
 def read_environment(
@@ -59,10 +59,10 @@ def read_environment(
     download_dir: str | None = None,
     files: Iterable[str] = (),
 ) -> HostEnvironment:
-    """Read it once. ``port`` is checked only if given: it is not one that the server itself holds now.
+    """Read it once. ``port`` is checked if given; don't pass a port that the server itself holds now.
 
-    ``environment`` is what the server inherits (default: this process's own); ``download_dir`` a model folder other
-    than the hub cache; ``files`` paths that should exist.
+    ``environment``: what the server inherits (default: this process's own). ``download_dir``: a model folder other than
+    the hub cache. ``files``: paths that should exist.
     """
     environment = os.environ if environment is None else environment
     folder = Path(download_dir).expanduser() if download_dir else cache_folder(environment)
@@ -84,7 +84,7 @@ def read_environment(
 
 
 def _exists(path: str) -> bool:
-    """Whether this user can find it."""
+    """Whether a path exists for this user."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -92,18 +92,18 @@ def _exists(path: str) -> bool:
 
 
 def other_people() -> bool:
-    """Whether other people have accounts on this machine, as far as its own list of users says."""
+    """Whether other people have accounts on this machine, according to its local user list."""
     people = [user for user in pwd.getpwall() if _FIRST_UID <= user.pw_uid < _NOBODY]
     return any(user.pw_uid != os.geteuid() and not user.pw_shell.endswith(("nologin", "false")) for user in people)
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that may be used and shown."""
+    """The environment without variables whose names suggest secrets."""
     return {name: value for name, value in environment.items() if not is_secret_name(name)}
 
 
 def open_files_limit() -> int | None:
-    """How many files a server may open: up to the hard limit, as far as vLLM raises its soft one; None if unlimited."""
+    """How many files a server can open: vLLM raises its soft limit, up to the hard one. None if unlimited."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return None
@@ -111,7 +111,7 @@ def open_files_limit() -> int | None:
 
 
 def memory_available_gib() -> float | None:
-    """RAM available without swapping, by the kernel's estimate."""
+    """RAM available without swapping, as estimated by the kernel."""
     try:
         text = MEMINFO.read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -124,7 +124,7 @@ def memory_available_gib() -> float | None:
 
 
 def _free_gib(folder: Path) -> float | None:
-    """Free space for this user where ``folder`` is, or would be created."""
+    """Space available to this user where ``folder`` is or would be created."""
     for place in (folder, *folder.parents):
         try:
             disk = os.statvfs(place)

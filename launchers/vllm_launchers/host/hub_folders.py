@@ -1,4 +1,4 @@
-"""Where the Hugging Face tools keep models and the token on this machine."""
+"""Where Hugging Face tools keep models and the token on this machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HOMES = ("HF_HOME", "XDG_CACHE_HOME", "HOME")
-"""The variables that locate the hub's files; its model cache alone may be elsewhere."""
+"""Variables that locate the hub's files; its model cache alone may be elsewhere."""
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where Hugging Face's tools keep models under these variables."""
+    """The model cache of Hugging Face tools under these variables."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if value := environ.get(name):
             return _expanded(value, environ)
@@ -22,12 +22,12 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def model_folder(cache: Path, model: str) -> Path:
-    """Where a cache keeps a model."""
+    """The folder of a model in a cache."""
     return cache / f"models--{model.replace('/', '--')}"
 
 
 def _expanded(value: str, environ: Mapping[str, str]) -> Path:
-    """A folder from these variables; ``~`` is their user's home, not this process's."""
+    """Expand a folder from these variables; ``~`` is their user's home, not this process's."""
     home = environ.get("HOME")
     value = re.sub(r"\$\{?(\w+)\}?", lambda found: environ.get(found[1], found[0]), value)
     if home and (value == "~" or value.startswith("~/")):
@@ -39,7 +39,7 @@ def _expanded(value: str, environ: Mapping[str, str]) -> Path:
 
 
 def has_hub_token(environment: Mapping[str, str]) -> bool:
-    """Whether the hub would get a token: from the environment, or from ``hf auth login``."""
+    """Whether the hub would get a token, from the environment or from ``hf auth login``."""
     if any(environment.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")):
         return True
     home = cache_folder({name: environment[name] for name in HOMES if name in environment}).parent

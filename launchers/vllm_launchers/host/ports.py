@@ -1,6 +1,6 @@
-"""Whether a port can be bound, who has it, and the next free one.
+"""Whether a port can be bound, who holds it, and the next free port.
 
-vLLM up to 0.24 binds with ``SO_REUSEPORT``: two servers can share a port silently, so it is checked here first.
+vLLM up to 0.24 binds with ``SO_REUSEPORT``, so two servers could silently share a port: it is checked here first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm_launchers.procfs import open_files, pids
 
 LAST_PORT = 65535
 _GONE = frozenset({4, 5, 6, 8, 9, 11})
-"""States of connections that outlive their server: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING."""
+"""Connection states that outlive the server: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING."""
 
 
 class PortError(OperationError):
@@ -29,7 +29,7 @@ class PortError(OperationError):
 
 
 class PortUse(msgspec.Struct, frozen=True):
-    """Who holds a port. Unknown fields (another user's process) are None; ``reason`` then says why."""
+    """Who holds a port. Unknown fields (another user's process) are None; ``reason`` then explains."""
 
     pid: int | None = None
     command: str | None = None
@@ -46,9 +46,9 @@ class PortUse(msgspec.Struct, frozen=True):
 
 
 def check_port(host: str, port: int) -> PortUse | None:
-    """Who holds ``port`` of ``host``, or None if it can be bound.
+    """Who holds ``port`` of ``host``; None if it can be bound.
 
-    Also None if ``host`` is not an address of this machine: the port is not the problem then (see `host_problem`).
+    Also None if ``host`` is not an address of this machine: then the port is not the problem (see `host_problem`).
     """
     number = _bind(host, port, reuse=False)
     if number == errno.EACCES:
@@ -66,12 +66,12 @@ def check_port(host: str, port: int) -> PortUse | None:
         if (pid := _holder(row.link)) is not None:
             return PortUse(pid, _command(pid), user)
         return PortUse(user=user)
-    # vLLM binds its port at once and listens minutes later, when the model is loaded.
+    # vLLM binds its port immediately but listens minutes later, once the model is loaded.
     return PortUse(reason="by a process that does not listen yet, such as a server that is starting")
 
 
 def free_port(host: str, start: int = 8000, taken: Collection[int] = ()) -> int:
-    """The first port from ``start`` that can be bound and is not among ``taken``.
+    """The first port from ``start`` on that can be bound and is not in ``taken``.
 
     Raises:
         PortError: there is none.
@@ -83,7 +83,7 @@ def free_port(host: str, start: int = 8000, taken: Collection[int] = ()) -> int:
 
 
 def host_problem(host: str) -> str | None:
-    """Why no server can listen on ``host``, in one sentence, or None."""
+    """Why no server can listen on ``host``, as a sentence; None if one can."""
     number = _bind(host, 0, reuse=True)
     if number == 0:
         return None
@@ -93,9 +93,9 @@ def host_problem(host: str) -> str | None:
 
 
 def _bind(host: str, port: int, *, reuse: bool) -> int:
-    """0, or the errno; -1 if the host name has no address."""
+    """0 on success, else the errno; -1 if the host name has no address."""
     try:
-        # For a name such as localhost, which may have several addresses, the one that vLLM would bind.
+        # For a name such as localhost with several addresses, use the one that vLLM would bind.
         name, wanted = host.strip("[]") or None, family_of(host)
         family, kind, protocol, _, address = socket.getaddrinfo(
             name, port, wanted, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -111,7 +111,7 @@ def _bind(host: str, port: int, *, reuse: bool) -> int:
 
 
 def listening_ports(pid: int) -> tuple[int, ...]:
-    """Ports on which a process listens, lowest first; empty if its files cannot be read (another user's)."""
+    """Ports on which a process listens, lowest first; empty if its files can't be read (another user's)."""
     files = set(open_files(pid) or ())
     if not files:
         return ()
@@ -119,7 +119,7 @@ def listening_ports(pid: int) -> tuple[int, ...]:
 
 
 def listens_to_itself(port: int, user: str) -> bool:
-    """Whether this user's process listens on a port, at local addresses only. False if that cannot be seen."""
+    """Whether this user's process listens on a port, at local addresses only. False if that can't be determined."""
     rows = [row for row in listening_sockets() if row.port == port]
     return bool(rows) and all(row.loopback and user_name(row.uid) == user for row in rows)
 
@@ -137,7 +137,7 @@ def _command(pid: int) -> str | None:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or ``uid 1234`` where it has none."""
+    """The name of a user, or ``uid 1234`` if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

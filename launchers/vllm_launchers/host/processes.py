@@ -1,4 +1,4 @@
-"""Finds vLLM servers among this machine's processes. Read-only: nothing is ever signaled."""
+"""Finds vLLM servers among this machine's processes. Read-only: never signals anything."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from vllm_launchers.secrets import redact_argv
 DEFAULT_PORT = 8000
 MAX_COMMAND_BYTES = 128 * 1024
 SERVER_MODULES = {"vllm.entrypoints.openai.api_server": False, "vllm.entrypoints.cli.main": True}
-"""Modules that serve, and whether they require the word ``serve``."""
+"""Modules that serve, and whether they require the argument ``serve``."""
 
 SIMULATED_MODULES = ("vllm_launchers.simulated", "vllm_launchers.simulated.prepared")
 PREPARED = "vllm_launchers/prepared/bootstrap.py"
-"""The script that starts vLLM in two steps: the words after it are those of vLLM's own command."""
+"""The script that starts vLLM in two steps; its arguments are those of vLLM's own command."""
 
 _RECHECK = 8
-"""A process may become another program (``exec``), so each scan rereads one in this many known ones."""
+"""Each scan rereads one in this many known processes, because a process may become another program (``exec``)."""
 
 _PYTHON = lazy_pattern(r"(?:python|pypy)[0-9.]*t?")
 
 
 class ObservedServer(msgspec.Struct, frozen=True):
-    """A running vLLM server. ``start_time`` is in clock ticks since boot. ``argv`` has its secrets hidden.
+    """A running vLLM server. ``start_time`` is in clock ticks since boot. Secrets in ``argv`` are redacted.
 
-    ``port`` and ``model`` are None if neither the command line nor its sockets show them. ``host`` is as given, else
-    ``0.0.0.0`` (vLLM's default).
+    ``port`` and ``model`` are None if neither the command line nor its sockets show them. ``host`` defaults to
+    ``0.0.0.0``, as in vLLM.
     """
 
     pid: int
@@ -45,7 +45,7 @@ class ObservedServer(msgspec.Struct, frozen=True):
 
 
 class ServerCommand(msgspec.Struct, frozen=True):
-    """A server's properties from its command line."""
+    """A server's properties according to its command line."""
 
     model: str | None
     host: str
@@ -60,7 +60,7 @@ class _Known(msgspec.Struct):
 
 
 class ProcessScanner:
-    """Scans repeatedly, and reads only what is new: a scan of 300 known processes takes about 1 ms."""
+    """Scans repeatedly, reading only new processes: a scan of 300 known processes takes about 1 ms."""
 
     def __init__(self, proc: Path = Path(PROC)) -> None:
         self._proc = str(proc)
@@ -68,7 +68,7 @@ class ProcessScanner:
         self._turn = 0
 
     def scan(self, excluded: Collection[int] = ()) -> list[ObservedServer]:
-        """The servers that run now, sorted by pid, without ``excluded`` processes and their descendants."""
+        """Servers running now, sorted by pid, except ``excluded`` processes and their descendants."""
         present = set(pids(self._proc))
         for pid in self._known.keys() - present:
             del self._known[pid]
@@ -89,7 +89,7 @@ class ProcessScanner:
             argv = tuple(word.decode("utf-8", "replace") for word in data.rstrip(b"\0").split(b"\0"))
             command = server_command(argv)
         except OSError:
-            self._known.pop(pid, None)  # it ended meanwhile
+            self._known.pop(pid, None)  # it has ended
             return
         if command is None:
             self._known[pid] = _Known(0, None)
@@ -102,10 +102,10 @@ class ProcessScanner:
         self, pid: int, known: _Known, excluded: set[int], found: Mapping[int, _Known]
     ) -> ObservedServer | None:
         assert known.command is not None
-        # A fork of a server shows its command line until it execs; one server is enough.
+        # A fork of a server shows its command line until it execs; report only one of them.
         if pid in excluded or self._descends(pid, excluded | (found.keys() - {pid})):
             return None
-        # Only if there is such a server: sockets and users are a tenth of the cost of sampling our own servers.
+        # Imported only if there is a server: sockets and users are a tenth of the cost of sampling our own servers.
         from vllm_launchers.host.ports import listening_ports, user_name
 
         command = known.command
@@ -137,9 +137,9 @@ class ProcessScanner:
 
 
 def announced_ports(excluded: Collection[int] = ()) -> set[int]:
-    """The ports of all vLLM servers with a readable command line, including those not bound yet.
+    """Ports of all vLLM servers with a readable command line, including ports that are not bound yet.
 
-    ``excluded``: the pids of processes that do not count.
+    ``excluded``: pids of processes to ignore.
     """
     return {server.port for server in ProcessScanner().scan(excluded) if server.port is not None}
 
@@ -147,8 +147,8 @@ def announced_ports(excluded: Collection[int] = ()) -> set[int]:
 def server_command(argv: Sequence[str]) -> ServerCommand | None:
     """Parse the command line of a vLLM server; None for other processes.
 
-    Recognizes ``vllm serve``, the modules behind it, the simulated engine and vLLM's process titles; not a shell, an
-    editor or ``grep`` with these words in its arguments.
+    Recognizes ``vllm serve``, the modules behind it, the simulated engine and vLLM's process titles, but not a shell,
+    an editor or ``grep`` with these words in its arguments.
     """
     if not argv or not argv[0]:
         return None
@@ -160,7 +160,7 @@ def server_command(argv: Sequence[str]) -> ServerCommand | None:
         words = words[1:]
         while words and words[0].startswith("-") and words[0] != "-m":
             words = words[2 if words[0] in ("-X", "-W") else 1 :]
-        if words and words[0].endswith(PREPARED):  # vLLM's command follows, or its module
+        if words and words[0].endswith(PREPARED):  # followed by vLLM's command or its module
             words = ["-m", *words[1:]] if words[1:2] and words[1] in SERVER_MODULES else words[1:]
         if words and words[0] == "-m":
             return _module(words[1:])

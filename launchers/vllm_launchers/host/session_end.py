@@ -1,8 +1,8 @@
 """Whether this machine ends processes when their user logs out, and what to do about it.
 
-systemd-logind has two ways (logind.conf(5), loginctl(1)): with ``KillUserProcesses=yes`` it ends everything in the
-scope of a login session together with the session, lingering or not; and processes below the user's own service manager
-end with the user's last session unless lingering is enabled. A process's cgroup shows which one applies.
+systemd-logind has two ways (logind.conf(5), loginctl(1)): with ``KillUserProcesses=yes``, everything in the scope of a
+login session ends with the session, lingering or not; and processes below the user's own service manager end with the
+user's last session unless lingering is enabled. A process's cgroup shows which one applies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from vllm_launchers.patterns import lazy_pattern
 
 FOLDERS = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd")
-"""Locations of logind's settings; the first one with a file of a given name wins."""
+"""Locations of logind's settings; the first one that has a file with a given name wins."""
 LINGER = "var/lib/systemd/linger"
 
 _SCOPE = lazy_pattern(r"/user-\d+\.slice/session-[^/]+\.scope(?:/|$)", re.MULTILINE)
@@ -28,19 +28,19 @@ _YES = frozenset({"1", "yes", "y", "true", "t", "on"})
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What ends at logout: ``why`` as a clause, ``fix`` as what to do, both for people."""
+    """What ends at logout: ``why`` as a clause, and what to do (``fix``), for users."""
 
     why: str
     fix: str
 
     @property
     def sentence(self) -> str:
-        """All of it in one sentence."""
+        """The complete sentence."""
         return f"servers started here end when you log out: {self.why}; {self.fix}"
 
 
 class Logind(msgspec.Struct, frozen=True):
-    """logind's configuration: whether it ends the processes of sessions, whose, and which file says so."""
+    """logind's configuration: whether and whose session processes it ends, and which file says so."""
 
     kills: bool = False
     only: frozenset[str] = frozenset()
@@ -48,14 +48,14 @@ class Logind(msgspec.Struct, frozen=True):
     file: str = ""
 
     def kills_those_of(self, user: str) -> bool:
-        """Whether the processes of this user's sessions end with them."""
+        """Whether the processes of this user's sessions end with the session."""
         return self.kills and (not self.only or user in self.only) and user not in self.excluded
 
 
 def logind_settings(main: tuple[str, str] | None, more: Iterable[tuple[str, str]]) -> Logind:
     """Combine logind's files: path and content of the main one, and of the drop-ins in order. Pure.
 
-    Commented-out values in the main file are its distribution's built-in defaults.
+    Commented-out values in the main file are the distribution's built-in defaults.
     """
     found = Logind()
     for file, text in (*([main] if main else []), *more):
@@ -79,7 +79,7 @@ def _set(found: Logind, name: str, value: str, file: str, *, commented: bool) ->
 
 
 def ending(cgroup: str, user: str, logind: Logind, *, lingers: bool) -> Ending | None:
-    """What ends a process of ``user`` at logout, by its ``/proc/PID/cgroup``; None if nothing does. Pure."""
+    """What ends a process of ``user`` at logout, according to its ``/proc/PID/cgroup``; None if nothing does. Pure."""
     linger = "" if lingers else "'loginctl enable-linger' once, then "
     if _SCOPE.search(cgroup) and logind.kills_those_of(user):
         why = f"this machine ends all processes of a login session (KillUserProcesses=yes in {logind.file})"
@@ -90,7 +90,7 @@ def ending(cgroup: str, user: str, logind: Logind, *, lingers: bool) -> Ending |
 
 
 def session_end(pid: int | None = None, root: Path = Path("/")) -> str:
-    """One sentence if processes started by ``pid`` (default: this one) end at logout; else empty. Never raises."""
+    """A sentence if processes started by ``pid`` (default: this one) end at logout; else empty. Never raises."""
     cgroup = _text(root / "proc" / (str(pid) if pid is not None else "self") / "cgroup")
     if not (_SCOPE.search(cgroup) or _MANAGER.search(cgroup)):
         return ""

@@ -1,9 +1,9 @@
-"""Files in ``/dev/shm`` left by servers: vLLM, PyTorch and NCCL remove theirs only at an orderly end.
+"""Files in ``/dev/shm`` left by servers: vLLM, PyTorch and NCCL remove theirs only on an orderly exit.
 
-A file is offered for removal if it has the name of one of these, belongs to this user, is at least a minute old, and no
-process has it mapped or open; if that cannot be verified the file is kept, with the reason. In a container that shares
-the machine's ``/dev/shm`` (``--ipc=host``) others may use a file that no process here does: there, only files count
-that a keeper saw in its own server's memory.
+A file is offered for removal if it has a name used by one of these, belongs to this user, is at least a minute old, and
+no process has it mapped or open; if that can't be verified, the file is kept, with the reason. In a container that
+shares the machine's ``/dev/shm`` (``--ipc=host``), processes that are invisible here may use a file: there, only files
+that a keeper saw in its own server's memory count.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SEEN = "its keeper saw it in a server's memory"
 FRESH_SECONDS = 60.0
 """A younger file may be between its creation and its first use."""
 MACHINE_PIDS = "pid:[4026531836]"
-"""The namespace in which every process of the machine is visible; a container has another."""
+"""The namespace in which every process of the machine is visible; containers have others."""
 SUSPECT = lazy_pattern(r"python|pypy|vllm|\bray\b|torch|nccl|mpi|cuda|nsys|ncu", re.IGNORECASE)
-"""Found in the command line of a process that may share memory with a server, if its maps cannot be read. Every user
-has some unreadable processes (ssh-agent, systemd's helpers), which are unrelated.
+"""Matches the command line of a process that may share memory with a server, if its maps can't be read. Every user has
+some unreadable processes (ssh-agent, systemd's helpers), which are unrelated.
 """
 
 
@@ -53,7 +53,7 @@ class LeftFile(msgspec.Struct, frozen=True):
 
 
 class LeftFiles(msgspec.Struct, frozen=True):
-    """What can be removed, and a sentence for what must not be."""
+    """The files that can be removed, and a sentence for each reason to keep others."""
 
     found: tuple[LeftFile, ...] = ()
     spared: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def find(
 ) -> LeftFiles:
     """Search a folder of shared memory.
 
-    ``recorded``: name to inode of what keepers saw in their servers' memory; ``now`` in Unix seconds.
+    ``recorded``: name to inode of what keepers saw in their servers' memory. ``now`` in Unix seconds.
     ``whole_machine``: whether all processes of the machine are visible from here.
     """
     known = recorded or {}
@@ -93,7 +93,7 @@ def find(
 
 
 def remove(files: Iterable[LeftFile], found_again: LeftFiles) -> tuple[list[LeftFile], list[str]]:
-    """Remove files that a second search has just found too; returns those removed, and a sentence for each other."""
+    """Remove files that a second search found again; returns the removed ones, and a sentence for each other one."""
     gone, problems = [], []
     for file in files:
         try:
@@ -120,7 +120,7 @@ def sees_whole_machine() -> bool:
 
 
 def _candidates(folder: Path, known: Mapping[str, int], now: float) -> Iterator[tuple[int, LeftFile]]:
-    """Files of this user with such a name or recorded, old enough, and private; each with its device."""
+    """This user's private, old enough files that have such a name or were recorded; each with its device."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def _candidates(folder: Path, known: Mapping[str, int], now: float) -> Iterator[
                 if not why or not stat_bits.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
                     continue
                 if status.st_mode & 0o022 and os.getuid() != 0:
-                    continue  # others may use it, which cannot be seen from here
+                    continue  # others may use it, which can't be seen from here
                 if now - max(status.st_mtime, status.st_ctime) < FRESH_SECONDS and entry.name not in known:
                     continue
                 sure = why in (SEEN, NAMES[0][1])
@@ -143,7 +143,7 @@ def _why(name: str, inode: int, known: Mapping[str, int]) -> str:
 
 
 def _used(wanted: set[tuple[int, int]], folder: Path) -> tuple[set[tuple[int, int]], list[str]]:
-    """Which of these files (device, inode) a process has mapped or open, and which processes could not be inspected."""
+    """Which of these files (device, inode) a process has mapped or open, and which processes can't be inspected."""
     inodes = {inode for _, inode in wanted}
     prefix, used, unseen = f"{folder}/", set(), []
     for pid in pids():
@@ -153,7 +153,7 @@ def _used(wanted: set[tuple[int, int]], folder: Path) -> tuple[set[tuple[int, in
                 unseen.append(f"pid {pid} ({name})")
             continue
         for file in mapped:
-            # By inode: a semaphore is mapped under the temporary name that it had first.
+            # By inode: a semaphore is mapped under its original temporary name.
             if file.inode in inodes:
                 used |= {one for one in wanted if one == (file.device, file.inode)}
                 used |= {one for one in wanted if one[1] == file.inode and file.path.startswith(prefix)}
@@ -166,17 +166,17 @@ def _used(wanted: set[tuple[int, int]], folder: Path) -> tuple[set[tuple[int, in
 
 
 def _unseen(pid: int) -> str | None:
-    """The name of this user's process that cannot be inspected; None for one of others, ended or harmless."""
+    """The name of this user's process that can't be inspected; None if it is another user's, ended or harmless."""
     try:
         lines = Path(f"{PROC}/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:
         return None
     fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     if fields.get("State", ["X"])[0] in "ZX" or int(fields["Uid"][0]) != os.getuid():
-        return None  # only its owner can use a file that is private to its owner
+        return None  # only its owner can use a private file
     name = " ".join(fields.get("Name", []))
     try:
         command = Path(f"{PROC}/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
-        command = "python"  # it may be
+        command = "python"  # assume the worst
     return name if SUSPECT.search(f"{name} {command}") else None

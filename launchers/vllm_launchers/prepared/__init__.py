@@ -1,1 +1,1 @@
-"""A start of vLLM in two steps, of which the first needs no GPU and no port."""
+"""Starts vLLM in two steps, of which the first needs no GPU and no port."""

@@ -1,32 +1,33 @@
-"""Starts vLLM in two steps: everything that needs no GPU now, and the server once it is asked to.
+"""Starts vLLM in two steps: first everything that needs no GPU, then the server when asked.
 
     PYTHON bootstrap.py VLLM_SCRIPT serve MODEL --flags…
 
-A script for the interpreter of the chosen vLLM (3.9 or later), of which nothing else of this program is needed. It
-imports vLLM, lets vLLM's own command line and configuration judge the flags, and waits. ``VLLM_SCRIPT`` becomes
-``sys.argv[0]``: vLLM's command, or ``vllm.entrypoints.cli.main`` where that module is run instead of a command.
+A script for the interpreter of the chosen vLLM (Python 3.9 or later) that needs nothing else of this program. It
+imports vLLM, lets vLLM's own command line and configuration check the flags, and waits. ``VLLM_SCRIPT`` becomes
+``sys.argv[0]``: vLLM's command, or ``vllm.entrypoints.cli.main`` if that module is run instead of a command.
 
-Descriptor 3 is a Unix stream socket. One JSON object per line goes out on it:
+Descriptor 3 is a Unix stream socket. The script writes one JSON object per line:
 
-- ``{"step": "importing"}`` at once, and again if it starts over to leave the GPU alone
+- ``{"step": "importing"}`` immediately, and again if it starts over to leave the GPU alone
 - ``{"step": "imported", "seconds": 8.2, "vllm": "0.32.0"}``
-- ``{"step": "judged", "seconds": 8.4, "config_checked": true}``: the flags are accepted. Without ``config_checked``
-  only vLLM's parser has judged them
+- ``{"step": "judged", "seconds": 8.4, "config_checked": true}``: the flags are accepted. If ``config_checked`` is
+  false, only vLLM's parser has checked them
 - ``{"step": "accepted", "seconds": 12.4, "cuda_initialized": false, "config_checked": true, …}``: it waits
-- ``{"step": "reading", "message": …}``, from time to time: the flags are accepted, and the weights are read ahead
-- ``{"step": "refused", "seconds": 8.4, "message": …}``: vLLM does not take the flags, in its own words; exit code 2
-- ``{"step": "unprepared", "message": …}``: this vLLM can't be prepared, which says nothing about the flags; exit code 3
-- ``{"step": "started"}`` after ``g``: vLLM's ``main`` runs now, in this process
+- ``{"step": "reading", "message": …}`` repeatedly: the flags are accepted and the weights are being read ahead
+- ``{"step": "refused", "seconds": 8.4, "message": …}``: vLLM rejects the flags, with its own message; exit code 2
+- ``{"step": "unprepared", "message": …}``: this vLLM can't be prepared, regardless of the flags; exit code 3
+- ``{"step": "started"}`` after ``g``: vLLM's ``main`` now runs in this process
 
-One byte comes in: ``g``, with the descriptor of the server's output file attached. If the socket closes instead, it
-ends quietly.
+It reads one byte: ``g``, with the descriptor of the server's output file attached. If the socket closes instead, it
+exits silently.
 
-The engine's process is prepared, too: a *spare* Python, its child, has imported what an engine needs and stands in for
-the first process that vLLM spawns. It ends with this process.
+The engine's process is prepared, too: a child, the *spare* Python, has imported what an engine needs and replaces the
+first process that vLLM spawns. It ends with this process.
 
-Until it waits, the model's files are read into the page cache, as far as they are not there yet and memory allows.
+Before the script waits, it reads those of the model's files that are not cached into the page cache, as far as memory
+allows.
 
-Processes that vLLM spawns import this file again, so importing it must do nothing.
+Processes spawned by vLLM import this file again, so importing it must do nothing.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ from typing import Any, NamedTuple, NoReturn
 
 KEEPER_FD = 3
 MESSAGE_CHARACTERS = 10_000
-"""More than the keeper keeps: it cuts after it has hidden secrets, of which half one would not be recognized."""
+"""More than the keeper keeps: it truncates only after redaction, because half a secret would not be recognized."""
 SPARE_SECONDS = 45.0
-"""How long to wait for a spare to be ready. A late one is used, too: it takes its task once it has imported all."""
+"""How long to wait for a spare to be ready. A late one is used, too: it takes its task once its imports are done."""
 REFUSED, UNPREPARED = 2, 3
 
 COMMAND_LINE = "vllm.entrypoints.cli.main"
@@ -81,15 +82,15 @@ EARLY = (
     "uvicorn.lifespan.on",
     "transformers",
 )
-"""What a server imports after it has read its flags. A release that lacks one of them imports something else."""
+"""What a server imports after reading its flags. A release without one of these modules imports something else."""
 
 ENGINE = ("vllm.v1.engine.core", "vllm.v1.core.sched.scheduler", "vllm.v1.executor.uniproc_executor")
-"""What the engine's process imports, whatever its worker and model."""
+"""What the engine's process imports, for any worker and model."""
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 PARSER_ONLY = "VLLMCONSOLE_PREPARED_PARSER_ONLY"
-"""Set for itself when it starts over, to the time of its first start: checking the configuration needs the GPU."""
+"""Set when starting over, to the time of the first start: checking the configuration would need the GPU."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -99,11 +100,11 @@ class UnpreparedError(Exception):
 
 
 class FlagsRefusedError(Exception):
-    """vLLM does not take the flags; the message is vLLM's."""
+    """vLLM rejects the flags; the message is vLLM's."""
 
 
 class GpuNeededError(Exception):
-    """The flags can't be judged without initializing the GPU."""
+    """The flags can't be checked without initializing the GPU."""
 
 
 class KeeperSocket:
@@ -116,20 +117,20 @@ class KeeperSocket:
 
     @property
     def seconds(self) -> float:
-        """How long this process has been at work."""
+        """Seconds since this process started."""
         return round(time.monotonic() - self._began, 2)
 
     def report(self, step: str, **more: Any) -> None:
-        """Report a step. Without a keeper there is nothing left to do."""
+        """Report a step. Exits if there is no keeper any more."""
         line = json.dumps({"step": step, **more}) + "\n"
-        flush(ctypes.CDLL(None))  # what was printed until now belongs to this step
+        flush(ctypes.CDLL(None))  # output so far belongs to this step
         try:
             self._socket.sendall(line.encode())
         except OSError:
             os._exit(0)
 
     def wait(self) -> int:
-        """Wait for the request to continue, or end; returns the descriptor of the server's output file."""
+        """Wait for the request to continue (else exit); returns the descriptor of the server's output file."""
         try:
             word, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
@@ -147,14 +148,14 @@ class KeeperSocket:
 
 
 class Untouched:
-    """While it is active, PyTorch refuses to initialize a GPU, and ``needed`` says that something tried."""
+    """While active, makes PyTorch refuse to initialize a GPU; ``needed`` shows that something tried."""
 
     def __init__(self) -> None:
         self.needed = False
         self._originals: list[tuple[Any, Callable[[], None]]] = []
 
     def begin(self, torch: Any) -> None:
-        """From now on it refuses. A PyTorch without GPU support is left as it is."""
+        """Start refusing. A PyTorch without GPU support is left alone."""
         version = torch.version
         if getattr(version, "cuda", None) or getattr(version, "hip", None):
             self._replace(torch.cuda)
@@ -162,7 +163,7 @@ class Untouched:
             self._replace(torch.xpu)
 
     def end(self) -> None:
-        """Allow it again."""
+        """Allow initialization again."""
         for module, original in self._originals:
             module._lazy_init = original
         self._originals.clear()
@@ -181,7 +182,7 @@ class Untouched:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: what is imported stays, and looking for garbage takes a quarter of the time."""
+    """Disable garbage collection: what is imported stays, and collection would take a quarter of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -200,7 +201,7 @@ def import_vllm(untouched: Untouched) -> str:
         for name in (COMMAND_LINE, SERVE, ENGINE_ARGS):
             importlib.import_module(name)
         device = importlib.import_module("vllm.platforms").current_platform.device_type
-    except (Exception, SystemExit) as error:  # a broken installation raises anything; the usual start reports it
+    except (Exception, SystemExit) as error:  # a broken installation raises anything; the normal start reports it
         raise UnpreparedError(f"importing it failed: {describe(error)}") from error
     if device not in ("cuda", "cpu", "xpu"):
         raise UnpreparedError(f"whether a {device or 'device of unknown type'} stays untouched is not known")
@@ -210,27 +211,27 @@ def import_vllm(untouched: Untouched) -> str:
 
 
 def import_early() -> None:
-    """Import what the verdict did not need. What can't be imported the server reports, if it needs it."""
+    """Import what checking the flags did not need. The server reports an import that fails, if it needs it."""
     import_each(EARLY)
 
 
 @without_collection()
 def import_each(names: Sequence[str]) -> None:
-    """Import these, or those of them that can be."""
+    """Import as many of these as possible."""
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 
 
 class Installation:
-    """Files of the imported packages, to notice an upgrade: the server would import the rest from another release."""
+    """Files of the imported packages, to detect an upgrade: the server would import the rest from another release."""
 
     def __init__(self) -> None:
         self._seen = self._look()
 
     @property
     def changed(self) -> bool:
-        """Whether they were replaced since."""
+        """Whether they have been replaced."""
         now = self._look()
         return any(now.get(path) != seen for path, seen in self._seen.items())
 
@@ -253,12 +254,12 @@ class Installation:
 
 
 def judge(untouched: Untouched, start: Start) -> Any:
-    """Let vLLM judge the flags in ``sys.argv``; returns the engine's configuration, None if only the parser judged.
+    """Let vLLM check the flags in ``sys.argv``; returns the engine's configuration, or None if only the parser ran.
 
     Raises:
-        RefusedError: vLLM does not take them.
-        UnpreparedError: it can't be asked.
-        GpuNeededError: it needs the GPU for a verdict, and what it has noted without one is not to be relied upon.
+        FlagsRefusedError: vLLM rejects them.
+        UnpreparedError: vLLM can't check them.
+        GpuNeededError: checking needs the GPU, so results without it are unreliable.
     """
     try:
         configuration = verdict(start)
@@ -272,7 +273,7 @@ def judge(untouched: Untouched, start: Start) -> Any:
 
 
 def verdict(start: Start) -> Any:
-    """As `judge`, for a vLLM that does not need the GPU."""
+    """Like `judge`, but assumes that the GPU is not needed."""
     try:
         args = parse(sys.modules[COMMAND_LINE], sys.modules[SERVE])
         if start.parser_only:
@@ -282,7 +283,7 @@ def verdict(start: Start) -> Any:
         raise
     except SystemExit as error:
         raise FlagsRefusedError(f"vLLM exited with code {error.code} when it checked its configuration") from error
-    except Exception as error:  # whatever vLLM raises about flags
+    except Exception as error:  # anything that vLLM raises about flags
         if says_nothing_about_flags(error):
             raise UnpreparedError(f"its flags can't be checked: {describe(error)}") from error
         raise FlagsRefusedError(describe(error)) from error
@@ -290,7 +291,7 @@ def verdict(start: Start) -> Any:
 
 
 def parse(command_line: ModuleType, serve: ModuleType) -> argparse.Namespace:
-    """Run vLLM's command line up to where it would serve: parser and quick checks. Returns the arguments."""
+    """Run vLLM's command line (parser and quick checks) up to the point where it would serve. Returns the arguments."""
     arguments: list[argparse.Namespace] = []
 
     def keep(args: argparse.Namespace) -> None:
@@ -318,7 +319,7 @@ def parse(command_line: ModuleType, serve: ModuleType) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def noted_exits() -> Iterator[list[str]]:
-    """The messages with which parsers end the program."""
+    """Collect the messages with which parsers exit."""
     messages: list[str] = []
     original = argparse.ArgumentParser.exit
 
@@ -335,14 +336,14 @@ def noted_exits() -> Iterator[list[str]]:
 
 
 def configure(args: argparse.Namespace) -> Any:
-    """The engine's configuration, made as a server makes it; None where that can't be done."""
+    """The engine's configuration, created the way a server does it; None if that is not possible."""
     if getattr(args, "data_parallel_multi_port_external_lb", False):
-        return None  # each rank's server makes its own from other arguments
+        return None  # each rank's server creates its own from other arguments
     args = copy.copy(args)
     if getattr(args, "model_tag", None) is not None:
         args.model = args.model_tag
     options: dict[str, Any] = {}
-    with contextlib.suppress(ImportError, AttributeError):  # it chooses among defaults
+    with contextlib.suppress(ImportError, AttributeError):  # it affects defaults
         options["usage_context"] = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     if getattr(args, "headless", False):
         options["headless"] = True
@@ -350,7 +351,7 @@ def configure(args: argparse.Namespace) -> Any:
 
 
 def says_nothing_about_flags(error: BaseException) -> bool:
-    """Whether an error comes from a layout that this file does not know, or from the machine as it is now."""
+    """Whether an error is caused by a vLLM layout unknown to this file, or by the machine's current state."""
     if isinstance(error, ImportError):
         return (error.name or "").partition(".")[0] == "vllm"
     if isinstance(error, (AttributeError, NameError, MemoryError)):
@@ -363,10 +364,10 @@ def says_nothing_about_flags(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """An error's message. Pydantic's without the values that it checked: keys and tokens are among them."""
+    """An error's message; pydantic's without the checked values, which may include keys and tokens."""
     details = getattr(error, "errors", None)
     if type(error).__name__ == "ValidationError" and callable(details):
-        with contextlib.suppress(TypeError, KeyError):  # another pydantic
+        with contextlib.suppress(TypeError, KeyError):  # another pydantic version
             return "\n".join(validation_message(error, each) for each in details(include_input=False))
     text = str(error).strip()
     if not text or isinstance(error, (KeyError, AssertionError)):
@@ -375,7 +376,7 @@ def describe(error: BaseException) -> str:
 
 
 def validation_message(error: Any, details: dict[str, Any]) -> str:
-    """One of a pydantic error's findings: ``SchedulerConfig.max_num_seqs: Input should be greater …``."""
+    """One finding of a pydantic error: ``SchedulerConfig.max_num_seqs: Input should be greater …``."""
     place = ".".join(str(part) for part in (getattr(error, "title", ""), *details["loc"]) if part != "")
     message = str(details["msg"])
     for prefix in ("Value error, ", "Assertion failed, "):
@@ -385,7 +386,7 @@ def validation_message(error: Any, details: dict[str, Any]) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message of bounded length."""
+    """The message, truncated to `MESSAGE_CHARACTERS`."""
     return message if len(message) <= MESSAGE_CHARACTERS else message[: MESSAGE_CHARACTERS - 1] + "…"
 
 
@@ -395,13 +396,14 @@ SPARE = "--spare"
 LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_CORE)
 MOST_DESCRIPTORS = 200
 SPAWN_CALL = re.compile(r"\bspawn_main\((\w+=\d+(?:, \w+=\d+)*)\)\s*$")
-"""What Python has a spawned process run, after an import: ``spawn_main(tracker_fd=5, pipe_handle=7)``."""
+"""What a Python process spawned by ``multiprocessing`` runs after an import: ``spawn_main(tracker_fd=5, …)``."""
 
 
 class Spare:
-    """A Python that has imported what an engine needs, to stand in for the first process that vLLM spawns.
+    """A Python process with an engine's imports done, which replaces the first process that vLLM spawns.
 
-    A spawned engine imports everything again, which takes longer than all else between go and the first answer.
+    A spawned engine imports everything again, which takes longer than everything else between ``g`` and the first
+    answer.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -412,31 +414,31 @@ class Spare:
         self._pid = spawn_plainly(os.fsencode(sys.executable), words, [theirs.fileno()])
         theirs.close()
         self._socket.settimeout(SPARE_SECONDS)
-        with contextlib.suppress(socket.timeout):  # still ahead of a process that would begin to import only then
+        with contextlib.suppress(socket.timeout):  # even a late spare is ahead of a process that starts importing then
             if not self._socket.recv(1):
                 self._end()
                 raise OSError("the spare has ended")
         self._socket.settimeout(None)
 
     def lend(self) -> None:
-        """From now on it stands in for the first process that is spawned."""
+        """Use the spare for the first process that is spawned from now on."""
         util: Any = multiprocessing.util
         util.spawnv_passfds = self._spawn
 
     def _spawn(self, path: Any, args: Sequence[Any], descriptors: Sequence[int]) -> Any:
-        if "--multiprocessing-fork" not in args:  # the tracker of resources
+        if "--multiprocessing-fork" not in args:  # the resource tracker
             return spawn_plainly(path, args, descriptors)
         util: Any = multiprocessing.util
         util.spawnv_passfds = spawn_plainly
         with contextlib.suppress(OSError):
             if self._is_like(path, descriptors):
                 self._hand_over(args, sorted({0, 1, 2, *descriptors}))
-                return self._pid  # the socket stays open: a late one says there that it is ready
+                return self._pid  # the socket stays open, because a late spare reports on it that it is ready
         self._end()
         return spawn_plainly(path, args, descriptors)
 
     def _is_like(self, path: Any, descriptors: Sequence[int]) -> bool:
-        """Whether it differs from a new process only by its imports."""
+        """Whether the spare differs from a new process only by its imports."""
         usual = os.fsdecode(path) == sys.executable and len(descriptors) < MOST_DESCRIPTORS
         return usual and dict(os.environ) == self._environment
 
@@ -458,7 +460,7 @@ spawn_plainly: Any = multiprocessing.util.spawnv_passfds
 
 
 def start_spare(configuration: Any) -> Spare | None:
-    """A spare for the engine of this configuration; None where an engine's process is not the first to be spawned."""
+    """A spare for this configuration's engine; None if the engine is not the first process to be spawned."""
     try:
         parallel = configuration.parallel_config
         if os.environ[METHOD] != "spawn" or parallel.data_parallel_size != 1:
@@ -471,14 +473,14 @@ def start_spare(configuration: Any) -> Spare | None:
 
 
 def model_modules(configuration: Any) -> list[str]:
-    """The modules of the model's code."""
+    """The modules that contain the model's code."""
     known = sys.modules["vllm.model_executor.models.registry"].ModelRegistry.models
     found = [known.get(name) for name in configuration.model_config.hf_config.architectures]
     return [str(model.module_name) for model in found if hasattr(model, "module_name")]
 
 
 def be_spare(descriptor: int, modules: Sequence[str]) -> None:
-    """Import these, wait, and become the process that is asked for. Without a server there is nothing left to do."""
+    """Import these modules, wait, and become the requested process. Exits if the server is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     die_with_parent(yes=True)  # also while it imports
@@ -505,7 +507,7 @@ def be_spare(descriptor: int, modules: Sequence[str]) -> None:
     place_descriptors(received, task["descriptors"])
     die_with_parent(yes=False)
     call = SPAWN_CALL.search(task["args"][task["args"].index("-c") + 1])
-    if untouched.needed or call is None:  # what was imported has missed the GPU, or another layout: import again
+    if untouched.needed or call is None:  # an import needed the GPU, or an unknown layout: import again
         os.execv(sys.executable, task["args"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["-c", "--multiprocessing-fork"]
@@ -514,13 +516,13 @@ def be_spare(descriptor: int, modules: Sequence[str]) -> None:
 
 
 def die_with_parent(*, yes: bool) -> None:
-    """Whether the kernel ends this process when its parent dies. A server survives its keeper."""
+    """Set whether the kernel kills this process when its parent dies. A server outlives its keeper."""
     number = signal.SIGKILL if yes else 0
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(number), *(ctypes.c_ulong(0),) * 3)
 
 
 def place_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors the numbers that they have in the process that sent them."""
+    """Give descriptors the numbers that they have in the sending process."""
     above = max(numbers) + 1
     safe = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in received]
     for each in received:
@@ -533,9 +535,9 @@ def place_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
 # -- reading the weights ahead ----------------------------------------------------------------------------------------
 
 MEMORY_SHARE = 0.5
-"""Of the memory that is available without swapping: the page cache is part of that, and others need the rest."""
+"""Share of the memory available without swapping, which includes the page cache; others need the rest."""
 READ_SECONDS = 120.0
-"""How long the server's start may be put off for it; what is read by then is saved anyway."""
+"""Maximum delay of the server's start for reading ahead; what has been read by then still saves time."""
 REPORT_SECONDS = 2.0
 CHUNK, PAGE = 8 << 20, 4096
 READ_FORMATS = ("auto", "hf", "safetensors", "runai_streamer", "fastsafetensors")
@@ -544,8 +546,8 @@ IOPRIO_IDLE = 3 << 13
 
 
 class ReadAhead(threading.Thread):
-    """Reads files into the page cache: ``read`` bytes of ``size``, of which ``cached`` were there. Files whose pages
-    can't be asked for (in memory already, or without a page cache) are left alone, as are those that do not stay.
+    """Reads files into the page cache: ``read`` bytes of ``size``, of which ``cached`` were already there. Stops at a
+    file whose page cache can't be queried (already in memory, or without one) or does not keep what is read.
     """
 
     def __init__(self, files: Sequence[Path], limit: int) -> None:
@@ -556,9 +558,9 @@ class ReadAhead(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Read until all is there, the limit is reached or it is stopped."""
+        """Read until everything is cached, the limit is reached, or it is stopped."""
         number = IOPRIO_SET.get(platform.machine())
-        if number is not None:  # of this thread alone; without effect for some schedulers
+        if number is not None:  # for this thread only; some schedulers ignore it
             ctypes.CDLL(None).syscall(number, 1, 0, IOPRIO_IDLE)
         with contextlib.suppress(OSError):  # the server reports what it can't read
             for file in self._files:
@@ -570,21 +572,21 @@ class ReadAhead(threading.Thread):
                     os.close(descriptor)
 
     def finish(self, seconds: float, report: Callable[[str], None]) -> str:
-        """Wait for it, at most this long, and report how far it is; returns what it did, for the server's log."""
+        """Wait at most ``seconds`` while reporting progress; returns a summary for the server's log."""
         until = time.monotonic() + seconds
         while self.is_alive() and time.monotonic() < until:
             self.join(min(REPORT_SECONDS, max(0.0, until - time.monotonic())))
             if self.is_alive():
                 report(f"the weights are read ahead, {gib(self.read + self.cached)} of {gib(self.size)} GiB")
         self._stopped.set()
-        self.join(REPORT_SECONDS)  # a file system that hangs is not worth waiting for
+        self.join(REPORT_SECONDS)  # do not wait for a hanging file system
         return f"weights read ahead: {gib(self.read)} of {gib(self.size)} GiB, {gib(self.cached)} GiB were cached"
 
     def _read_file(self, descriptor: int) -> bool:
-        """Read one file; False to go no further."""
+        """Read one file; False to stop reading."""
         size = os.fstat(descriptor).st_size
         parts = [(offset, min(CHUNK, size - offset)) for offset in range(0, size, CHUNK)]
-        # Known before anything is read: the kernel itself reads ahead, too.
+        # Determined before anything is read, because the kernel reads ahead, too.
         missing = [(offset, length) for offset, length in parts if not is_cached(descriptor, offset, length)]
         self.cached += size - sum(length for _, length in missing)
         buffer = bytearray(CHUNK)
@@ -600,7 +602,7 @@ class ReadAhead(threading.Thread):
 
 
 def is_cached(descriptor: int, offset: int, length: int) -> bool:
-    """Whether a part of a file is in the page cache, by three of its pages. Raises OSError if that can't be asked."""
+    """Whether a part of a file is in the page cache, judged by three of its pages. Raises OSError if unsupported."""
     page = bytearray(PAGE)
     try:
         return all(
@@ -617,7 +619,7 @@ def gib(amount: int) -> str:
 
 
 def start_reading(configuration: Any) -> ReadAhead | None:
-    """Begin to read the weights of this configuration ahead; None if there is nothing to read."""
+    """Start reading this configuration's weights ahead; None if there is nothing to read."""
     try:
         files = read_ahead_files(configuration) if configuration is not None else []
         limit = int(MEMORY_SHARE * available_memory())
@@ -631,7 +633,7 @@ def start_reading(configuration: Any) -> ReadAhead | None:
 
 
 def read_ahead_files(configuration: Any) -> list[Path]:
-    """The files that the weights are read from, in that order; empty if they are not safetensors on this machine."""
+    """The weight files in loading order; empty if they are not safetensors files on this machine."""
     model, load = configuration.model_config, configuration.load_config
     if str(getattr(load.load_format, "value", load.load_format)) not in READ_FORMATS:
         return []
@@ -652,30 +654,30 @@ def read_ahead_files(configuration: Any) -> list[Path]:
 
 
 def available_memory() -> int:
-    """Bytes that can be used without swapping: of the machine, and of the control groups that this process is in."""
+    """Bytes available without swapping, on the machine and in the control groups of this process."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     found = [int(meminfo["MemAvailable"].split()[0]) << 10]
     own = next(line[3:] for line in [*Path("/proc/self/cgroup").read_text().splitlines(), "0::/"] if line[:3] == "0::")
     place = Path("/sys/fs/cgroup") / own.lstrip("/")
     for folder in (place, *place.parents):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or another layout
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or an unknown layout
             statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             used = int((folder / "memory.current").read_text()) - int(statistics["inactive_file"])
             found.append(int((folder / "memory.max").read_text()) - used)
     return min(found)
 
 
-# -- memory of the server before --------------------------------------------------------------------------------------
+# -- memory of the previous server ------------------------------------------------------------------------------------
 
 FREED_SECONDS = 8.0
-"""How long to wait for it; the keeper expects a sign of life within ten seconds."""
+"""How long to wait for it to be freed; the keeper expects a sign of life within ten seconds."""
 POLL_SECONDS = 0.05
 
 
 class Holders:
-    """Processes that hold memory of NVIDIA GPUs, by the driver, which takes no memory for that.
+    """Processes that hold memory of NVIDIA GPUs, according to the driver; querying it takes no GPU memory.
 
-    In a container the driver may name processes by other numbers; those are not waited for.
+    In a container the driver may report other pids; those are not waited for.
     """
 
     def __init__(self) -> None:
@@ -687,7 +689,7 @@ class Holders:
                 self._noted = {pid for pid in self._listed() if runs(pid)}
 
     def wait(self) -> str:
-        """Wait until the driver lists none of those that have ended since; returns what there is to log."""
+        """Wait until the driver no longer lists processes that have ended; returns a line for the log."""
         began = time.monotonic()
         try:
             while held := {pid for pid in self._noted & self._listed() if not runs(pid)}:
@@ -721,7 +723,7 @@ def runs(pid: int) -> bool:
 
 
 def repeat_messages() -> None:
-    """Let vLLM log again what it logs once only, so that the server's log has it, too."""
+    """Let vLLM repeat messages that it logs only once, so that they are in the server's log, too."""
     for value in vars(sys.modules.get("vllm.logger") or object).values():
         clear = getattr(value, "cache_clear", None)
         if callable(clear):
@@ -729,7 +731,7 @@ def repeat_messages() -> None:
 
 
 def take_output(descriptor: int) -> None:
-    """Write to this file from now on."""
+    """Redirect output to this file."""
     libc = ctypes.CDLL(None)
     flush(libc)
     for target in (1, 2):
@@ -738,7 +740,7 @@ def take_output(descriptor: int) -> None:
 
 
 def flush(libc: ctypes.CDLL) -> None:
-    """Write out what Python and C still hold."""
+    """Flush the buffers of Python and C."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -746,7 +748,7 @@ def flush(libc: ctypes.CDLL) -> None:
 
 
 def become_server(keeper: KeeperSocket) -> NoReturn:
-    """Report it and run vLLM's ``main`` as its command does."""
+    """Report the start and run vLLM's ``main`` the way its command does."""
     die_with_parent(yes=False)
     keeper.report("started")
     keeper.close()
@@ -755,11 +757,11 @@ def become_server(keeper: KeeperSocket) -> NoReturn:
     sys.exit(sys.modules[COMMAND_LINE].main())
 
 
-# -- the whole --------------------------------------------------------------------------------------------------------
+# -- main -------------------------------------------------------------------------------------------------------------
 
 
 def has_safe_path() -> bool:
-    """Whether Python was started not to import from the script's folder."""
+    """Whether Python was told not to import from the script's folder."""
     return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
 
 
@@ -773,7 +775,7 @@ def take_words() -> None:
 
 
 class Start(NamedTuple):
-    """How this process was started, to start over."""
+    """How this process was started, for starting over."""
 
     began: float
     parser_only: bool
@@ -788,7 +790,7 @@ class Start(NamedTuple):
 
 
 def noted_start() -> Start:
-    """How this process was started; to be called before anything is changed."""
+    """How this process was started; call this before anything is changed."""
     first = os.environ.pop(PARSER_ONLY, "")
     argv = list(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])  # 3.9 has no orig_argv
     began = float(first or time.monotonic())
@@ -796,9 +798,9 @@ def noted_start() -> Start:
 
 
 def prepare(keeper: KeeperSocket, untouched: Untouched, start: Start) -> tuple[Installation, Any]:
-    """Import vLLM, have it judge the flags, and import what a server needs besides.
+    """Import vLLM, let it check the flags, and import whatever else a server needs.
 
-    Returns what was imported, and the configuration if it was checked.
+    Returns the imported installation, and the configuration if it was checked.
     """
     if sys.argv[1:2] != ["serve"] or "--omni" in sys.argv:
         raise UnpreparedError("only 'vllm serve' can be prepared")
@@ -823,12 +825,12 @@ def give_up(keeper: KeeperSocket, message: str) -> NoReturn:
 
 def main() -> NoReturn:
     """Prepare, wait, become the server."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # ended at once and without a traceback, also inside an import
+    for number in (signal.SIGINT, signal.SIGTERM):  # end immediately and without a traceback, even during an import
         signal.signal(number, signal.SIG_DFL)
     start = noted_start()
     keeper = KeeperSocket(start)
     take_words()
-    # vLLM's command does the same. A fork after all these imports could take locks of their threads along.
+    # vLLM's command does the same. After all these imports, a fork could inherit locks held by their threads.
     os.environ.setdefault(METHOD, "spawn")
     untouched = Untouched()
     try:
@@ -864,7 +866,7 @@ def main() -> NoReturn:
 
 
 def load_ahead(keeper: KeeperSocket, configuration: Any) -> Spare | None:
-    """Do what the server would spend time on: read its weights into the page cache, start the engine's Python."""
+    """Do in advance what would delay the server: read its weights into the page cache and start the engine's Python."""
     reader = start_reading(configuration)
     spare = start_spare(configuration)
     if reader is not None:

@@ -1,4 +1,4 @@
-"""The command that prepares a server, from the one that starts it as usual."""
+"""Derives the command that prepares a server from the one that starts it normally."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def prepared_command(argv: Sequence[str], environ: Mapping[str, str] | None = No
     """What to run instead of ``argv``: ``…/vllm serve …``, ``PYTHON -m vllm.entrypoints.cli.main serve …`` or the
     simulated engine's command.
 
-    Empty where the interpreter is not known or the command does more than to run vLLM: wrappers, containers, other
-    modules. ``environ`` is the server's; its ``PATH`` counts for ``#!/usr/bin/env python3``.
+    Empty if the interpreter is unknown or the command does more than run vLLM: wrappers, containers, other modules.
+    ``environ`` is the server's; its ``PATH`` applies to ``#!/usr/bin/env python3``.
     """
     environ = os.environ if environ is None else environ
     if tuple(argv[1:4]) == (*MODULE, "serve"):
@@ -42,13 +42,13 @@ def prepared_command(argv: Sequence[str], environ: Mapping[str, str] | None = No
 
 
 def _found(word: str, environ: Mapping[str, str]) -> Path | None:
-    """An executable by its path or its name; a link is kept, since an environment's Python is a link out of it."""
+    """An executable by path or name. Keeps links, because an environment's Python is a link to one outside."""
     path = Path(word) if "/" in word else which(word, environ)
     return path.absolute() if path and path.is_file() and os.access(path, os.X_OK) else None
 
 
 def _interpreter(script: Path, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The interpreter of vLLM's own command with its options, or None if it is another script."""
+    """The interpreter of vLLM's own command with its options; None for any other script."""
     try:
         with script.open("rb") as file:
             head = file.read(_HEAD_BYTES + 1)
@@ -68,9 +68,9 @@ def _interpreter(script: Path, environ: Mapping[str, str]) -> tuple[str, ...] | 
 
 
 def _only_runs_vllm(text: str) -> bool:
-    """Whether a Python script does what an installer writes for a command, and nothing else.
+    """Whether a Python script does only what an installer writes for a command.
 
-    One that sets variables or patches vLLM first must be run itself.
+    A script that sets variables or patches vLLM first must be run itself.
     """
     try:
         body = parse_module(text)

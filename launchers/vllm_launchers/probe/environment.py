@@ -1,4 +1,4 @@
-"""The variables that add the probe to a server."""
+"""Environment variables that add the probe to a server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 PLUGIN = Path(__file__).parent / "plugin"
 NAME = "vllm_console_probe"
-"""The name of the entry point."""
+"""Name of the entry point."""
 PROBE = "probe"
-"""The folder of the records, in a server's folder."""
+"""Name of the records' folder, within a server's folder."""
 FOLDER = "VLLMCONSOLE_PROBE"
-"""The variable that names it, as in the plugin, which the keeper need not load."""
+"""The variable that names that folder; repeats the plugin's, so that the keeper need not load the plugin."""
 SEARCHED, CHOSEN = "PYTHONPATH", "VLLM_PLUGINS"
 
 
 def probe_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What lets a server with this environment find the plugin. What it has there already stays.
+    """Variables that let a server with this environment find the plugin; existing values are kept.
 
-    ``VLLM_PLUGINS`` is extended only where it is set: unset, vLLM loads all plugins; set, only those that it names.
+    ``VLLM_PLUGINS`` is extended only if it is set: if unset, vLLM loads all plugins; if set, only those that it names.
     """
     folders = [folder for folder in environment.get(SEARCHED, "").split(os.pathsep) if folder]
     variables = {SEARCHED: os.pathsep.join(dict.fromkeys([str(PLUGIN), *folders]))}
@@ -30,5 +30,5 @@ def probe_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_probe(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """A server's environment with the probe, which records in its ``folder``."""
+    """A server's environment with the probe, which records into the server's ``folder``."""
     return {**environment, **probe_variables(environment), FOLDER: str(folder / PROBE)}

@@ -1,1 +1,1 @@
-"""An engine without a GPU: vLLM's HTTP API, metrics and log over a simulated scheduler, as a real process."""
+"""An engine without a GPU: vLLM's HTTP API, metrics and log on top of a simulated scheduler, as a real process."""

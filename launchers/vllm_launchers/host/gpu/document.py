@@ -1,4 +1,4 @@
-"""Hosts from files: JSON documents, and the text of ``nvidia-smi topo -m``. Both are fully validated."""
+"""Reads hosts from files: JSON documents, and the output of ``nvidia-smi topo -m``. Both are fully validated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recorded_hosts() -> dict[str, Path]:
 
 
 def encode_host(host: Host) -> dict[str, Any]:
-    """The document as plain values for ``json.dump``."""
+    """The host as plain values for ``json.dump``."""
     document: dict[str, Any] = msgspec.to_builtins(host)
     return document
 
@@ -44,7 +44,7 @@ def read_host(path: Path) -> Host:
     """Read a host document; also accepts the bare name of a shipped host (``8xh100``).
 
     Raises:
-        HostError: it cannot be read, is not a host document, or has impossible values; one sentence with the path.
+        HostError: it can't be read, is not a host document, or has impossible values; one sentence with the path.
     """
     try:
         if not path.exists() and str(path) in (known := recorded_hosts()):
@@ -70,7 +70,7 @@ def decode_host(data: bytes) -> Host:
     Unknown keys are ignored; missing bandwidths and islands are derived from the links.
 
     Raises:
-        HostError: it is not a host document; one sentence that names the key.
+        HostError: it is not a host document; one sentence naming the key.
     """
     if len(data) > MOST_BYTES:
         raise HostError(f"larger than {MOST_BYTES // 1024 // 1024} MiB; that is not a host document")
@@ -80,7 +80,7 @@ def decode_host(data: bytes) -> Host:
         raise HostError(f"is not a host document: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HostError(f"is not JSON: {str(error)[:200]}") from error
-    host = with_claims(host, {})  # claims recorded in it have expired
+    host = with_claims(host, {})  # recorded claims have expired
     for problem in _problems(host):
         raise HostError(problem)
     return _complete(host)
@@ -114,9 +114,9 @@ def _problems(host: Host) -> Iterator[str]:
 
 
 def _bad_values(value: Any, where: str) -> Iterator[str]:  # noqa: C901 (one branch per check)
-    """Numbers that are negative, not finite or absurd, and overlong texts, anywhere in the document."""
+    """Negative, non-finite or absurd numbers and overlong strings anywhere in the document."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # Only a float is tested for being finite: an integer may be too large for a float.
+        # Only floats are tested for being finite: an integer may be too large for a float.
         if value < -1 or (isinstance(value, float) and not 0 <= value < math.inf):
             yield f"{where}: {str(value)[:20]} is out of range; expected a number from 0"
         elif value > (_MOST_COUNTED if where.endswith(_COUNTERS) else _BIG):
@@ -136,7 +136,7 @@ def _bad_values(value: Any, where: str) -> Iterator[str]:  # noqa: C901 (one bra
 
 
 _COUNTERS = ("_kib", "_mj", "at", "replays", "ecc_corrected", "ecc_uncorrected", "crc", "replay", "recovery")
-"""Keys of numbers bounded only like a counter: counters and times."""
+"""Keys of counters and times, whose numbers have only a counter's upper limit."""
 
 
 def _complete(host: Host) -> Host:
@@ -165,13 +165,13 @@ def _with_bandwidth(link: Link, gpus: dict[int, Gpu]) -> Link:
     return replace(link, bandwidth_gbs=bandwidth(link.kind, gpus[link.a], gpus[link.b]))
 
 
-# -- the text of nvidia-smi topo -m: colors, network cards, wrapped lines and merged cells -----------------------------
+# -- the output of nvidia-smi topo -m: colors, network cards, wrapped lines and merged cells ---------------------------
 
 
 MOST_MATRIX = 1024 * 1024
-"""Bytes of a matrix that are read."""
+"""Maximum bytes of a matrix."""
 MOST_PREFIX = 10
-"""What a log may put before each line: times, ranks, quote marks."""
+"""Maximum number of words that a log may put before each line: times, ranks, quote marks."""
 
 _ESCAPES = lazy_pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 _MANGLED = lazy_pattern(r"(?:[\ufffd\u241b\u2190?]+|\^\[|#033|\\(?:x1b|u001b|033|e))?\[(?:\d{1,3}(?:;\d{1,3})*)?m")
@@ -184,7 +184,7 @@ _TAIL = ("CPU", "NUMA", "Affinity")
 
 
 class _Matrix(msgspec.Struct):
-    """Column names from the heading, and per GPU its cells and what follows them."""
+    """Column names from the heading, and for each GPU its cells and the words after them."""
 
     columns: list[str]
     rows: dict[int, list[str]] = msgspec.field(default_factory=dict)
@@ -192,7 +192,7 @@ class _Matrix(msgspec.Struct):
 
 
 def host_from_topo(text: str, gpu_name: str | None = None, hostname: str = "") -> Host:
-    """The host described by a saved matrix. With ``gpu_name`` its GPUs get that model's facts, all memory free.
+    """The host described by a saved matrix. With ``gpu_name``, its GPUs get that model's facts and all memory is free.
 
     Raises:
         HostError: the text contains no such matrix, or the GPU's name is unknown; one sentence.
@@ -279,13 +279,13 @@ def _is_row(words: Sequence[str]) -> bool:
 
 
 def _cells(word: str) -> list[str] | None:
-    """The kinds in a word: one, or several if the columns ran together; None for any other word."""
+    """The link kinds in a word: one, or several if columns ran together; None for any other word."""
     found = _CELL.findall(word)
     return found if found and "".join(found) == word else None
 
 
 def _keep(matrix: _Matrix, row: list[str]) -> None:
-    """Parse a row of the matrix; skips those of network cards."""
+    """Parse a row of the matrix; skip rows of network cards."""
     if not row or not (found := _GPU.fullmatch(row[0])):
         return
     cells: list[str] = []
@@ -336,7 +336,7 @@ def _links(matrix: _Matrix, indices: Sequence[int], gpus: dict[int, Gpu]) -> Ite
         for b in indices[position + 1 :]:
             kinds = (matrix.rows[a][column[b]], matrix.rows[b][column[a]])
             every_pair.append((a, b, max(kinds, key=_distance)))
-    # Only a switch joins more than four GPUs with the same number of links each; a cube mesh mixes numbers.
+    # Only a switch connects more than four GPUs with equal numbers of links; a cube mesh mixes numbers.
     counts = {nvlinks_in(kind) for _, _, kind in every_pair}
     switched = len(counts) == 1 and counts != {0} and len(indices) > 4
     for a, b, kind in every_pair:

@@ -11,7 +11,7 @@ from vllm_launchers.host.gpu.topology import LinkLevel, link_level
 BUSY_PERCENT = 50
 MANY_REPLAYS = 1000
 IDLE = "idle"
-"""Clocks are low because nothing is computed: no throttling."""
+"""Low clocks because nothing is computed, which is not throttling."""
 
 HOT = ("too hot (driver)", "too hot (hardware)")
 _SLOWED = ("hardware slowdown", *HOT, "power brake")

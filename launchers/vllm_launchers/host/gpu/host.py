@@ -1,7 +1,7 @@
-"""The host document: a machine with its GPUs and who holds them, at one moment. Immutable, standard library only.
+"""The host document: a machine with its GPUs and their processes at one moment. Immutable, standard library only.
 
-Memory is in GiB (2**30 bytes), bandwidth in GB/s (10**9 bytes, both directions together, as vendors state it),
-times are Unix seconds. None means not reported, never zero.
+Memory is in GiB (2**30 bytes), bandwidth in GB/s (10**9 bytes, sum of both directions, as vendors state it), times are
+Unix seconds. None means not reported, never zero.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_DRIVER = "no NVIDIA driver was found on this machine; GPUs are not shown"
 
 
 def has_driver() -> bool:
-    """Whether NVIDIA's driver is here, so that GPUs can be asked after; costs next to nothing."""
+    """Whether NVIDIA's driver is installed, so that GPUs can be queried; very cheap."""
     import ctypes
 
     try:
@@ -40,8 +40,8 @@ class Holder(msgspec.Struct, frozen=True):
     """A process that holds GPU memory.
 
     ``user`` and ``command`` are None for a process that is invisible here (it runs in another container, or has ended).
-    ``ancestors`` are its parent pids and the leader of its session, which identify a server's processes. ``server`` is
-    the name of our server that it belongs to.
+    ``ancestors``: its parent pids and its session leader, which identify a server's processes. ``server``: the name of
+    our server that it belongs to.
     """
 
     pid: int
@@ -75,9 +75,9 @@ class MigInstance(msgspec.Struct, frozen=True):
 class NvLink(msgspec.Struct, frozen=True):
     """One NVLink port of a GPU.
 
-    ``remote`` is the index of the GPU at its other end, None for a switch (``switch`` is then True) or unknown.
-    ``sent_kib`` and ``received_kib`` count data since the driver was loaded, ``sent_gbs`` and ``received_gbs`` are GB/s
-    since the previous sample. ``errors`` is keyed ``replay``, ``recovery`` and ``crc``.
+    ``remote``: index of the GPU at the other end; None for a switch (``switch`` is then True) or if unknown.
+    ``sent_kib`` and ``received_kib`` count data since the driver was loaded; ``sent_gbs`` and ``received_gbs`` are GB/s
+    since the previous sample. ``errors`` has the keys ``replay``, ``recovery`` and ``crc``.
     """
 
     number: int
@@ -93,9 +93,9 @@ class NvLink(msgspec.Struct, frozen=True):
 
 
 class GpuClaim(msgspec.Struct, frozen=True):
-    """A user's claim to a GPU on the shared board: until when, and formatted in ``words``.
+    """A user's claim to a GPU on the shared board.
 
-    ``words``: ``taken till 18:00 by anna: training``. ``mine`` is whether it is this user's own.
+    ``words``: the claim as text, ``taken till 18:00 by anna: training``. ``mine``: whether it is this user's own.
     """
 
     user: str
@@ -106,11 +106,11 @@ class GpuClaim(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU. ``index`` is in PCI bus order, like in NVML and nvidia-smi.
+    """One GPU. ``index`` is in PCI bus order, as in NVML and nvidia-smi.
 
-    ``utilization`` and ``memory_utilization`` (memory bandwidth in use) are percentages, 0 to 100. ``lost`` says why it
-    no longer responds; its static facts are kept. ``throttle`` is None if not reported and empty if nothing slows it.
-    Counters run since the driver was loaded.
+    ``utilization`` and ``memory_utilization`` (memory bandwidth in use) are percentages, 0 to 100. ``lost``: why it no
+    longer responds; its static facts are kept. ``throttle`` is None if not reported, and empty if nothing slows it
+    down. Counters run since the driver was loaded.
     """
 
     index: int
@@ -124,11 +124,11 @@ class Gpu(msgspec.Struct, frozen=True):
     memory_utilization: float | None = None
     temperature_c: float | None = None
     temperature_slowdown_c: float | None = None
-    """From this temperature on the hardware slows its clocks."""
+    """Temperature at which the hardware starts to lower its clocks."""
     power_w: float | None = None
     power_limit_w: float | None = None
     energy_mj: int | None = None
-    """Millijoules that the whole GPU has taken, as it counts them itself (Volta and later)."""
+    """Energy used by the whole GPU in millijoules, from its own counter (Volta and later)."""
     clock_mhz: int | None = None
     clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -149,7 +149,7 @@ class Gpu(msgspec.Struct, frozen=True):
     pcie_width_max: int | None = None
     pcie_replays: int | None = None
     pcie_sent_gbs: float | None = None
-    """GB/s to the host, as the driver measured it over some 20 ms."""
+    """GB/s to the host, measured by the driver over about 20 ms."""
     pcie_received_gbs: float | None = None
     persistence: bool | None = None
     mig_mode: bool | None = None
@@ -158,7 +158,7 @@ class Gpu(msgspec.Struct, frozen=True):
     cpu_affinity: str | None = None
     nvlinks: tuple[NvLink, ...] = ()
     nvlink_speed_mbs: float | None = None
-    """The bandwidth of one link in one direction, in MB/s, as reported by the driver."""
+    """Bandwidth of one link in one direction, in MB/s, as reported by the driver."""
     nvlink_sent_gbs: float | None = None
     nvlink_received_gbs: float | None = None
     lost: str = ""
@@ -166,7 +166,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def claimed(self) -> str:
-        """The text of the first claim by another user; empty if there is none."""
+        """Text of the first claim by another user; empty if there is none."""
         return next((claim.words for claim in self.claims if not claim.mine), "")
 
     @property
@@ -176,15 +176,14 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def holders(self) -> tuple[Holder, ...]:
-        """Its processes; none where they were not reported."""
+        """The GPU's processes; empty if not reported."""
         return self.used_by or ()
 
 
 class Link(msgspec.Struct, frozen=True):
     """How two GPUs are connected: ``NV4``, ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS``, as in nvidia-smi.
 
-    ``switch`` is whether the NVLinks go through an NVSwitch. ``p2p`` is ``ok`` or why one cannot read the other's
-    memory.
+    ``switch``: whether the NVLinks go through an NVSwitch. ``p2p``: ``ok``, or why one can't read the other's memory.
     """
 
     a: int
@@ -198,8 +197,8 @@ class Link(msgspec.Struct, frozen=True):
 class Host(msgspec.Struct, frozen=True):
     """A machine. ``islands`` are groups of GPUs connected by NVLink; a GPU without NVLink is its own island.
 
-    ``problem`` says in one sentence why there is no GPU data (no driver, …), or nothing. ``cpu_percent`` is the use of
-    all cores together, 0 to 100.
+    ``problem``: why there is no GPU data (no driver, …), as a sentence; else empty. ``cpu_percent``: usage of all cores
+    together, 0 to 100.
     """
 
     hostname: str = ""
@@ -219,21 +218,21 @@ class Host(msgspec.Struct, frozen=True):
     problem: str = ""
 
     def gpu(self, index: int) -> Gpu | None:
-        """The GPU of that index, or None."""
+        """The GPU with that index, or None."""
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
     def link(self, a: int, b: int) -> Link | None:
-        """How these two are connected, or None if unknown."""
+        """The link between these two GPUs, or None if unknown."""
         return next((link for link in self.links if {link.a, link.b} == {a, b}), None)
 
     @property
     def islands_linked(self) -> bool:
-        """Whether any two GPUs are joined by NVLink."""
+        """Whether any two GPUs are connected by NVLink."""
         return any(len(island) > 1 for island in self.islands)
 
 
 def connected(indices: Iterable[int], pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Groups of ``indices`` that ``pairs`` connect, each sorted, in the order of their first member."""
+    """Groups of ``indices`` that are connected by ``pairs``, each sorted, ordered by their first member."""
     group = {index: index for index in indices}
 
     def root(index: int) -> int:
@@ -251,16 +250,16 @@ def connected(indices: Iterable[int], pairs: Iterable[tuple[int, int]]) -> tuple
 
 
 def with_claims(host: Host, claims: Mapping[int, tuple[GpuClaim, ...]]) -> Host:
-    """The same host with the given claims on its GPUs, by index."""
+    """The host with the given claims on its GPUs, by index."""
     if not claims and not any(gpu.claims for gpu in host.gpus):
         return host
     return replace(host, gpus=tuple(replace(gpu, claims=claims.get(gpu.index, ())) for gpu in host.gpus))
 
 
 def with_servers(host: Host, roots: Mapping[int, str]) -> Host:
-    """The same host with each process that descends from a pid in ``roots`` marked as that server's.
+    """The host with each process that descends from a pid in ``roots`` marked as that server's.
 
-    Pass a server's own pid and its keeper's: an orphan of the server descends from the keeper.
+    Pass both the server's own pid and its keeper's, because the server's orphans descend from the keeper.
     """
     if not roots:
         return host

@@ -1,7 +1,7 @@
-"""Samples the GPUs from its own thread, so that a hanging driver stalls nothing else.
+"""Samples the GPUs in its own thread, so that a hanging driver blocks nothing else.
 
 NVML can be in uninterruptible sleep for minutes, or forever. At most one call is pending at any time; meanwhile the
-last sample stays, marked with the time since when the driver has not answered.
+last sample stays, marked with the time since which the driver has not answered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HostReader(Protocol):
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """The latest sample. ``problem`` says why it is not fresh, ``since`` (Unix seconds) since when."""
+    """The latest sample. ``problem``: why it is not fresh; ``since``: since when (Unix seconds)."""
 
     host: Host
     problem: str = ""
@@ -46,7 +46,7 @@ class GpuReading(msgspec.Struct, frozen=True):
 
 
 class GpuMonitor:
-    """Samples once per ``interval`` seconds after `start`. `latest` never blocks and any thread may call it."""
+    """After `start`, samples once per ``interval`` seconds. `latest` never blocks and is thread-safe."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class GpuMonitor:
         self._system = SystemReader()
         self._state = GpuReading(Host(hostname=socket.gethostname()))
         self._call: tuple[float, float] | None = None
-        """When the pending call began: on the monotonic clock and on the wall clock."""
+        """Start of the pending call, on the monotonic clock and the wall clock."""
         self._sampled = threading.Event()
         self._ended = threading.Event()
         self._reader: HostReader | None = None
@@ -98,7 +98,7 @@ class GpuMonitor:
             taken = time.monotonic() - self._call[0]
             self._call = None
             self._sampled.set()
-            # After a call that hung, pause for as long as it took.
+            # After a call that hung, pause for as long as the call took.
             self._ended.wait(delay if taken <= self._deadline else min(max(delay, taken), MOST_BACKOFF_SECONDS))
         self._drop_reader()
 
@@ -132,9 +132,9 @@ class GpuMonitor:
 
 
 def read_once(servers: Callable[[], Mapping[int, str]] | None = None, deadline: float = 20.0) -> Host:
-    """The host now; without GPUs and with a ``problem`` if there is no driver or it does not answer.
+    """The current host; without GPUs and with a ``problem`` if there is no driver or it does not answer.
 
-    (Without persistence mode a driver wakes its GPUs first, which takes a second or two each.)
+    (Without persistence mode, the driver wakes up its GPUs first, which takes a second or two each.)
     """
     watch = GpuMonitor(servers, deadline=min(deadline, DEADLINE_SECONDS))
     watch.start()
@@ -146,11 +146,11 @@ def read_once(servers: Callable[[], Mapping[int, str]] | None = None, deadline: 
     return watch.latest().host
 
 
-# -- after a stop: was the memory really freed, and if not, who holds it ----------------------------------------------
+# -- after a stop: whether the memory was really freed, and if not, who holds it --------------------------------------
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Whether memory was freed after a stop; if not, ``reason`` says who holds it, in one sentence."""
+    """Whether memory was freed after a stop; if not, ``reason`` names the holder in a sentence."""
 
     freed: bool
     reason: str = ""
@@ -164,10 +164,10 @@ def wait_until_freed(
     timeout: float = 30.0,
     poll: float = 0.25,
 ) -> Release:
-    """Poll until each GPU has as many GiB free as in ``wanted``, or name who holds them.
+    """Poll until each GPU has as many GiB free as in ``wanted``, or name who holds the rest.
 
-    ``latest`` returns the newest host, such as ``lambda: watch.latest().host``; ``ours`` holds the pids of the stopped
-    server: if they are known no others are named, since what others hold is theirs.
+    ``latest`` returns the newest host, such as ``lambda: watch.latest().host``. ``ours``: pids of the stopped server;
+    if given, only these are named, because what others hold is theirs.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -32,7 +32,7 @@ _DRIVER = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_N
 _OWN: dict[str, Callable[[Any], Any]] = {
     "memory_v2": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
 }
-"""Calls that pynvml overloads under one name, under distinct names."""
+"""Distinct names for calls that pynvml overloads under one name."""
 
 
 class GpuLostError(Exception):
@@ -42,7 +42,7 @@ class GpuLostError(Exception):
 class Nvml:
     """An open NVML. Not thread-safe.
 
-    ``call`` remembers what this driver does not support, so that it is not queried again and again.
+    ``call`` remembers which functions this driver lacks, so that they are not called again.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Nvml:
         """Load the library and initialize the driver.
 
         Raises:
-            DriverError: it cannot be queried; one sentence says why and what to do.
+            DriverError: it can't be queried; one sentence with the reason and what to do.
         """
         try:
             pynvml.nvmlInit()
@@ -63,7 +63,7 @@ class Nvml:
             raise DriverError(f"the NVIDIA driver's library cannot be used: {error}") from error
 
     def close(self) -> None:
-        """Shut NVML down; a driver that fails even at that is ignored."""
+        """Shut NVML down; errors are ignored."""
         try:
             pynvml.nvmlShutdown()
         except (pynvml.NVMLError, AttributeError):
@@ -99,7 +99,7 @@ class Nvml:
             return None
 
     def first(self, names: Sequence[str], *args: Any) -> Any:
-        """The result of the first function that has one: newer names first, for older drivers."""
+        """The result of the first function that returns one: newer names first, older ones for older drivers."""
         for name in names:
             answer = self.call(name, *args)
             if answer is not None:
@@ -107,7 +107,7 @@ class Nvml:
         return None
 
     def fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[int | float | None]:
-        """Field values for pairs of (field, scope), in one call; None for each unavailable one."""
+        """Field values for (field, scope) pairs, in one call; None for each unavailable one."""
         values = self.call("nvmlDeviceGetFieldValues", handle, list(wanted))
         if values is None:
             return [None] * len(wanted)
@@ -150,7 +150,7 @@ def _text(error: pynvml.NVMLError) -> str:
 
 
 def driver_version() -> str | None:
-    """This machine's NVIDIA driver, such as ``580.95.05``; None if none answers."""
+    """This machine's NVIDIA driver version, such as ``580.95.05``; None if no driver answers."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

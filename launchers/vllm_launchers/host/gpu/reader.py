@@ -1,4 +1,4 @@
-"""Reads GPUs from NVML and their holders from the driver, once or repeatedly. Blocks as long as the driver does."""
+"""Reads GPUs from NVML and their processes from the driver, once or repeatedly. Blocks as long as the driver does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vllm_launchers.units import GIB
 
 MOST_LINKS = 36
 VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-"""What ``nvmlDeviceGetNvLinkVersion`` numbers mean (``NVML_NVLINK_VERSION_…``)."""
+"""NVLink versions by the number from ``nvmlDeviceGetNvLinkVersion`` (``NVML_NVLINK_VERSION_…``)."""
 
 _SPEED = getattr(pynvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", 90)
 _COUNT = getattr(pynvml, "NVML_FI_DEV_NVLINK_LINK_COUNT", 91)
@@ -34,11 +34,11 @@ _RECEIVED = getattr(pynvml, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", 139)
 _SENT_BYTES = getattr(pynvml, "NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", 202)
 _RECEIVED_BYTES = getattr(pynvml, "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES", 204)
 _COUNTERS = ((_SENT, _RECEIVED, 1), (_SENT_BYTES, _RECEIVED_BYTES, 1024))
-"""Traffic counters and how many of their units make a KiB: NVLink 2 to 4 count KiB, NVLink 5 counts bytes."""
+"""Traffic counters with their units per KiB: NVLink 2 to 4 count KiB, NVLink 5 counts bytes."""
 
 _SLOWDOWN_MARGIN = getattr(pynvml, "NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT", 194)
 PCIE_SECONDS = 4.5
-"""Least time between two measurements of PCIe traffic: the driver takes 20 ms for each direction."""
+"""Minimum time between two measurements of PCIe traffic: each takes the driver 20 ms per direction."""
 
 _ERRORS = (
     ("replay", pynvml.NVML_NVLINK_ERROR_DL_REPLAY),
@@ -57,7 +57,7 @@ class _Counters(msgspec.Struct, frozen=True):
 
 
 class LinkReader:
-    """Keeps what was read last, to make rates of counters."""
+    """Reads a GPU's NVLinks; keeps the last sample, to turn counters into rates."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -67,15 +67,15 @@ class LinkReader:
         self._before: _Counters | None = None
         self.speed_mbs: float | None = None
         self.traffic: tuple[float | None, float | None] = (None, None)
-        """GB/s sent and received over all links since the sample before."""
+        """GB/s sent and received over all links since the previous sample."""
 
     @property
     def links(self) -> tuple[NvLink, ...]:
-        """Its ports as last read."""
+        """The ports as last read."""
         return self._links
 
     def seldom(self, handle: Any, by_bus: dict[str, int]) -> None:
-        """Read state, version, far end and errors of each port."""
+        """Read the state, version, far end and errors of each port."""
         count, speed = self._nvml.fields(handle, [(_COUNT, 0), (_SPEED, 0)])
         self.speed_mbs = float(speed) if speed else None
         numbers = range(min(int(count), MOST_LINKS)) if count is not None else range(MOST_LINKS)
@@ -95,7 +95,7 @@ class LinkReader:
                 break
 
     def often(self, handle: Any, at: float) -> None:
-        """Read the traffic counters of all ports, in one call."""
+        """Read the traffic counters of all ports in one call."""
         if not self._wanted:
             return
         read = self._nvml.fields(handle, self._wanted)
@@ -125,7 +125,7 @@ class LinkReader:
         pci = call("nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
         remote = by_bus.get(bus_key(pci.busId)) if pci is not None else None
         kind = call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
-        # Where the driver does not report what it is: a far end that is none of the GPUs is a switch.
+        # If the driver does not report the device type, a far end that is none of the GPUs is a switch.
         unlike = kind is None and pci is not None and remote is None and bool(by_bus)
         counts = {name: call("nvmlDeviceGetNvLinkErrorCounter", handle, number, code) for name, code in _ERRORS}
         return NvLink(
@@ -139,7 +139,7 @@ class LinkReader:
 
 
 def bus_key(bus: str | bytes) -> str:
-    """A PCI bus id to compare by: lower case, domain of four digits."""
+    """A PCI bus id in comparable form: lower case, with a four-digit domain."""
     return (bus.decode("ascii", "replace") if isinstance(bus, bytes) else bus).lower()[-12:]
 
 
@@ -149,7 +149,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _rates(seconds: float, before: Sequence[int | None], now: Sequence[int | None]) -> list[float | None]:
-    """GB/s of each counter. One that fell was set back by a reset of the GPU."""
+    """GB/s of each counter. A GPU reset makes counters fall."""
     return [
         None
         if old is None or new is None or new < old or seconds <= 0
@@ -159,7 +159,7 @@ def _rates(seconds: float, before: Sequence[int | None], now: Sequence[int | Non
 
 
 AFFINITY_WORDS = 16
-"""64-bit words of a CPU or node mask: 1,024 bits."""
+"""64-bit words of a CPU or node mask (1,024 bits)."""
 
 ARCHITECTURES = {
     2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper",
@@ -177,13 +177,13 @@ THROTTLE_REASONS = (
     (0x80, "power brake"),
     (0x100, "display clocks"),
 )
-"""Bits of ``nvmlClocksEventReason…`` in words."""
+"""Descriptions of the bits of ``nvmlClocksEventReason…``."""
 
 KEPT_OF_A_LOST = (
     "index", "uuid", "name", "memory_gib", "pci_bus_id", "architecture", "compute_capability", "numa_node",
     "cpu_affinity", "pcie_generation_max", "pcie_width_max", "temperature_slowdown_c", "xid", "xid_at",
 )  # fmt: skip
-"""What stays true of a GPU that answers no more."""
+"""Facts that remain valid for a GPU that no longer responds."""
 
 GONE = "is no longer listed by the driver: it comes back with a reset or a restart"
 
@@ -194,14 +194,14 @@ _PROCESSES = {
 
 
 class Device:
-    """One GPU and the handle that NVML knows it by. A lost one is asked again by `seldom` only."""
+    """One GPU and its NVML handle. Only `seldom` queries a lost GPU again."""
 
     def __init__(self, nvml: Nvml, index: int) -> None:
         self._nvml = nvml
         self.index = index
         self.handle: Any = None
         self.listens = False
-        """Whether its Xid errors are subscribed to; a new handle's are not yet."""
+        """Whether its Xid errors are subscribed to; not yet for a new handle."""
         self._gpu = Gpu(index=index)
         self._links = LinkReader(nvml)
         self._pcie_at = float("-inf")
@@ -209,11 +209,11 @@ class Device:
 
     @property
     def gpu(self) -> Gpu:
-        """What is known of it now."""
+        """The current facts."""
         return self._gpu
 
     def attach(self) -> None:
-        """Find it and read what never changes. A lost one is marked so."""
+        """Find the GPU and read its static facts; if it is lost, mark it so."""
         try:
             if self.handle is None:
                 self.handle = self._find()
@@ -225,11 +225,11 @@ class Device:
             self._lose(str(error))
 
     def let_go(self) -> None:
-        """Forget its handle, as of a driver that is closed; `seldom` finds it again."""
+        """Drop the handle, because its driver was closed; `seldom` finds the GPU again."""
         self.handle, self.listens = None, False
 
     def _find(self) -> Any:
-        """Its handle. One that was known before is found by its bus id: without it others may have moved up."""
+        """The GPU's handle. A known GPU is found by its bus id: if it is missing, others may have moved up."""
         known = self._gpu
         if known.pci_bus_id is not None:
             handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", known.pci_bus_id)
@@ -241,7 +241,7 @@ class Device:
         return handle if _text(self._nvml.call("nvmlDeviceGetUUID", handle)) == known.uuid else None
 
     def seldom(self, by_bus: dict[str, int]) -> None:
-        """Read what changes seldom; also tries whether a lost GPU is back. ``by_bus``: indices by PCI bus id."""
+        """Read slowly changing facts, and check whether a lost GPU is back. ``by_bus``: indices by PCI bus id."""
         if self._gpu.lost or self.handle is None:
             self.attach()
         if self.handle is None or self._gpu.lost:
@@ -253,7 +253,7 @@ class Device:
             self._lose(str(error))
 
     def often(self, at: float) -> None:
-        """Read what changes every second, at ``at`` (Unix seconds)."""
+        """Read facts that change every second, at ``at`` (Unix seconds)."""
         if self.handle is None or self._gpu.lost:
             return
         try:
@@ -268,15 +268,15 @@ class Device:
         )
 
     def saw_xid(self, xid: int, at: float) -> None:
-        """The driver reported an Xid error on it."""
+        """Record an Xid error that the driver reported."""
         self._gpu = replace(self._gpu, xid=xid, xid_at=at)
 
     def give_holders(self, holders: tuple[Holder, ...]) -> None:
-        """Its processes with what was found out about them."""
+        """Set the GPU's processes, with their details."""
         self._gpu = replace(self._gpu, used_by=holders)
 
     def _lose(self, why: str) -> None:
-        """Keep what never changes, forget the rest; after a reset it has another handle."""
+        """Mark as lost: keep static facts and forget the rest. After a reset the GPU has another handle."""
         self._gpu = Gpu(**{name: getattr(self._gpu, name) for name in KEPT_OF_A_LOST}, lost=why)
         self._links = LinkReader(self._nvml)
         self.let_go()
@@ -304,7 +304,7 @@ class Device:
         }
 
     def _slowdown(self) -> float | None:
-        """The temperature from which on it slows down; newer drivers report only how far away that is."""
+        """The slowdown temperature; newer drivers report only the margin to it."""
         call, handle = self._nvml.call, self.handle
         threshold = call("nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         if threshold:
@@ -313,7 +313,7 @@ class Device:
         (slowdown,) = self._nvml.fields(handle, [(_SLOWDOWN_MARGIN, 0)])
         if margin is None or temperature is None or slowdown is None:
             return None
-        # Both are margins to the highest operating temperature, so the slowdown's is negative.
+        # Both are margins to the maximum operating temperature, so the slowdown's is negative.
         return float(temperature + margin - slowdown)
 
     def _temperature(self) -> int | None:
@@ -321,7 +321,7 @@ class Device:
         return found
 
     def _pcie_traffic(self, at: float) -> dict[str, Any]:
-        """What PCIe carries, if it is time to measure it; nothing otherwise: what was measured stays."""
+        """PCIe traffic if a measurement is due; otherwise empty, so that the last measurement stays."""
         if 0 <= at - self._pcie_at < PCIE_SECONDS:
             return {}
         self._pcie_at = at
@@ -429,18 +429,18 @@ def _kb_as_gb(rate: int | None) -> float | None:
 
 
 def to_gib(count: int) -> float:
-    """Bytes as GiB, to a MiB."""
+    """Bytes as GiB, rounded to 0.001."""
     return round(count / GIB, 3)
 
 
 def bits_of(words: Any) -> list[int]:
-    """The numbers of the bits that are set in a mask of 64-bit words."""
+    """Indices of the set bits in a mask of 64-bit words."""
     mask = sum(int(word) << (64 * position) for position, word in enumerate(words))
     return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
 def ranges(numbers: list[int]) -> str | None:
-    """``0-3,8`` for 0, 1, 2, 3 and 8; None for none."""
+    """``0-3,8`` for 0, 1, 2, 3 and 8; None if empty."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -460,7 +460,7 @@ MOST_COMMAND = 300
 
 
 class ProcessDetails:
-    """Caches process details; refreshes only if the set of pids has changed."""
+    """Caches process details; refreshes them only if the set of pids has changed."""
 
     def __init__(self) -> None:
         self._known: dict[int, Holder] = {}
@@ -473,7 +473,7 @@ class ProcessDetails:
         self._known = {pid: self._known.get(pid) or describe_process(pid) for pid in wanted}
 
     def complete(self, holder: Holder) -> Holder:
-        """The same holder with user, command and age."""
+        """The holder with user, command and age added."""
         known = self._known.get(holder.pid)
         if known is None:
             return holder
@@ -483,7 +483,7 @@ class ProcessDetails:
 
 
 def describe_process(pid: int) -> Holder:
-    """The known details of a process; unknown ones are None."""
+    """A process's details; None for unknown ones."""
     try:
         process = psutil.Process(pid)
         started = process.create_time()
@@ -493,16 +493,16 @@ def describe_process(pid: int) -> Holder:
     try:
         with process.oneshot():
             user = process.username()
-            # A process that has given itself a title, such as vLLM's engine, has it padded.
+            # A process that sets its own title, such as vLLM's engine, pads it.
             words = tuple(word for word in process.cmdline() if word.strip())
             command = " ".join(redact_argv(words)).strip()[:MOST_COMMAND] or process.name()
     except (psutil.Error, OSError):
-        pass  # both are hidden for another user's process
+        pass  # both are hidden for other users' processes
     return Holder(pid, user=user, command=command, started_at=started, ancestors=_ancestors(process))
 
 
 def _ancestors(process: psutil.Process) -> tuple[int, ...]:
-    """Its parent pids, nearest first, and the leader of its session."""
+    """Parent pids, nearest first, then the session leader."""
     pids: list[int] = []
     try:
         pids = [parent.pid for parent in process.parents() if parent.pid > 1]
@@ -513,11 +513,11 @@ def _ancestors(process: psutil.Process) -> tuple[int, ...]:
 
 
 LEAST_SECONDS = 0.2
-"""CPU use over a shorter time is meaningless."""
+"""CPU usage over a shorter time is meaningless."""
 
 
 class SystemReader:
-    """Reads CPU, memory and swap; CPU use is measured between two samples."""
+    """Reads CPU, memory and swap; CPU usage is measured between two samples."""
 
     def __init__(self) -> None:
         self._sampled_at: float | None = None
@@ -558,17 +558,17 @@ def _cpu_name() -> str | None:
 
 
 SELDOM_EVERY = 10
-"""Samples between two reads of what rarely changes (link states, error counts, limits, lost GPUs)."""
+"""Samples between two reads of rarely changing facts (link states, error counts, limits, lost GPUs)."""
 
 REOPEN_AFTER, MOST_REOPEN_AFTER = 60, 960
-"""Samples after which the driver is reopened while a GPU stays lost, doubled each time up to the second: only a fresh
-driver may notice a reset, but opening it can take seconds."""
+"""Samples after which the driver is reopened while a GPU stays lost; doubled each time, up to the second value. Only a
+newly opened driver may notice a reset, but opening it can take seconds."""
 
 MOST_EVENTS = 64
 MOST_GPUS = 64
 
 ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""``nvmlGpuTopologyLevel_t`` as nvidia-smi writes it; 0 is one board with a bridge of its own."""
+"""``nvmlGpuTopologyLevel_t`` as nvidia-smi writes it; 0 means one board with its own bridge."""
 
 P2P_BY_NVLINK = 2
 """``NVML_P2P_CAPS_INDEX_NVLINK``."""
@@ -603,14 +603,14 @@ class GpuReader:
         self._cuda: str | None = None
         self._sample = 0
         self._waited, self._reopen_after = 0, REOPEN_AFTER
-        """Samples since a GPU was lost or the driver was last reopened for it, and after how many it is reopened."""
+        """Samples since a GPU was lost or the driver was last reopened, and the number after which it is reopened."""
         self._opened = False
 
     def open(self) -> None:
-        """Open the driver and read what never changes.
+        """Open the driver and read static facts.
 
         Raises:
-            DriverError: there is none, or it cannot be asked.
+            DriverError: there is no driver, or it can't be queried.
         """
         self._nvml.open()
         self._opened = True
@@ -631,7 +631,7 @@ class GpuReader:
             self._nvml.close()
 
     def sample(self, at: float) -> Host:
-        """The host as it is now, at ``at`` (Unix seconds).
+        """The current state of the host, at ``at`` (Unix seconds).
 
         Raises:
             DriverError: the driver is gone.
@@ -686,7 +686,7 @@ class GpuReader:
         self._events = self._nvml.call("nvmlEventSetCreate")
 
     def _listen(self) -> None:
-        """Subscribe to the Xid errors of GPUs without a subscription."""
+        """Subscribe to Xid errors of GPUs that have no subscription yet."""
         for device in self._devices:
             if self._events is not None and device.handle is not None and not device.listens and not device.gpu.lost:
                 device.listens = True
@@ -717,7 +717,7 @@ class GpuReader:
                 device.give_holders(tuple(map(self._details.complete, device.gpu.used_by)))
 
     def _pair_links(self, gpus: tuple[Gpu, ...]) -> tuple[Link, ...]:
-        """Every pair's link; recomputed only if a port has changed."""
+        """The link of each pair; recomputed only if a port has changed."""
         key = [(gpu.lost, gpu.pcie_width, [(p.active, p.remote, p.switch) for p in gpu.nvlinks]) for gpu in gpus]
         if key == self._links_of:
             return self._links
@@ -739,9 +739,9 @@ class GpuReader:
         return Link(a.index, b.index, kind, bandwidth(kind, a.gpu, b.gpu), switch=switch, p2p=p2p)
 
     def _unnamed_ports(self, a: Device, b: Device) -> int:
-        """NVLinks of a pair if the driver hides the far end of a port (as in a virtual machine).
+        """Number of a pair's NVLinks if the driver hides the far ends of ports (as in a virtual machine).
 
-        It still reports who reaches whom over NVLink; the ports are divided evenly among these.
+        It still reports which GPUs reach each other over NVLink; the ports are divided evenly among these.
         """
         if not (_hidden_ports(a.gpu) and _hidden_ports(b.gpu)):
             return 0

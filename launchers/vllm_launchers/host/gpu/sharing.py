@@ -1,4 +1,4 @@
-"""Who holds how much of a GPU, and how much of it one user may take. Pure."""
+"""Who holds how much of a GPU, and how much one user may take. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vllm_launchers.host.gpu.host import Gpu, Holder, Host, HostError, MigInstan
 from vllm_launchers.patterns import lazy_pattern
 
 DRIVER_GIB = 1.5
-"""A driver keeps this much of an unused GPU (frame buffer, firmware); less is held by no one."""
+"""Memory of an unused GPU that the driver itself keeps (frame buffer, firmware); less than this has no holder."""
 
 DESKTOP_GIB = 1.5
-"""A desktop's windows hold up to this much of a GPU; more than this is real work."""
+"""A desktop's windows use up to this much of a GPU; more is real work."""
 
 _MOST_GIB = 1e6
 _AMOUNT = lazy_pattern(r"(\d{1,6}(?:\.\d{1,6})?)\s*(GiB|GB|G|%)?", re.IGNORECASE)
 
 
 class GpuShare(msgspec.Struct, frozen=True):
-    """The most of one GPU that this user's servers may hold together: GiB, or a fraction from 0 to 1."""
+    """Maximum of one GPU that all of this user's servers may hold: GiB, or a fraction from 0 to 1."""
 
     gpu: int
     gib: float | None = None
@@ -39,7 +39,7 @@ class GpuShare(msgspec.Struct, frozen=True):
 
 
 class Holdings(msgspec.Struct, frozen=True):
-    """Who holds how many GiB of a GPU. ``ours`` by server, ``others`` by user, ``unseen`` by no visible process."""
+    """Who holds how many GiB of a GPU: ``ours`` by server, ``others`` by user, ``unseen`` by no visible process."""
 
     ours: Mapping[str, float] = msgspec.field(default_factory=dict)
     others: Mapping[str, float] = msgspec.field(default_factory=dict)
@@ -48,12 +48,12 @@ class Holdings(msgspec.Struct, frozen=True):
 
     @property
     def ours_gib(self) -> float:
-        """GiB that our servers hold together."""
+        """Total GiB held by our servers."""
         return sum(self.ours.values())
 
     @property
     def others_gib(self) -> float:
-        """GiB that others hold, seen or not."""
+        """Total GiB held by others, visible or not."""
         return sum(self.others.values()) + self.unseen
 
 
@@ -66,7 +66,7 @@ def holdings(gpu: Gpu) -> Holdings:
         into[name] = round(into.get(name, 0.0) + (holder.gib or 0.0), 3)
     seen = sum(ours.values()) + sum(others.values())
     unseen = max(0.0, (gpu.used_gib or 0.0) - seen)
-    # A process whose own share is not reported accounts for the unattributed rest.
+    # If a process's memory is not reported, attribute the unexplained rest to it.
     silent = [holder for holder in gpu.holders if holder.gib is None]
     if silent and unseen > DRIVER_GIB:
         first = silent[0]
@@ -81,7 +81,7 @@ def is_desktop(holder: Holder) -> bool:
 
 
 def is_held(gpu: Gpu) -> bool:
-    """Whether a GPU is in use: by more than a desktop's windows and the driver itself."""
+    """Whether a GPU is in use by more than desktop windows and the driver itself."""
     return bool(holdings(gpu).unseen) or any(not is_desktop(holder) for holder in gpu.holders)
 
 
@@ -91,12 +91,12 @@ def is_held_by_others(gpu: Gpu) -> bool:
 
 
 def holder_user(holder: Holder) -> str:
-    """The user of a process; a description if it is invisible."""
+    """The user of a process, or a description if the process is invisible."""
     return holder.user or f"pid {holder.pid} (not seen from here)"
 
 
 def available_gib(gpu: Gpu, shares: Iterable[GpuShare] = ()) -> float | None:
-    """What a new server of ours may take of a GPU: what is free now, within this user's share of it."""
+    """GiB that a new server of ours may take of a GPU: the free memory, within this user's share."""
     free = gpu.free_gib
     for share in shares:
         limit = share.limit(gpu) if share.gpu == gpu.index else None
@@ -107,7 +107,7 @@ def available_gib(gpu: Gpu, shares: Iterable[GpuShare] = ()) -> float | None:
 
 
 def format_share(gpu: Gpu, shares: Iterable[GpuShare]) -> str:
-    """How a share limits use of a GPU, in a few words; empty if it does not."""
+    """How a share limits the use of a GPU, in a few words; empty if it does not."""
     limits = [limit for share in shares if share.gpu == gpu.index and (limit := share.limit(gpu)) is not None]
     if not limits:
         return ""
@@ -121,7 +121,7 @@ def parse_share(gpu: int, value: str | float) -> GpuShare:
     """Parse a share: ``"24 GiB"``, ``24`` (GiB), ``"50%"``, or ``0.5`` (a fraction, up to 1).
 
     Raises:
-        HostError: it is in none of these forms; one sentence.
+        HostError: it has none of these forms; one sentence.
     """
     if isinstance(value, int) and abs(value) > _MOST_GIB:
         value = math.inf  # an integer may be too long for Python or a float
@@ -146,11 +146,11 @@ def parse_share(gpu: int, value: str | float) -> GpuShare:
 
 
 _FREE_SHARE = 0.9
-"""A slice counts as free if this share of its memory is free."""
+"""A slice counts as free if this fraction of its memory is free."""
 
 
 def slice_gpu(gpu: Gpu, part: MigInstance) -> Gpu:
-    """One slice as a GPU of its size, with its free memory and processes.
+    """A slice as a GPU of its size, with its free memory and processes.
 
     Memory held by no visible process still counts as used.
     """
@@ -169,7 +169,7 @@ def slice_gpu(gpu: Gpu, part: MigInstance) -> Gpu:
 
 
 def best_slice(gpus: Iterable[Gpu], shares: Iterable[GpuShare] = ()) -> Gpu | None:
-    """The slice to take if nothing more is known about the server: the largest free one, else the one with most room.
+    """The slice to take without knowing more about the server: the largest free one, else the one with the most room.
 
     None if there is no slice of known size.
     """
@@ -178,7 +178,7 @@ def best_slice(gpus: Iterable[Gpu], shares: Iterable[GpuShare] = ()) -> Gpu | No
 
     def room(pair: tuple[Gpu, Gpu]) -> tuple[bool, float, int]:
         whole, one = pair
-        # A share of a GPU applies to its slices together.
+        # A GPU's share applies to all its slices together.
         size, give = one.memory_gib or 0.0, available_gib(replace(whole, free_gib=one.free_gib), shares)
         if give is None:
             return not is_held(one), size, -one.index
@@ -191,8 +191,8 @@ def best_slice(gpus: Iterable[Gpu], shares: Iterable[GpuShare] = ()) -> Gpu | No
 def on_slice(host: Host | None, devices: str | None, shares: Iterable[GpuShare] = ()) -> Host | None:
     """The host as seen by a server on a MIG slice: that slice is its only GPU.
 
-    ``devices`` is ``CUDA_VISIBLE_DEVICES``. If it is None and every usable GPU is in MIG mode, the slice that would be
-    taken is used; if it names no slice, the host is returned unchanged.
+    ``devices``: ``CUDA_VISIBLE_DEVICES``. If None and every usable GPU is in MIG mode, uses the slice that would be
+    taken; if it names no slice, returns the host unchanged.
     """
     if host is None:
         return None

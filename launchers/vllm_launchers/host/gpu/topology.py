@@ -1,6 +1,6 @@
 """The topology as text: a matrix grouped by island, or a list of pairs if the matrix does not fit. Pure.
 
-Cells carry a role and their GPUs; the caller chooses colors.
+Cells have a role and their GPUs; the caller chooses colors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NVLINK = lazy_pattern(r"NV(?:B)?(\d{1,3})")
 
 
 class LinkLevel(IntEnum):
-    """How near two GPUs are, nearest first. ``UNKNOWN`` counts as the farthest."""
+    """How close two GPUs are, closest first. ``UNKNOWN`` counts as the farthest."""
 
     NVLINK = 0
     MESH = 1
-    """For a set: NVLinks connect all, but not every pair directly."""
+    """For a set of GPUs: NVLinks connect all, but not every pair directly."""
     PIX = 2
     PXB = 3
     PHB = 4
@@ -36,7 +36,7 @@ class LinkLevel(IntEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The level as text for users."""
         return LEVEL_WORDS[self]
 
 
@@ -52,10 +52,10 @@ LEVEL_WORDS = {
 }
 
 _OLD_NAMES = {"PSB": LinkLevel.PIX, "SOC": LinkLevel.SYS, "CPU": LinkLevel.NODE, "INTERNAL": LinkLevel.PIX}
-"""Names in earlier releases of nvidia-smi; a board's own bridge (PSB) is a PCIe switch."""
+"""Names in earlier releases of nvidia-smi; PSB, a board's own bridge, is a PCIe switch."""
 
 NVLINK_MBS = (14062.5, 20000.0, 25000.0, 50000.0, 100000.0)
-"""Data rates of one link in one direction, MB/s: GA10x (3.1), NVLink 1, 2 to 4, 5, 6."""
+"""Data rates of one link in one direction, in MB/s: GA10x (3.1), then NVLink 1, 2 to 4, 5, 6."""
 
 VERSION_MBS = {"1.0": 20000.0, "2.0": 25000.0, "2.2": 25000.0, "3.0": 25000.0, "3.1": 14062.5, "4.0": 25000.0}
 VERSION_MBS |= {"5.0": 50000.0, "6.0": 100000.0}
@@ -68,11 +68,11 @@ NAME_VERSIONS = (
     (r"\b(V100|RTX 8000|RTX 6000|RTX 5000|2080|TITAN RTX)\b", "2.0"),
     (r"\bP100\b", "1.0"),
 )
-"""NVLink's version by the GPU's name, for a host whose driver was not queried."""
+"""NVLink version by GPU name, for a host whose driver was not queried."""
 
 
 def link_level(kind: str) -> LinkLevel:
-    """The level of a kind such as ``NV4`` or ``PHB``."""
+    """The level of a link kind such as ``NV4`` or ``PHB``."""
     word = kind.strip().upper()
     if _NVLINK.fullmatch(word) and nvlinks_in(word):
         return LinkLevel.NVLINK
@@ -82,15 +82,15 @@ def link_level(kind: str) -> LinkLevel:
 
 
 def nvlinks_in(kind: str) -> int:
-    """How many NVLinks a kind bonds: 4 for ``NV4``, 0 for any other kind."""
+    """Number of NVLinks that a kind bonds: 4 for ``NV4``, 0 for any other kind."""
     found = _NVLINK.fullmatch(kind.strip().upper())
     return int(found[1]) if found else 0
 
 
 def nvlink_mbs(gpu: Gpu) -> float | None:
-    """The bandwidth of one of its NVLinks in one direction, MB/s: by driver, version, or name; None if unknown.
+    """Bandwidth of one NVLink in one direction, in MB/s, by driver, version or name; None if unknown.
 
-    The driver reports the raw rate (26,562 where data sheets say 25,000); the nearest rate within 8% is used.
+    The driver reports the raw rate (26,562 where data sheets say 25,000), so the nearest known rate within 8% is used.
     """
     stated = gpu.nvlink_speed_mbs
     if stated:
@@ -103,9 +103,9 @@ def nvlink_mbs(gpu: Gpu) -> float | None:
 
 
 def pcie_gbs(gpu: Gpu) -> float | None:
-    """The bandwidth of its PCIe slot, GB/s in both directions together: the fastest generation at the present width.
+    """Bandwidth of the PCIe slot in GB/s, sum of both directions: the fastest generation at the current width.
 
-    (An idle GPU drops to generation 1; its width stays.)
+    (An idle GPU drops to generation 1, but keeps its width.)
     """
     lane = PCIE_LANE_GBS.get(gpu.pcie_generation_max or gpu.pcie_generation or 0)
     width = gpu.pcie_width or gpu.pcie_width_max
@@ -113,7 +113,7 @@ def pcie_gbs(gpu: Gpu) -> float | None:
 
 
 def bandwidth(kind: str, a: Gpu, b: Gpu) -> float | None:
-    """The peak bandwidth of a pair, GB/s in both directions together; None if unknown."""
+    """Peak bandwidth of a pair in GB/s, sum of both directions; None if unknown."""
     count = nvlinks_in(kind)
     if count:
         rates = [rate for rate in (nvlink_mbs(a), nvlink_mbs(b)) if rate]
@@ -136,7 +136,7 @@ def pcie_groups(indices: Sequence[int], links: Sequence[Link]) -> tuple[tuple[in
 
 
 def pair_level(host: Host, a: int, b: int, link: Link | None) -> LinkLevel:
-    """The level of two GPUs: that of their ``link``, or where that is unknown, of the island they are both in."""
+    """The level of two GPUs: that of their ``link``, or if that is unknown, NVLink if they are in the same island."""
     if link is not None:
         return link_level(link.kind)
     together = any(a in island and b in island for island in host.islands)
@@ -146,13 +146,13 @@ def pair_level(host: Host, a: int, b: int, link: Link | None) -> LinkLevel:
 def near_groups(
     indices: Sequence[int], level: Callable[[int, int], LinkLevel], links: Sequence[Link]
 ) -> tuple[tuple[int, ...], ...]:
-    """A set's parts that do not cross the CPU interconnect, or its NVLink islands if these are finer."""
+    """Groups within a set that do not cross the CPU interconnect, or its NVLink islands if it has any."""
     nvlink = connected(indices, [pair for pair in combinations(indices, 2) if level(*pair) is LinkLevel.NVLINK])
     return pcie_groups(indices, links) if len(nvlink) == len(indices) else nvlink
 
 
 CELL = 5
-"""Columns of a cell: four for the longest kinds (``NODE``, ``NV18``) and one space."""
+"""Width of a cell: four columns for the longest kinds (``NODE``, ``NV18``) and one space."""
 
 LABEL = 3
 _ROLES = {
@@ -178,7 +178,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 Row = tuple[Cell, ...]
 Facts = Callable[[Gpu | None], str]
-"""The text to the right of a GPU's row; for None, its heading."""
+"""Text to the right of a GPU's row; for None, its heading."""
 
 
 def topology_rows(host: Host, width: int) -> list[Row]:
@@ -194,7 +194,7 @@ def topology_rows(host: Host, width: int) -> list[Row]:
 
 
 def matrix_rows(host: Host, fact_of: Facts | None = None) -> list[Row]:
-    """A row per GPU under a heading, islands separated by a gap; ``fact_of`` returns the text at a row's right."""
+    """A heading and a row per GPU, with a gap between islands; ``fact_of`` returns the text to the right of a row."""
     order = island_order(host)
     heading: list[Cell] = [Cell(" " * LABEL)]
     for index, first in order:
@@ -210,9 +210,9 @@ def matrix_rows(host: Host, fact_of: Facts | None = None) -> list[Row]:
 
 
 def island_order(host: Host) -> list[tuple[int, bool]]:
-    """GPUs in drawing order, and whether each begins a group.
+    """GPUs in drawing order, and whether each one begins a group.
 
-    Groups are NVLink islands; without NVLink, the GPUs that share a NUMA node or a PCIe root.
+    Groups are NVLink islands, or without NVLink, GPUs that share a NUMA node or PCIe root.
     """
     groups = _groups(host)
     return [(index, index == group[0]) for group in groups for index in group]
@@ -263,7 +263,7 @@ def _short_facts(gpu: Gpu | None) -> str:
 
 
 def held_summary(gpu: Gpu, width: int) -> str:
-    """Who holds how many GiB: ``chat 43.1  anna 2.0``; what does not fit is counted."""
+    """Who holds how many GiB: ``chat 43.1  anna 2.0``; holders that do not fit are counted."""
     held = holdings(gpu)
     named = sorted([*held.ours.items(), *held.others.items()], key=lambda pair: -pair[1])
     named += [("unseen", held.unseen)] if held.unseen else []
@@ -309,14 +309,14 @@ def _inside(host: Host, group: Sequence[int]) -> str:
 
 
 LinkGroups = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
-"""Kinds of links, each with groups of GPUs."""
+"""Link kinds, each with groups of GPUs."""
 
 
 def link_groups(host: Host) -> LinkGroups | None:
-    """Kinds of links, nearest first, each with the groups of GPUs that it joins; None if that is ambiguous.
+    """Link kinds, closest first, each with the groups of GPUs that it connects; None if that is ambiguous.
 
-    It is unambiguous if all GPUs joined by a kind, or by nearer ones, reach each other that near: then ``NV4`` within
-    0,1 and 2,3 and ``SYS`` within 0-3 give the kind of every pair.
+    It is unambiguous if all GPUs connected by a kind, or by closer ones, reach each other at least that closely: then
+    ``NV4`` within 0,1 and 2,3 and ``SYS`` within 0-3 give the kind of every pair.
     """
     return _link_groups(tuple(sorted(gpu.index for gpu in host.gpus)), host.links)
 
@@ -340,7 +340,7 @@ def _link_groups(indices: tuple[int, ...], links: tuple[Link, ...]) -> LinkGroup
 
 
 def _joined(group_of: Mapping[int, tuple[int, ...]], pairs: Sequence[frozenset[int]]) -> dict[int, tuple[int, ...]]:
-    """Each GPU's group after joining these pairs too."""
+    """Each GPU's group after also joining these pairs."""
     joined = dict(group_of)
     for pair in pairs:
         one, other = (joined[index] for index in pair)
@@ -353,7 +353,7 @@ def _joined(group_of: Mapping[int, tuple[int, ...]], pairs: Sequence[frozenset[i
 def links_summary(host: Host) -> str | None:
     """All links in a few words: ``all-to-all NV18``, ``NV4 within 0,1 | 2,3 · SYS between them``.
 
-    None if a matrix is needed, empty for one GPU.
+    None if a matrix is needed, empty for a single GPU.
     """
     found = link_groups(host)
     if found is None:
@@ -395,6 +395,6 @@ LEGEND = (
 
 
 def legend(host: Host) -> list[str]:
-    """The meaning of the kinds in this host's matrix."""
+    """The meaning of the link kinds in this host's matrix."""
     shown = {"NV#" if nvlinks_in(link.kind) else link.kind for link in host.links}
     return [f"{kind} {words}" for kind, words in LEGEND if kind in shown]

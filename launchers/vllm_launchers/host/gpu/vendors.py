@@ -1,6 +1,7 @@
-"""Accelerators that are not NVIDIA's: recognized, so that users learn what this program can do with them.
+"""Non-NVIDIA accelerators: recognized, so that users learn what this program can do with them.
 
-Recognized by keywords in their names; on this machine by the kernel's list of PCI devices, without any vendor library.
+Recognized by keywords in their names, and on this machine by the kernel's list of PCI devices, without any vendor
+library.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x0
 
 
 class Vendor(msgspec.Struct, frozen=True):
-    """A vendor's accelerators. ``name`` is plural; ``build`` is vLLM's name for their build.
+    """A vendor's accelerators. ``name``: plural. ``build``: vLLM's name for their build.
 
-    ``devices`` is the environment variable that selects among them, empty if there is none.
+    ``devices``: the environment variable that selects among them; empty if there is none.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Vendor(msgspec.Struct, frozen=True):
     way: str
     devices: str
     words: str
-    """Matches the words of their names."""
+    """Regular expression for keywords in their names."""
 
     @property
     def sentence(self) -> str:
@@ -71,11 +72,11 @@ VENDORS = (
     ),
     Vendor("TPUs", "tpu", "vLLM's TPU build", "", r"tpu|tpus|tpu ?v\d\w*|trillium|ironwood"),
 )
-"""The first one with a keyword in a name is taken."""
+"""The first entry with a keyword in a name wins."""
 
 
 def vendor_of(name: str | None) -> Vendor | None:
-    """The vendor of a named accelerator, or None if it is NVIDIA's or unknown."""
+    """The vendor of a named accelerator; None if it is NVIDIA or unknown."""
     if not name or re.search(r"nvidia|geforce|quadro|tesla", name, re.IGNORECASE):
         return None
     words = name.replace("_", " ")
@@ -83,22 +84,22 @@ def vendor_of(name: str | None) -> Vendor | None:
 
 
 def vendor_of_build(build: str | None) -> Vendor | None:
-    """The accelerators that a vLLM was built for, or None for CUDA, the CPU and unknown builds."""
+    """The accelerators that a vLLM was built for; None for CUDA, the CPU and unknown builds."""
     return next((vendor for vendor in VENDORS if vendor.build == build), None)
 
 
 def vendors_here(devices: Path = _DEVICES, dev: Path = _DEV) -> tuple[Vendor, ...]:
     """Other vendors' accelerators in this machine, each vendor once.
 
-    Integrated graphics do not count: AMD's without a compute device (``/dev/kfd``), Intel's on bus 0. Beside an NVIDIA
-    GPU nothing is reported, since that one can be used.
+    Integrated graphics do not count: AMD's without a compute device (``/dev/kfd``), Intel's on bus 0. Nothing is
+    reported if there is an NVIDIA GPU, because that can be used.
     """
     found = set(_builds(devices, dev))
     return () if "cuda" in found else tuple(vendor for vendor in VENDORS if vendor.build in found)
 
 
 def no_driver(devices: Path = _DEVICES, dev: Path = _DEV) -> str:
-    """Why there are no GPUs to show without NVIDIA's driver: another vendor's are here, or none at all."""
+    """Why there are no GPUs to show without NVIDIA's driver: another vendor's GPUs, or none at all."""
     return "; ".join(vendor.sentence for vendor in vendors_here(devices, dev)) or NO_DRIVER
 
 

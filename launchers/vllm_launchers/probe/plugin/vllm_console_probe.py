@@ -1,17 +1,17 @@
-"""Records each engine step, first token and finished request of a vLLM server: numbers only, no text and no token.
+"""Records each engine step, first token and finished request of a vLLM server: numbers only, no text or tokens.
 
-vLLM loads `StatLogger` itself, by the entry point in the folder beside this file, into the process that serves the API.
-This file needs the standard library only (Python 3.9 or later), and nothing else of this program.
+vLLM itself loads `StatLogger`, through the entry point in the folder beside this file, into the process that serves the
+API. This file needs only the standard library (Python 3.9 or later) and nothing else of this program.
 
-What vLLM calls does next to nothing: it appends a tuple to a bounded queue, and counts what does not fit. A thread
-writes the queue every quarter of a second to the folder that the variable `FOLDER` names. Nothing that goes wrong here
-reaches vLLM; fields that a release does not have are recorded as unknown.
+What vLLM calls does almost nothing: it appends a tuple to a bounded queue, and counts what does not fit. Every quarter
+of a second, a thread writes the queue to the folder named by the variable `FOLDER`. No error here reaches vLLM; fields
+that a release lacks are recorded as unknown.
 
-The folder holds *segments* of one kind each (`LAYOUTS`): a header in JSON, then records of one size. A
-full segment is followed by a new one, and the oldest are deleted, so the folder is bounded (`KEPT`). Each process has
-segments of its own; a restart therefore continues in new ones. A reader ignores what follows the last whole
-record. Times are seconds of the monotonic clock: ``wall`` minus ``monotonic`` in the header turns them into Unix time.
-When somebody sets the machine's clock, a new segment begins.
+The folder holds *segments* of one kind each (`LAYOUTS`): a JSON header, then records of a fixed size. A full segment is
+followed by a new one, and the oldest are deleted, so the folder is bounded (`KEPT`). Each process has its own segments;
+a restart therefore continues in new ones. Readers ignore anything after the last whole record. Times are seconds of the
+monotonic clock: add ``wall`` minus ``monotonic`` from the header to get Unix time. When somebody sets the machine's
+clock, a new segment begins.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "VLLMCONSOLE_PROBE"
-"""The variable that names the folder to write to; without it, nothing is recorded."""
+"""Variable that names the folder to write to; if unset, nothing is recorded."""
 
 FORMAT = 1
 HEADER_BYTES = 512
 SEGMENT_BYTES = 4 << 20
 KEPT = {"steps": 28 << 20, "intervals": 8 << 20, "first_tokens": 8 << 20, "requests": 16 << 20, "resumed": 4 << 20}
-"""Bytes of each kind in a folder."""
+"""Maximum bytes of each kind in a folder."""
 MOST_SEGMENTS = 200
-"""Of each kind: a server that restarts often begins many."""
+"""Maximum segments of each kind: a server that restarts often begins many."""
 
 STEP_FIELDS = (
     "at", "engine", "running", "waiting", "kv_usage", "evictions", "cache_queries", "cache_hits", "prompt_tokens",
@@ -47,50 +47,50 @@ STEP_FIELDS = (
     "context_tokens", "generation_requests", "dropped",
 )  # fmt: skip
 STEP = struct.Struct("<dhiifiqqiiiiffiiiq")
-"""One engine step. -1 is unknown. ``intervals`` counts the inter-token intervals that ended in it. ``dropped`` is how
-many records this process has lost so far."""
+"""One engine step; -1 means unknown. ``intervals``: number of inter-token intervals that ended in it. ``dropped``:
+number of records that this process has lost so far."""
 
 REQUEST_FIELDS = (
     "id", "arrived_at", "finished_at", "engine", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds",
     "prefill_seconds", "decode_seconds", "e2e_seconds", "preemptions", "finish_reason", "dropped",
 )  # fmt: skip
 REQUEST = struct.Struct("<64sddhiiiddddi12sq")
-"""One finished request, with the times that vLLM reports."""
+"""One finished request, with the times reported by vLLM."""
 
 FIRST_TOKEN_FIELDS = ("at", "engine", "seconds", "dropped")
 FIRST_TOKEN = struct.Struct("<dhdq")
-"""One request's first token, and how long after its arrival that came: a request that has one may run for long."""
+"""Time of one request's first token, and seconds since its arrival; recorded early, because a request may run long."""
 
 INTERVAL_FIELDS = ("at", "engine", "seconds", "times", "dropped")
 INTERVAL = struct.Struct("<dhfiq")
-"""An inter-token interval of a step whose intervals differ, and how many of them there were: requests of a batch get
-their tokens together, but one that was preempted waited for longer. A step of more than `MOST_DISTINCT` has none."""
+"""An inter-token interval of a step whose intervals differ, and its count: requests of a batch get their tokens
+together, but a preempted one waited longer. Not recorded for a step with more than `MOST_DISTINCT` different ones."""
 
 MOST_DISTINCT = 16
 
 RESUMED_FIELDS = ("at", "engine", "requests", "tokens", "cached_tokens", "dropped")
 RESUMED = struct.Struct("<dhiqqq")
-"""Requests that were preempted before and are admitted again in a step: of the ``tokens`` that they looked up in the
-prefix cache, prompt and output so far, ``cached_tokens`` were still there. A step without such requests has none."""
+"""Previously preempted requests that a step resumed: of the ``tokens`` that they looked up in the prefix cache (prompt
+and output so far), ``cached_tokens`` were still there. Not recorded for a step without such requests."""
 
 LAYOUTS = {"steps": STEP, "intervals": INTERVAL, "first_tokens": FIRST_TOKEN, "requests": REQUEST, "resumed": RESUMED}
 
 FLUSH_SECONDS = 0.25
 RETRY_SECONDS = 1.0
-"""How long to wait after an error before another segment is begun."""
+"""Wait after an error before beginning another segment."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors after which the segment is continued."""
+"""Errors after which writing continues in the same segment."""
 CLOCK_SECONDS = 0.1
-"""The clock was set if it has moved by more than this against the monotonic one."""
+"""The clock was set if it has moved by more than this relative to the monotonic one."""
 MOST_WAITING = 20_000
-"""Records in memory, more than a minute of them at full load."""
+"""Maximum records in memory: more than a minute at full load."""
 
 Row = tuple[Any, ...]
 """The fields of a record, without ``dropped``."""
 
 
 class Segments:
-    """The segments of one kind that this process writes. Raises nothing: what can't be written is lost, and counted."""
+    """This process's segments of one kind. Never raises: records that can't be written are lost and counted."""
 
     def __init__(self, folder: Path, kind: str, about: dict[str, Any]) -> None:
         self._folder, self._kind, self._about = folder, kind, about
@@ -109,7 +109,7 @@ class Segments:
                     break
                 room = max(1, (SEGMENT_BYTES - self._end) // self._size)
                 part = b"".join(records[written : written + room])
-                # At a position: half a record that a full disk left behind is written over.
+                # Write at a position, to overwrite half a record that a full disk left behind.
                 whole = os.pwrite(self._file, part, self._end) // self._size
                 self._end += whole * self._size
                 written += whole
@@ -130,7 +130,7 @@ class Segments:
         self._file = -1
 
     def _usable(self) -> bool:
-        """Whether the open segment has room, is still in the folder, and has the clock that it was begun with."""
+        """Whether the open segment has room, is still in the folder, and was begun with the current clock."""
         if self._file < 0 or self._end + self._size > SEGMENT_BYTES:
             return False
         moved = abs(time.time() - time.monotonic() - self._offset)
@@ -140,13 +140,13 @@ class Segments:
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _open(self) -> bool:
-        """Begin a segment, and delete the oldest ones that are too many; False while it is too early to try again."""
+        """Begin a segment and delete the oldest excess ones; False if it is too early to retry."""
         if time.monotonic() < self._retry_at:
             return False
         self.close()
         if not self._folder.is_dir():
-            self._folder.mkdir(mode=0o700)  # in the folder of its server; without that nothing is recorded any more
-            self._folder.chmod(0o700)  # whatever the umask
+            self._folder.mkdir(mode=0o700)  # in its server's folder: if that is gone, nothing is recorded any more
+            self._folder.chmod(0o700)  # regardless of the umask
         self._prune()
         path = self._folder / f"{self._kind}-{time.time_ns():020d}-{os.getpid()}.bin"
         wall, monotonic = time.time(), time.monotonic()
@@ -170,7 +170,7 @@ class Segments:
         return True
 
     def _prune(self) -> None:
-        """Make room for one more segment: of those that are too much, delete the ones written to longest ago."""
+        """Make room for one more segment by deleting the least recently written ones."""
         found = []
         for path in self._folder.glob(self._kind + "-*.bin"):
             with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ class Segments:
 
 
 class Recorder:
-    """A bounded queue of records, and the thread that writes them. `add` may be called from one thread."""
+    """A bounded queue of records, and the thread that writes them. `add` may be called from one thread only."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self._waiting: collections.deque[tuple[str, Row]] = collections.deque()
@@ -197,15 +197,15 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """How many records were lost: the queue was full, the disk was, or a value did not fit."""
+        """Number of lost records: the queue or disk was full, or a value did not fit."""
         return self._refused + self._lost
 
     def drop(self) -> None:
-        """Count a record that could not be made."""
+        """Count a record that could not be created."""
         self._refused += 1
 
     def add(self, kind: str, row: Row) -> None:
-        """Queue the fields of a record, ``dropped`` left out."""
+        """Queue the fields of a record, without ``dropped``."""
         if len(self._waiting) >= MOST_WAITING:
             self._refused += 1
             return
@@ -217,7 +217,7 @@ class Recorder:
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write the queue and end the thread."""
         self._end.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
@@ -235,7 +235,7 @@ class Recorder:
                 return
 
     def flush(self) -> None:
-        """Write what waits, as the thread does."""
+        """Write the queue; called by the thread."""
         records: dict[str, list[bytes]] = {kind: [] for kind in LAYOUTS}
         for _ in range(len(self._waiting)):
             kind, row = self._waiting.popleft()
@@ -249,13 +249,13 @@ class Recorder:
 
 
 class Probe:
-    """Makes records of what vLLM reports of one engine."""
+    """Turns vLLM's reports about one engine into records."""
 
     def __init__(self, recorder: Recorder, engine: int = 0, *, evictions: bool = False) -> None:
         self._recorder, self._engine, self._evictions = recorder, engine, evictions
 
     def record(self, scheduler: Any, iteration: Any) -> None:
-        """Queue a step, and the requests that had their first token or ended in it. Raises nothing."""
+        """Queue a step, and the requests that got their first token or finished in it. Never raises."""
         try:
             now = time.monotonic()
             self._recorder.add("steps", self._step(now, scheduler, iteration))
@@ -284,7 +284,7 @@ class Probe:
             len(getattr(scheduler, "kv_cache_eviction_events", ())) if self._evictions else -1,
             getattr(cache, "queries", -1),
             getattr(cache, "hits", -1),
-            # None is a step without any output, such as one of prefill alone.
+            # None means a step without output, such as one that only prefills.
             0 if iteration is None else getattr(iteration, "num_prompt_tokens", -1),
             0 if iteration is None else getattr(iteration, "num_generation_tokens", -1),
             0 if iteration is None else getattr(iteration, "num_preempted_reqs", -1),
@@ -297,7 +297,7 @@ class Probe:
         )
 
     def _add_resumed(self, now: float, scheduler: Any) -> None:
-        """Queue what the requests found that a step resumed."""
+        """Queue what resumed requests found in the prefix cache."""
         cache: Any = getattr(scheduler, "prefix_cache_stats", None)
         requests = getattr(cache, "preempted_requests", 0)
         if requests > 0:
@@ -305,7 +305,7 @@ class Probe:
             self._recorder.add("resumed", row)
 
     def _add_intervals(self, now: float, iteration: Any) -> None:
-        """Queue the intervals that `STEP` does not contain: those of a step of more than two, if they differ."""
+        """Queue the intervals that `STEP` does not contain: those of a step with more than two, if they differ."""
         intervals: Sequence[float] = getattr(iteration, "inter_token_latencies_iter", None) or ()
         if len(intervals) > 2 and intervals.count(intervals[0]) < len(intervals):
             counted = collections.Counter(intervals)
@@ -335,7 +335,7 @@ _recorders: dict[str, Recorder] = {}
 
 
 def recorder_for(folder: str, version: str) -> Recorder:
-    """This process's recorder of a folder: several engines share it, so that the folder stays bounded."""
+    """This process's recorder for a folder; several engines share it, so that the folder stays bounded."""
     if folder not in _recorders:
         _recorders[folder] = Recorder(Path(folder), {"vllm": version})
     return _recorders[folder]
@@ -351,10 +351,10 @@ def _probe(config: Any, engine: Any) -> Probe | None:
 
 
 def _made_for(base: type) -> type:
-    """The class that vLLM asks for: it must be a subclass of vLLM's own, or vLLM does not start."""
+    """Create the class that vLLM asks for: vLLM does not start unless it is a subclass of its own."""
 
     class StatLogger(base):  # type: ignore[misc]
-        """What vLLM calls after each step of an engine."""
+        """Called by vLLM after each step of an engine."""
 
         def __init__(self, vllm_config: Any = None, engine_index: Any = 0, *_: Any, **__: Any) -> None:
             self._probe: Probe | None = None
@@ -370,12 +370,12 @@ def _made_for(base: type) -> type:
         def log_engine_initialized(self, *_: Any, **__: Any) -> None:
             """Nothing to do."""
 
-    StatLogger.__abstractmethods__ = frozenset()  # a method that a later release wants is none that is needed here
+    StatLogger.__abstractmethods__ = frozenset()  # methods that a later release requires are not needed here
     return StatLogger
 
 
 def __getattr__(name: str) -> Any:
-    """`StatLogger`, made when vLLM asks for it: importing this file must not import vLLM."""
+    """Create `StatLogger` when vLLM asks for it, because importing this file must not import vLLM."""
     if name == "StatLogger":
         made = globals()[name] = _made_for(importlib.import_module("vllm.v1.metrics.loggers").StatLoggerBase)
         return made
