@@ -1,1 +1,1 @@
-"""The Textual app. Only here is textual imported."""
+"""The Textual app. Only this package imports Textual."""

@@ -1,5 +1,4 @@
-"""The single registry of user actions. Key bindings, commands, help, the footer and docs/keys.md are generated from
-it."""
+"""The single registry of user actions: the source of key bindings, commands, help, the footer and docs/keys.md."""
 
 from __future__ import annotations
 

@@ -244,8 +244,7 @@ class ConsoleApp(App[None]):
             signal.signal(number, signal.SIG_DFL)
 
     def _end_now(self, _number: int, _frame: object) -> None:
-        """Force the exit of a console that missed its deadline, and restore the terminal. Servers and recorders keep
-        running."""
+        """Force the exit after the deadline, and restore the terminal. Servers and recorders keep running."""
         try:
             if self._driver is not None:
                 self._driver.stop_application_mode()
@@ -268,8 +267,7 @@ class ConsoleApp(App[None]):
         self.say(f"{key_of('quit')} quits; {outcome}.", WARN)
 
     def _fatal_error(self) -> None:
-        """Exit after an unexpected exception without Textual's traceback, which prints all variables, secrets
-        included."""
+        """Exit after an unexpected exception. Textual's own traceback prints all variables, including secrets."""
         self._close_messages_no_wait()
 
     @property
@@ -295,7 +293,7 @@ class ConsoleApp(App[None]):
     # -- polling ---------------------------------------------------------------------------------------------------
 
     async def _poll_forever(self) -> None:
-        """Poll once per refresh interval, never twice at once; a pause or a changed rate takes effect at once."""
+        """Poll once per refresh interval, one poll at a time. A pause or a new rate takes effect immediately."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -369,7 +367,7 @@ class ConsoleApp(App[None]):
         self._reported_trouble = trouble
 
     def _ring(self, data: bytes) -> None:
-        """Write to the terminal between two frames; from any thread."""
+        """Write to the terminal between two frames. Callable from any thread."""
         if self._driver is None:  # the first snapshot may arrive before the driver exists
             self.call_later(self._ring, data)
         elif not self.is_headless:
@@ -395,7 +393,7 @@ class ConsoleApp(App[None]):
             self.operations.draw_header()
 
     def action_pause(self) -> None:
-        """Stop polling, or resume."""
+        """Pause or resume polling."""
         paused = not self.polling.paused
         self._set_polling(paused=paused, resuming=not paused, hanging=None)
         self._wake.set()
@@ -510,18 +508,17 @@ class ConsoleApp(App[None]):
 
     @property
     def message(self) -> tuple[str, Style | None] | None:
-        """The message shown, if any."""
+        """The message being shown, if any."""
         shown = self.messages.shown
         return (shown.text, shown.style) if shown is not None else None
 
     def say(
         self, text: str, style: Style | None = None, server: str = "", *, about: str = "", outage: bool = False
     ) -> None:
-        """Show a sentence in the message line for a while; errors stay longer. Other screens also show problems as a
-        toast.
+        """Show a sentence in the message line for a while; errors stay longer. Other screens show problems as a toast.
 
         ``server`` is the server whose event this is, if any; an ``outage`` is shown until that server is ready.
-        ``about`` is the server that a problem is about, if that is not the selected one.
+        ``about`` is the server of a problem, if that is not the selected one.
         """
         self.messages.say(text, style, server, about=about, outage=outage)
         self._expire_message_later()

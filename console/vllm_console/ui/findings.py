@@ -79,8 +79,7 @@ def findings_of(server: ServerView) -> tuple[ServerFinding, ...]:
 
 
 def unjudged(server: ServerView) -> str:
-    """``KV cache 99% (limit 85%): a finding if …`` while usage exceeds its objective but is no finding yet; else
-    empty."""
+    """``KV cache 99% (limit 85%): a finding if …`` while usage exceeds its objective but is no finding; else empty."""
     usage = server.window.kv_cache_usage_max if server.window is not None else None
     objective = server.objectives.kv_cache_usage if server.objectives is not None else None
     known = worst_sign(server) is not None

@@ -19,8 +19,7 @@ _TEXT = lazy_pattern(
     r"(?P<text>[^<]*[\u2801-\u28ff][^<]*)</text>"
 )
 _CELL_WIDTH, _CELL_HEIGHT, _ASCENT = 12.2, 24.4, 20.0
-"""Width and height of a character cell in Textual's SVG, and the distance from its top to the baseline, in SVG
-units."""
+"""Width and height of a character cell in Textual's SVG, and the distance from its top to the baseline."""
 
 _DOTS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3))
 """Column and row of each bit of a braille character, lowest bit first (Unicode, braille patterns)."""

@@ -241,8 +241,7 @@ def to_ascii(text: str) -> str:
 
 
 def wants_ascii(environment: Mapping[str, str]) -> bool:
-    """Whether the environment says that the terminal can't show Unicode (``TERM``, ``LC_ALL``, ``LC_CTYPE``,
-    ``LANG``)."""
+    """Whether ``TERM``, ``LC_ALL``, ``LC_CTYPE`` or ``LANG`` says that the terminal can't show Unicode."""
     locale = next((environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(name)), "")
     if environment.get("TERM") == "linux":  # the kernel console's font has 512 glyphs, none of them braille
         return True

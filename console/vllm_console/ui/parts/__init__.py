@@ -1,1 +1,1 @@
-"""Parts that screens own: plain objects with explicit collaborators, and pure models of what is edited."""
+"""Helpers owned by screens: plain objects with explicit collaborators, and pure models of edited data."""

@@ -36,11 +36,8 @@ DAY_SECONDS = 86_400.0
 
 
 class _Report(msgspec.Struct):
-    """The report on a server's newest generation.
-
-    ``requested_at`` and ``judged_at`` (Unix seconds) are the times of the last comparison and the first verdict.
-    ``done``: there is nothing to report.
-    """
+    """The report on a server's newest generation: when its comparison was requested and when it had a verdict (Unix
+    seconds). ``done``: there is nothing to report."""
 
     generation: int
     found: Comparison | None = None
@@ -84,8 +81,7 @@ class ChangeReport:
         return report is not None and report.judged_at is not None
 
     def awaited(self, server: ServerView) -> str:
-        """What to wait for, e.g. ``Wait about 2m20s for a verdict above``; empty if there is a verdict or nothing to
-        report."""
+        """What to wait for, e.g. ``Wait about 2m20s for a verdict above``; empty if there is nothing to wait for."""
         report = self._by_server.get(server.name)
         if self.judged(server) or (report is not None and report.done):
             return ""

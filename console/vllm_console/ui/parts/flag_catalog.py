@@ -1,5 +1,4 @@
-"""Information about flags: all flags of a vLLM version, or the common ones; these come first and have short meanings.
-Pure."""
+"""Facts about all flags of a vLLM version, or the common ones, which come first with short meanings. Pure."""
 
 from __future__ import annotations
 
@@ -113,7 +112,7 @@ class FlagCatalog:
         return next(iter(near), None)
 
     def no_match(self, text: str) -> str:
-        """The message where a search finds nothing: where a flag went, or which one is written most alike."""
+        """Message for a search without matches: what replaced the flag, or the closest name."""
         name = text.partition("=")[0].strip().lstrip("-").replace("_", "-")
         if self.table is not None and name in REMOVED_FLAGS:
             return self.unknown(name)

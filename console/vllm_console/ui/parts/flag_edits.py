@@ -53,7 +53,7 @@ class FlagEdits(msgspec.Struct):
 
     @property
     def changes(self) -> Changes:
-        """The edits as a difference of flags."""
+        """The edits as flag changes."""
         return Changes(
             set={name: value for name, value in self.edits.items() if value is not None},
             unset=tuple(name for name, value in self.edits.items() if value is None),

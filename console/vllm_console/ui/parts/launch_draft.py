@@ -109,8 +109,7 @@ class LaunchDraft:
 
     @property
     def names(self) -> list[str]:
-        """Everything that can be set, in display order: fields, flags of the preset and the user, then planned
-        flags."""
+        """Everything that can be set, in display order: fields, flags of preset and user, then planned flags."""
         mine = [*self.shown, *self.edits.names()]
         chosen = [choice.flag for choice in self.choices.values() if choice.value is not None]
         left = [choice.flag for choice in self.choices.values() if choice.value is None]

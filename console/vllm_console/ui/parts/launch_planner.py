@@ -115,8 +115,7 @@ class LaunchPlanner:
     def _ask(
         self, request: LaunchRequest, table: FlagTable | None, before: Plan | None
     ) -> tuple[Plan, FlagTable | None, str]:
-        """Return the plan, its engine's flags, and the server's name. Flags are reread until they come from the
-        installation."""
+        """The plan, its engine's flags (reread until they come from the installation), and the server's name."""
         plan = self._fleet.plan(request)
         known = table is not None and table.source == "installation"
         if not known or before is None or before.engine != plan.engine:

@@ -167,8 +167,7 @@ class Messages:
         return message
 
     def _said_already(self, message: Message) -> Message | None:
-        """A recent message with the same text, if one of the two is a server's event and the other an answer to a
-        key."""
+        """A recent message with this text, if exactly one of the two is a server's event, the other an answer."""
         for kept in reversed(self._kept):
             if message.at - kept.at > SAME_SECONDS:
                 return None

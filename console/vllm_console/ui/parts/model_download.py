@@ -27,8 +27,7 @@ REDRAW_SECONDS = 0.5
 
 
 class ModelDownloads:
-    """Manages one download at a time. ``say`` shows a message, ``redraw`` the screen; ``done`` is called after
-    success."""
+    """One download at a time. ``say`` shows a message, ``redraw`` the screen; ``done`` is called after success."""
 
     def __init__(
         self,

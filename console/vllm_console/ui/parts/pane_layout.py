@@ -112,8 +112,7 @@ def _focus(area: Region, large: str) -> Arrangement:
 
 
 def _overview(area: Region, shown: LayoutInputs) -> dict[str, Region]:
-    """Three panes on top, throughput and the log at the bottom, GPUs between if there is room; on small screens, as
-    many as fit."""
+    """Three panes, the GPUs if there is room, then throughput and the log; on small screens what fits."""
     if area.width >= 3 * COLUMN + 2 and area.height >= 2 * SMALLEST_PANE:
         gpus = min(shown.gpu_rows, area.height // 3) if area.height >= GPU_ROWS else 0
         top, middle, low = _rows(area, ((area.height - gpus + 1) // 2, gpus, (area.height - gpus) // 2))

@@ -1,5 +1,4 @@
-"""Verbs on servers: restart, stop, remove, switch, load. Confirms them, runs them in a thread and reports the
-outcome."""
+"""Verbs on servers: restart, stop, remove, switch, load. Asks first, runs them in a thread, reports the outcome."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ class VerbsInProgress:
         self._by_server.pop(name, None)
 
     def on(self, server: ServerView, *, to_stop: bool = False) -> RunningVerb | None:
-        """The verb in progress on a server. With ``to_stop``, a restart that is still stopping doesn't count: stop is
-        allowed."""
+        """The verb in progress on a server. With ``to_stop``, ignores a restart that is still stopping."""
         found = self._by_server.get(server.name)
         if found is None or (to_stop and _stopping_to_start(found, server)):
             return None
@@ -262,8 +260,7 @@ class ServerVerbs:
         return self.alone(self.own(server))
 
     def alone(self, server: ServerView | None) -> ServerView | None:
-        """Return the server unless it is one node of a multi-node server, which can't be restarted alone; report
-        that."""
+        """Return the server; report and return None for a node of several, which can't be restarted alone."""
         if server is not None and server.node:
             self._console.say(f"{node_alone(server.name, server.node)}.", WARN, about=server.name)
             return None
@@ -541,8 +538,7 @@ class ServerVerbs:
         )
 
     def switch_pair(self, selected: ServerView | None, snapshot: FleetSnapshot | None) -> None:
-        """Put a server to sleep or wake it up, after confirmation; in a standby pair, the other server gets its
-        GPUs."""
+        """Put a server to sleep or wake it up, after confirmation; in a standby pair, the other gets its GPUs."""
         server = self.idle(selected)
         if server is None:
             return
@@ -661,8 +657,7 @@ class ServerVerbs:
         done: Callable[[T], str],
         refused: Callable[[OperationError], bool] | None = None,
     ) -> None:
-        """Run a verb on a server. ``refused`` reports a plan that won't start, or returns False to leave that to the
-        app."""
+        """Run a verb on a server. ``refused`` reports a plan that won't start, or returns False if the app should."""
         self.in_progress.begin(server, verb)
 
         def accepted(result: T) -> str:
@@ -714,8 +709,7 @@ class ServerVerbs:
         late: bool = False,
         other: DialogAnswer | None = None,
     ) -> Confirm:
-        """Ask for confirmation; ``then`` is called after a yes. ``late``: the dialog pops up unasked, so enter doesn't
-        answer it."""
+        """Ask a question; ``then`` is called after a yes. ``late``: it opens unasked, so enter doesn't confirm."""
         from vllm_console.ui.screens.dialogs import Confirm  # not needed for the first frame
 
         def answered(answer: bool | None) -> None:

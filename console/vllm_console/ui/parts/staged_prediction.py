@@ -60,7 +60,7 @@ class _Answer(msgspec.Struct, frozen=True):
     found: PredictedChange | None
     problem: str
     at: float
-    """Seconds of the monotonic clock."""
+    """Monotonic seconds."""
 
     @property
     def age(self) -> float:

@@ -1,1 +1,1 @@
-"""Screens, each with its stylesheet beside it."""
+"""Screens and their stylesheets."""

@@ -487,8 +487,7 @@ def _first_lines(width: int) -> list[Strip]:
 def waiting_text(server: ServerView | None, sent_at: float, now: float) -> str:
     """How long a request has waited for its first token, and the maximum number of requests ahead of it, if known.
 
-    vLLM reports how many requests wait, but not their order. If more than one waits, this one is assumed to be among
-    them.
+    vLLM reports how many requests wait, but not in which order. This one is assumed to be among them.
     """
     waited = now - sent_at
     text = f"waiting {duration(waited)} for the first token" if waited >= 1 else "…"

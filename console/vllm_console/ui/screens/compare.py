@@ -1,5 +1,4 @@
-"""Comparison of two runs of a server: the verdict on a flag change first, then the figures. Any two runs can be
-chosen."""
+"""The comparison screen: whether a flag change helped, then the figures. Any two runs of a server can be chosen."""
 
 from __future__ import annotations
 

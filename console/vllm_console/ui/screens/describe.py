@@ -108,10 +108,7 @@ def serves_adapters(server: ServerView) -> bool:
 def describe_lines(
     server: ServerView, now: float, width: int, runs: Sequence[Run] = (), adapters: Adapters | None = None
 ) -> list[Strip]:
-    """Tables of facts, command, flags with reasons, changes since the previous generation, start-ups and workload.
-
-    ``runs``, newest first, adds a comparison of start-ups.
-    """
+    """Tables of facts, command, flags, changes, start-ups (including earlier ``runs``, newest first), and workload."""
     top = _beside(server, now, width)
     parts = [
         top or _facts(server, now, width),

@@ -245,12 +245,11 @@ def choose(
 
 
 class LineDialog(Dialog[None]):
-    """Shows lines and reads one. It stays open, keeping the input, until the line has been carried out or the user
-    leaves.
+    """Shows lines and reads one. Stays open, keeping the input, until the line has been carried out or the user leaves.
 
     ``content`` returns the lines for a width and height in cells. ``take`` gets the input: it raises `UsageError` if it
-    can't be parsed, and calls `done` or `refuse` when the outcome is known. ``enter`` labels the enter key;
-    ``placeholder`` shows what may be typed.
+    can't be parsed, and calls `done` or `refuse` when the outcome is known. ``enter`` labels the key, ``placeholder``
+    the input.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", show=False)]

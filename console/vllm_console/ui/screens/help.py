@@ -64,10 +64,7 @@ class HelpScreen(ReaderScreen):
     def __init__(
         self, read_only: bool = False, *, demo: bool = False, scope: str = "", now: Applying | None = None
     ) -> None:
-        """``scope`` is the scope of the calling screen: its keys come first.
-
-        ``now`` is a heading with the actions available there now; they come even before those keys.
-        """
+        """Put the actions available ``now`` first, then the keys of the calling screen, whose scope is ``scope``."""
         self._read_only, self._demo = read_only, demo
         self._wanted = ""
         self._entry = Entry(id="help-input")

@@ -112,12 +112,11 @@ PREDICTION_WIDTH = 160
 """Maximum width of a predicted effect on the findings screen, where it wraps."""
 
 SHORT = 20
-"""Screens lower than this are short of rows."""
+"""Screen height below which rows are scarce."""
 
 
 class OperationsScreen(PartialRepaintScreen):
-    """Shows the newest snapshot. Its keys are in the action registry; its helper objects stage, evaluate, act and
-    compare."""
+    """Shows the newest snapshot. Its keys are in the action registry; helper objects do the work."""
 
     SCOPE = "operations"
     AUTO_FOCUS = ""
@@ -291,8 +290,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def wanted_time(self) -> TimeView:
-        """What the next snapshot should contain: the time, the GPU whose charts are visible, and requests if
-        visible."""
+        """What the next snapshot should contain: the time, the GPU with visible charts, and requests if visible."""
         in_sight = self._arrangement.regions if self._arrangement is not None else ()
         view = replace(self.time.view, requests=REQUESTS in in_sight)
         if not self._gpus.display:
@@ -501,8 +499,7 @@ class OperationsScreen(PartialRepaintScreen):
         return line()
 
     def _fit_stands_below(self, server: ServerView, state: StagedState) -> bool:
-        """Whether the plan's verdict goes next to the staged changes because a finding and a change report fill both
-        rows."""
+        """Whether the verdict goes next to the staged changes, as a finding and a change report fill both rows."""
         snapshot, size = self.console.snapshot, self.app.size
         if state.verdict is None or snapshot is None or server.moment is not None or preparing(server):
             return False
@@ -557,8 +554,7 @@ class OperationsScreen(PartialRepaintScreen):
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
 
     def _table_entries(self, snapshot: FleetSnapshot) -> int:
-        """Rows the table can use. While a filter is being typed they stay the same, so that nothing moves with each
-        key."""
+        """Rows the table can use; constant while a filter is typed, so that nothing moves with each key."""
         matching = self.servers if self._filter and not self._filter_line.display else ()
         if matching:
             return len(entries_of(matching, self._expanded))
@@ -917,8 +913,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.redraw()
 
     def action_clear(self) -> None:
-        """Undo one thing: dismiss an error, close the filter field, drop staged changes, the filter, marks, or the
-        large pane."""
+        """Undo one thing: an error, the filter field, staged changes, the filter, marks, or the large pane."""
         server = self.selected
         read = self.console.messages.unseen_error
         self.console.messages_seen()
@@ -1099,8 +1094,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.app.push_screen(FlagsScreen(server, staged, self.console.fleet, traffic), take)
 
     def action_stage_traffic(self) -> None:
-        """Open the flag editor with suggestions from the measured traffic; report it if there was too little
-        traffic."""
+        """Open the flag editor with suggestions from measured traffic, or report that there was too little."""
         server = self.verbs.tunable(self.live)
         if server is None:
             return
