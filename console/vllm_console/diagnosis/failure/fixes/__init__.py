@@ -1,4 +1,4 @@
-"""What to change after a failure, derived from the figures in the log: the best fix first. Pure."""
+"""What to change after a failure, derived from the figures in the log, best fix first. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIXES: Mapping[Cause, Callable[[Case], tuple[Fix, ...]]] = {
 }
 
 _OUT_OF_MEMORY = frozenset({Cause.WEIGHTS_DO_NOT_FIT, Cause.OOM_RUNTIME, Cause.OOM_GRAPH_CAPTURE})
-"""Memory that others hold may be what was missing."""
+"""Causes where memory held by other processes may be what was missing."""
 
 _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.LIBRARY_SYMBOL: environment.library_symbol,

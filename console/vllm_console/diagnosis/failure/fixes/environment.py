@@ -1,4 +1,4 @@
-"""Fixes outside of vLLM's flags: ports, files, accounts, drivers, links."""
+"""Fixes other than vLLM's flags: ports, files, accounts, drivers, links."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def nccl(case: Case) -> tuple[Fix, ...]:
 
 
 def engine_died(case: Case) -> tuple[Fix, ...]:
-    """It was ended externally, or hung."""
+    """The engine was ended externally, or hung."""
     if "timed out" in case.text:
         hung = "A worker hung: check with nvidia-smi whether a GPU is stuck at 100% or lost, then start again."
         longer = "waits longer, where a step really takes that long."
@@ -67,7 +67,7 @@ def engine_died(case: Case) -> tuple[Fix, ...]:
 
 
 def killed() -> tuple[Fix, ...]:
-    """Find out whether the kernel did it."""
+    """Find out whether the kernel killed it."""
     return (
         _advice("Check 'dmesg | grep -i kill': if the kernel killed it, the machine's memory ran out, not the GPU's."),
         _advice("Start it again; --restart on-failure does so automatically."),
@@ -75,7 +75,7 @@ def killed() -> tuple[Fix, ...]:
 
 
 def _variable(case: Case, name: str, value: int, what_for: str) -> tuple[Fix, ...]:
-    """Advice to set a variable, if the log's vLLM reads it; if that is unknown, with the first version that does."""
+    """Advice to set a variable, if the log's vLLM reads it; for an unknown version, with the first one that does."""
     from vllm_launchers.vllm.flags.releases import parse_release, variable_releases
 
     span = variable_releases(name)
@@ -91,7 +91,7 @@ def _variable(case: Case, name: str, value: int, what_for: str) -> tuple[Fix, ..
 
 
 def not_ready_in_time(case: Case) -> tuple[Fix, ...]:
-    """Allow more time, or make the start need less."""
+    """Allow more time, or make the start faster."""
     found = _WAITED.search(case.text)
     longer = max(1800, 3 * int(found["seconds"])) if found else 1800
     waits = "lets the API server wait longer for the engine."
@@ -100,7 +100,7 @@ def not_ready_in_time(case: Case) -> tuple[Fix, ...]:
 
 
 def node_address(case: Case) -> tuple[Fix, ...]:
-    """Name what this machine has."""
+    """Use an interface or address that this machine has."""
     found = _LOCAL.search(case.text)
     given = f", not to {found['name'] or found['ip'].strip('[]')}" if found else ""
     wanted = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to an interface"
@@ -113,7 +113,7 @@ def node_address(case: Case) -> tuple[Fix, ...]:
 
 
 def master_port(case: Case) -> tuple[Fix, ...]:
-    """Another port, or end what has it."""
+    """Use another port, or end the process that has it."""
     found = _LISTENS.search(case.text)
     port = found["port"] if found else "29501"
     left = "A rank that an earlier start left may have it: 'vllm-console leftovers'."
@@ -171,7 +171,7 @@ def peer_gone(_case: Case) -> tuple[Fix, ...]:
 
 
 def peer_unreachable(_case: Case) -> tuple[Fix, ...]:
-    """See whether the other machine runs, and is reached."""
+    """Check whether the other machine is running and reachable."""
     return (
         _advice("Check that the other machine runs, and the network between the two."),
         _advice("Then start all nodes again: none rejoins on its own."),
@@ -243,7 +243,7 @@ _IN_MAIN_MEMORY = ("swap-space", "cpu-offload-gb", "kv-offloading-size")
 
 
 def _flags_of(case: Case, names: tuple[str, ...]) -> list[str]:
-    """The flags that the log's vLLM accepts; if unknown, those of the newest release."""
+    """Those of the flags that the log's vLLM accepts; if its version is unknown, the newest release's."""
     from vllm_launchers.vllm.flags.releases import RELEASES, UnknownReleaseError, release_table
 
     try:

@@ -19,13 +19,13 @@ from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.release_defaults import online_fp8
 
 LOWEST_UTILIZATION = 0.3
-"""Below this share of a GPU nothing useful runs: use another GPU instead."""
+"""Below this fraction of a GPU, nothing useful runs: use another GPU instead."""
 
 FP8_WEIGHTS_FROM = 7.5
-"""Compute capability below which no kernel reads weights in FP8 (Marlin does, without computing in FP8)."""
+"""Compute capability below which no kernel reads FP8 weights (Marlin does, without computing in FP8)."""
 
 WEIGHTS_SHARE = 0.85
-"""Share of a GPU's memory; the rest is for activations and at least a small KV cache."""
+"""Fraction of a GPU's memory for weights; the rest is for activations and at least a small KV cache."""
 
 MOST_GPUS = 64
 
@@ -64,19 +64,21 @@ _CPU_CACHE = (
     "memory has to be free. Or free main memory."
 )
 LEAST_HELD_SHARE = 0.05
-"""Of a GPU's memory; what a desktop takes is not what a server fails for."""
+"""Fraction of a GPU's memory below which other processes are ignored: a desktop's share is not why a server fails."""
 
 UNTOLD_GIB = 1.0
-"""What a process may hold besides what it is listed with."""
+"""How much a process may hold beyond what it is listed with."""
 
 NOT_ENOUGH = "not enough alone"
 
 LARGEST_GPU_GIB = 288.0
-"""Where the GPU is not known: more memory than any has."""
+"""For an unknown GPU: more memory than any GPU has."""
 
 
 class HeldByOthers(msgspec.Struct, frozen=True):
-    """What other processes hold of the GPU, by PyTorch's message. ``sure``: none of them can be the server's own."""
+    """GPU memory held by other processes, from PyTorch's message. ``sure`` means that none of them can be the server's
+    own.
+    """
 
     pids: tuple[str, ...]
     gib: float
@@ -95,9 +97,9 @@ class HeldByOthers(msgspec.Struct, frozen=True):
 
 
 def held_by_others(text: str) -> HeldByOthers | None:
-    """What others hold of the GPU, where the message of running out of memory lists them and it is much.
+    """GPU memory held by others, if an out-of-memory message lists them and it is a significant amount.
 
-    The failing process is listed as "this process", but by its number where it cannot tell its own (in a container).
+    The failing process is listed as "this process", or by PID if it cannot identify itself (in a container).
     """
     found, holders = _IN_USE.search(text), list(_HOLDER.finditer(text))
     if found is None or not holders or float(found["total"]) <= 0:
@@ -112,7 +114,7 @@ def held_by_others(text: str) -> HeldByOthers | None:
 
 
 def freed_by_others(case: Case) -> tuple[Fix, ...]:
-    """That another GPU helps, where others hold much of this one."""
+    """Advice to use another GPU, if others hold much of this one."""
     held = held_by_others(case.text)
     if held is None:
         return ()
@@ -121,12 +123,12 @@ def freed_by_others(case: Case) -> tuple[Fix, ...]:
 
 
 def change(name: str, value: FlagValue) -> Changes:
-    """A fix that sets one flag."""
+    """Changes that set one flag."""
     return Changes({name: value})
 
 
 def kv_cache_too_small(case: Case) -> tuple[Fix, ...]:
-    """One request of ``max-model-len`` needs more than the KV cache holds."""
+    """Fixes for a KV cache too small for one request of ``max-model-len``."""
     found: list[Fix] = []
     fitting = _fitting_length(case)
     if fitting is not None:
@@ -160,7 +162,7 @@ def _fitting_length(case: Case) -> int | None:
 
 
 def _wanted_length(case: Case) -> int | None:
-    """The context that did not fit: the flag, else what vLLM says."""
+    """The context that did not fit: from the flag, else from vLLM's message."""
     found = _STORED.search(case.text)
     return case.max_model_len or (int(found["length"]) if found is not None else None)
 
@@ -176,7 +178,7 @@ def _more_utilization(case: Case) -> list[Fix]:
 
 
 def _not_enough_with(case: Case, share: float) -> str:
-    """That so much more of the GPU is less than what is missing; empty where it may be enough."""
+    """A remark that ``share`` of the GPU is less than what is missing; empty if it may be enough."""
     found = _NEEDED.search(case.text)
     if found is None:
         return ""
@@ -187,7 +189,7 @@ def _not_enough_with(case: Case, share: float) -> str:
 
 
 def _fp8_kv(case: Case) -> list[Fix]:
-    """An FP8 KV cache, unless it is already in use or this vLLM is known to reject it on this GPU."""
+    """An FP8 KV cache, unless it is already in use or known to be rejected by this vLLM on this GPU."""
     verdict = case.fp8_cache
     if is_fp8(case.flags.get("kv-cache-dtype")) or verdict.works is False:
         return []
@@ -207,7 +209,7 @@ def _fp8_kv(case: Case) -> list[Fix]:
 
 
 def _smaller_steps(case: Case) -> list[Fix]:
-    """Reduce activations, which grow with the tokens of one step."""
+    """Reduce activations, which grow with the tokens per step."""
     tokens = case.batched_tokens
     item = LARGEST_MM_ITEM if case.whole_mm_items else 0
     least = least_step(case.flags, None, sequences=int(case.number("max-num-seqs", 0)), mm_item=item)
@@ -230,9 +232,9 @@ def _fewer_sequences(case: Case, for_what: str) -> list[Fix]:
 
 
 def _less_utilization(case: Case, margin: float, why: str) -> list[Fix]:
-    """Lower by what was requested but not free, if the log says so, and in any case by the margin.
+    """Lower it by what was requested but not free, if the log shows that, and at least by ``margin``.
 
-    Where the KV cache has a fixed size that changes nothing: then without that.
+    With a fixed KV cache size, a lower value has no effect: remove the fixed size instead.
     """
     if "kv-cache-memory-bytes" in case.flags:
         words = "vLLM then measures what is free now instead of taking a fixed size for the KV cache."
@@ -266,14 +268,14 @@ def _spread(case: Case) -> list[Fix]:
 
 
 def free_memory_below_utilization(case: Case) -> tuple[Fix, ...]:
-    """Others hold what ``gpu-memory-utilization`` requests, of a GPU or, by the CPU build, of main memory."""
+    """Others hold memory that ``gpu-memory-utilization`` requests, on a GPU or, for the CPU build, of main memory."""
     on_cpu = "Available memory on node" in case.text
     elsewhere = Fix(Changes(), _CPU_CACHE if on_cpu else f"{ANOTHER_GPU[0].upper()}{ANOTHER_GPU[1:]}")
     found = _FREE.search(case.text)
     if found is None or float(found["total"]) <= 0 or "memory for kv" in case.text:  # that is free beside the weights
         return (elsewhere,)
     free, total = float(found["free"]), float(found["total"])
-    # Rounded down and one step below: vLLM compares against what is free at that moment, to the byte.
+    # Rounded down, with half a percent of slack: vLLM compares with what is free at that moment, to the byte.
     fitting = math.floor(free / total * 100 - 0.5) / 100
     if fitting < LOWEST_UTILIZATION:
         return (elsewhere,)
@@ -296,14 +298,14 @@ def weights_do_not_fit(case: Case) -> tuple[Fix, ...]:
                 "Converted at every start; fast only on Ada, Hopper or newer GPUs.",
             ),
         )
-    # The log does not say how much is missing: the start ended at the first allocation that failed.
+    # The log does not show how much is missing: the start ended at the first allocation that failed.
     why = "--cpu-offload-gb keeps part of the weights in main memory; 'vllm-console plan' shows how much is missing."
     found.append(Fix(Changes(), why, "Much slower: every step reads them over PCIe."))
     return tuple(found)
 
 
 def _fits_in_fp8(case: Case) -> bool:
-    """Whether FP8 weights may help: not quantized yet, supported by this GPU, and small enough if that is known."""
+    """Whether FP8 weights may help: not quantized yet, supported by this GPU, and small enough if the size is known."""
     if case.quantized or (case.capability is not None and case.capability < FP8_WEIGHTS_FROM):
         return False
     found = _CAPACITY.search(case.text)

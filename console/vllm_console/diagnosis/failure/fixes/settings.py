@@ -1,4 +1,4 @@
-"""Fixes where a flag, or the model with its flags, is not what this vLLM or this GPU takes."""
+"""Fixes for flags, or a model with its flags, that this vLLM or this GPU does not support."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _SUPPORTED = lazy_pattern(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
 _METHOD = lazy_pattern(r"Unknown quantization method: (?P<method>\w+)")
 _FIELD = lazy_pattern(r"^--(?P<name>[a-z][a-z0-9-]*): ")
 _OTHER_KERNELS = {"awq_marlin": TURING, "gptq_marlin": 6.0}
-"""The compute capability from which vLLM has other kernels for such files."""
+"""Compute capability from which vLLM has other kernels for such files."""
 _OTHER_FORMAT = "Take a checkpoint in a format that this GPU knows: AWQ or GPTQ run from Turing on."
 
 
 def unknown_flag(case: Case) -> tuple[Fix, ...]:
-    """What the flags are called now, or were most likely meant for, in one change; else leave them out."""
+    """Replace unknown flags by their present or most likely intended names, in one change; otherwise remove them."""
     given = _given(case.text)
     if not given:
         return ()
@@ -71,7 +71,7 @@ def unknown_flag(case: Case) -> tuple[Fix, ...]:
 
 
 def _given(text: str) -> dict[str, FlagValue]:
-    """The flags that the parser did not know, with the values that stood behind them."""
+    """The flags that the parser did not recognize, with the values that followed them."""
     if found := _KEYWORD.search(text):
         return {found["name"].replace("_", "-"): True}
     found = _UNRECOGNIZED.search(text)
@@ -89,7 +89,7 @@ def _given(text: str) -> dict[str, FlagValue]:
 
 
 def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
-    """The change to today's spelling of a removed flag, or to the flag whose name is nearly the same."""
+    """The change to the present spelling of a removed flag, or to the flag with the most similar name."""
     from vllm_launchers.vllm.flags.releases import RELEASES, UnknownReleaseError, release_table
 
     try:
@@ -105,7 +105,7 @@ def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
 
 
 def _other_checkpoint(text: str) -> Fix:
-    """Where the model's files are in a format that this vLLM does not read, or only with a plugin."""
+    """The fix for model files in a format that this vLLM does not read, or reads only with a plugin."""
     named = _METHOD.search(text)
     gone = removed_value("quantization", named["method"]) if named is not None else None
     instead = "use another checkpoint (AWQ, FP8)."
@@ -115,7 +115,7 @@ def _other_checkpoint(text: str) -> Fix:
 
 
 def invalid_value(case: Case) -> tuple[Fix, ...]:
-    """The nearest value that is allowed, or the flag left out."""
+    """The nearest allowed value, or removing the flag."""
     if derived := _DERIVED.search(case.text):
         length = int(derived["length"])
         why = f"The model's context length is {length:,} tokens."
@@ -145,7 +145,7 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
     ):
         share = min(0.95, float(derived["given"]) / 100)
         found.append(Fix(Changes({name: share}), f"It is a fraction, not a percentage: {share:g}."))
-    if case.flags and name not in case.flags:  # its default, which is at fault only with what is set
+    if case.flags and name not in case.flags:  # an unset flag's default is at fault only together with what is set
         return tuple(found)
     why = f"Without it vLLM's default for --{name} applies."
     return (*found, Fix(Changes(unset=(name,)), why))
@@ -173,7 +173,7 @@ def _named(case: Case) -> str | None:
 
 
 def tp_not_divisor(case: Case) -> tuple[Fix, ...]:
-    """Fewer GPUs for each layer, or layers one after another."""
+    """Fewer GPUs per layer, or pipeline stages."""
     size = int(case.number("tensor-parallel-size", 1))
     if heads_line := _HEADS.search(case.text):
         heads, size = int(heads_line["heads"]), int(heads_line["size"])
@@ -195,7 +195,7 @@ def tp_not_divisor(case: Case) -> tuple[Fix, ...]:
 
 
 def _whole_blocks(case: Case, part: int, block: int) -> tuple[Fix, ...]:
-    """A rank's part must be a multiple of the checkpoint's blocks: parts grow as ranks get fewer."""
+    """A rank's part must be a multiple of the checkpoint's block size; parts grow as the number of ranks shrinks."""
     size = int(case.number("tensor-parallel-size", 1))
     factor = next((times for times in (2, 4, 8, 16, 32) if block and part * times % block == 0), 0)
     why = f"A rank's part of {part} columns is not a multiple of the checkpoint's block size {block}"
@@ -231,7 +231,7 @@ def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
     if "fp8" in text and not case.flags and "kv cache" not in text and "kv_cache" not in text:
         why = "Remove --kv-cache-dtype fp8 if it was set: FP8 needs compute capability 8.9."
         return (Fix(Changes(), why), Fix(Changes(), _OTHER_FORMAT))
-    # Without the flag vLLM reads the method from the files, and refuses it again if that is the one.
+    # Without the flag vLLM reads the method from the files, and rejects it again if it is the same one.
     method = str(case.flags.get("quantization", ""))
     if case.capability is not None and case.capability >= _OTHER_KERNELS.get(method, math.inf):
         why = f"This GPU has no kernel for {method}; without the flag vLLM takes other kernels for the same files."
@@ -245,7 +245,7 @@ def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
 
 
 def _asks_for_backend(case: Case) -> str:
-    """What asks for an attention backend by name in the vLLM of the log: a flag since 0.13, a variable before 0.15."""
+    """How an attention backend is set in the log's vLLM: with a flag since 0.13, with a variable before 0.15."""
     flag, variable = "--attention-backend", "the variable VLLM_ATTENTION_BACKEND"
     if case.release is None:
         return f"{flag} (before 0.15 {variable})"
@@ -275,7 +275,7 @@ def backend_fixes(case: Case) -> tuple[Fix, ...]:
 
 
 def block_size(case: Case) -> tuple[Fix, ...]:
-    """A multiple that the backend takes, as far as the message says which, or the backend's own."""
+    """A multiple that the backend supports, if the message states it, or the backend's own choice."""
     found = []
     if derived := _MULTIPLE.search(case.text):
         step = int(derived["step"])
@@ -286,7 +286,7 @@ def block_size(case: Case) -> tuple[Fix, ...]:
 
 
 def quantization_config(case: Case) -> tuple[Fix, ...]:
-    """The method that the files are in, or other files."""
+    """The quantization method of the files, or other files."""
     found = []
     if "quantization" in case.flags:
         why = "Without it vLLM reads the method from the model's files; an unquantized model needs none."
@@ -344,7 +344,7 @@ _ONLINE = lazy_pattern(r"`fp8` quantization method no longer supports online")
 
 
 def conflicting_flags(case: Case) -> tuple[Fix, ...]:
-    """The value that the message itself allows, or the flag left out."""
+    """The value that the message itself allows, or removing the flag."""
     text = case.text
     if found := _LEAST_BATCH.search(text):
         least = int(found["least"])
@@ -390,7 +390,7 @@ def _fewer_states(most: int) -> tuple[Fix, ...]:
 
 
 def _left_out(case: Case) -> tuple[Fix, ...]:
-    """The flag that the model does not support, or that vLLM decides by itself if it is not set."""
+    """Remove the flag that the model does not support, or that vLLM decides itself if it is not set."""
     if "Number of experts" in case.text:
         why = "This model has no experts to distribute over GPUs."
         return (Fix(Changes(unset=("enable-expert-parallel",)), why),)

@@ -1,4 +1,4 @@
-"""Fixes where vLLM rejects the settings of speculative decoding. Pure."""
+"""Fixes for settings of speculative decoding that vLLM rejects. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vllm_launchers.vllm.flags.changes import Changes, json_flag
 from vllm_launchers.vllm.flags.speculation import SPECULATION, SPECULATION_FLAGS, speculation_flags
 
 START = 3
-"""Tokens guessed per step where the user named no number: few, as each one that is rejected was computed in vain."""
+"""Default number of draft tokens per step: few, because every rejected token was computed in vain."""
 
 _MULTIPLE = lazy_pattern(r"num_speculative_tokens:(?P<given>\d{1,6}) must be divisible by n_predict=(?P<step>\d{1,6})")
 _TOKENS = "num_speculative_tokens"
 
 
 def speculation(case: Case) -> tuple[Fix, ...]:
-    """A number of tokens that vLLM takes, or no speculative decoding."""
+    """A number of draft tokens that vLLM accepts, or no speculative decoding."""
     without = _without(case)
     if "without speculative model" in case.text:
         why = 'Name what guesses the tokens: a "model", or "method": "ngram" with "prompt_lookup_max".'
@@ -36,7 +36,7 @@ def speculation(case: Case) -> tuple[Fix, ...]:
 
 
 def _with_tokens(case: Case, tokens: int) -> Changes:
-    """The number as the flags of the server give it: in one JSON object, key by key, or as short flags."""
+    """Set the number in the form that the server's flags use: in one JSON object, by key, or as short flags."""
     flags = case.flags
     if not flag_names(flags).isdisjoint(SPECULATION_FLAGS[1:]):
         return Changes({"spec-tokens": tokens})
