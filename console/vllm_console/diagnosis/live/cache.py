@@ -22,13 +22,13 @@ USAGE_MARGIN = 0.05
 """Usage must fall this far below its objective before pressure ends."""
 
 FEWEST_PREEMPTIONS = 2
-"""Per minute: a single one may be chance."""
+"""Minimum preemptions per minute: a single one may be chance."""
 
 NEWEST_SECONDS = 20.0
-"""A minute that ended less than this ago, two frames, is the last one."""
+"""A minute that ended less than this ago (two frames) counts as the last one."""
 
 KEPT_WHEN_PREEMPTING = 0.6
-"""Share of the running sequences: admitted sequences grow until they do not fit, so fewer must run."""
+"""Fraction of the running sequences to keep: admitted sequences grow until they do not fit, so fewer must run."""
 
 
 class KvCachePressure:
@@ -37,7 +37,7 @@ class KvCachePressure:
     code = "kv_cache_pressure"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the highest usage in each frame; where nothing runs, the cache says nothing about requests."""
+        """Judge by the highest usage in each frame; while nothing runs, the cache says nothing about requests."""
         objective, found, quiet = evidence.objectives.kv_cache_usage, [], 0
         for frame in evidence.frames:
             verdict = above(frame.usage_max, objective, objective - USAGE_MARGIN)
@@ -48,7 +48,7 @@ class KvCachePressure:
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """The highest usage of the last minute and its growth, or that of the last one in which a request ran."""
+        """The highest usage and its growth in the last minute, or in the last minute in which a request ran."""
         objective, frames, when = evidence.objectives.kv_cache_usage, evidence.last(MINUTE), "the last minute"
         silent = all(map(_is_quiet, frames))
         if silent:
@@ -78,7 +78,7 @@ def _is_quiet(frame: Frame) -> bool:
 
 
 def _served(frames: Sequence[Frame]) -> int:
-    """How many frames there are up to the last one in which something ran; all if nothing did."""
+    """Number of frames up to the last one in which something ran or waited; all if nothing did."""
     return next((at + 1 for at in reversed(range(len(frames))) if not _is_quiet(frames[at])), len(frames))
 
 
@@ -90,13 +90,13 @@ def _trend(frames: Sequence[Frame]) -> str:
 class Preempting:
     """Requests are evicted from the KV cache and recomputed.
 
-    Bursts of it that are minutes apart are one finding: it ends after five minutes with hardly any preemption.
+    Bursts that are minutes apart are one finding: it ends after five minutes with hardly any preemption.
     """
 
     code = "preempting"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By share of requests and by rate, over the minute up to each frame."""
+        """Judge by preemptions per request and per minute, over the minute up to each frame."""
         frames = evidence.frames
         counted = zip(totals(frames, "preemptions_total"), totals(frames, "requests_finished_total"), strict=True)
         return [
@@ -122,7 +122,7 @@ class Preempting:
         return Judgement.SILENT if few and rate <= MOST_PREEMPTIONS / 2 else Judgement.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How many, and the effect on the streams; of the last burst, if it has paused."""
+        """How many preemptions, and the effect on streams; for the last burst if preemption has paused."""
         found = self.verdicts(evidence)
         last = next((at for at in reversed(range(len(found))) if found[at] is not Judgement.SILENT), len(found) - 1)
         if last == len(found) - 1:
@@ -179,7 +179,7 @@ def _per_request(share: float | None, finished: float | None, running: float | N
 
 
 def _length(frames: Sequence[Frame], at: int) -> float:
-    """Seconds of the minute up to a frame; counted as a whole one right after the start."""
+    """Seconds of the minute up to a frame; at least 60, also right after the start."""
     return max(60.0, frames[at].end - frames[max(0, at - MINUTE + 1)].start)
 
 
@@ -189,10 +189,10 @@ class ContextUnused:
     code = "context_unused"
     SHARE, ENOUGH, REQUESTS, ROUND = 0.25, 0.35, 200, 1024
     LONG, MUCH = 8192, 0.05
-    """A context that saves less of the KV cache than this is not worth mentioning."""
+    """A context that could take a smaller fraction of the KV cache than this is not worth mentioning."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the p99 of prompt plus output, over all frames so far."""
+        """Judge by the p99 of prompt plus output, over all frames so far."""
         frames, context = evidence.frames, evidence.max_model_len
         if context is None:
             return [Judgement.UNKNOWN] * len(frames)
@@ -209,15 +209,15 @@ class ContextUnused:
         if answered < self.REQUESTS:
             return Judgement.BETWEEN
         if longest is None or self._fitting(longest) >= context:
-            return Judgement.GOOD  # requests may be of any length, or there is nothing to shorten
+            return Judgement.GOOD  # requests may have any length, or there is nothing to shorten
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
 
     def _fitting(self, longest: float) -> int:
-        """The context to suggest for requests of at most that many tokens."""
+        """The context to suggest for requests of at most ``longest`` tokens."""
         return -(-int(longest * 1.25) // self.ROUND) * self.ROUND
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """Actual lengths against the limit."""
+        """Actual lengths compared with the limit."""
         frames, context = evidence.frames, evidence.max_model_len or 0
         prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
         longest = (_longest(prompt, answer) if prompt and answer else None) or 0.0

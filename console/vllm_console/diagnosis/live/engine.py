@@ -25,7 +25,7 @@ HUNG_AFTER_SECONDS = 15.0
 """A one-token request unanswered for this long proves a hang; a busy engine answers it much sooner."""
 
 SUSPECTED_FRAMES = 4
-"""Frames in a row without progress, when no request can distinguish a hang from a long step."""
+"""Consecutive frames without progress, when no request can distinguish a hang from a long step."""
 
 FIRST_REQUEST = "first_request"
 
@@ -34,7 +34,7 @@ ENGINE_DEAD = "HTTP 503"
 
 
 def engine_dead(evidence: Evidence) -> Finding | None:
-    """Known at once, regardless of the frames: the API server itself reports it."""
+    """Reported at once, regardless of the frames, since the API server itself reports it."""
     if ENGINE_DEAD not in evidence.health_problem:
         return None
     symptom = "/health returns 503: the engine has died; the API server still listens."
@@ -55,7 +55,7 @@ def first_request(evidence: Evidence) -> Finding:
 
 
 def _silence(frames: Sequence[Frame]) -> list[Judgement]:
-    """Bad: frames in which an engine that is stuck now was already stuck, with requests running."""
+    """Bad for frames in which an engine that is stuck now was already stuck, with requests running."""
     still = frames[-1].still if frames else ()
     found = []
     for frame in frames:
@@ -82,13 +82,13 @@ def suspected_hang(frames: Sequence[Frame]) -> float | None:
 class EngineHung:
     """Requests run without tokens though ``/health`` returns 200; a one-token request stays unanswered.
 
-    If no such request may be sent, or it is rejected, a silence of a minute counts as a hang.
+    If no such request may be sent, or it is rejected, a minute of silence counts as a hang.
     """
 
     code = "engine_hung"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By frames without progress, once the request has proved it is not a pause."""
+        """Judge by frames without progress, once the request has proved that it is not a pause."""
         silent = evidence.silent_seconds
         if evidence.unasked:
             return self._suspected(_silence(evidence.frames))
@@ -98,7 +98,7 @@ class EngineHung:
 
     @staticmethod
     def _suspected(silence: Sequence[Judgement]) -> list[Judgement]:
-        """Bad from the fourth silent frame in a row on."""
+        """Bad from the fourth consecutive silent frame on."""
         found, row = [], 0
         for verdict in silence:
             row = row + 1 if verdict is Judgement.BAD else 0
@@ -133,19 +133,19 @@ class EngineHung:
 
 
 class StarvedByClients:
-    """Requests run all the time, nothing waits, and the GPU is idle: its clients send less than it could serve.
+    """Requests run all the time, none waits, and the GPU is mostly idle: clients send less than it could serve.
 
-    Where requests pause, an idle GPU is expected, and each request would report it again.
+    Traffic with pauses is excluded: there an idle GPU is expected, and each request would report it again.
     """
 
     code = "starved_by_clients"
     IDLE, BUSY = 20.0, 35.0
-    """Percent of the time in which the GPU is busy."""
+    """Percent of the time that the GPU is busy."""
     PAUSES = 2
-    """So many frames of a minute without a request are no steady traffic."""
+    """With this many frames without a request in a minute, traffic is not steady."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the GPUs' utilization and the queue, in minutes of steady traffic; unknown without a sample of GPUs."""
+        """Judge by GPU utilization and the queue, in minutes of steady traffic; unknown without GPU samples."""
         found, served = [], [bool(frame.running_max or frame.waiting_max) for frame in evidence.frames]
         for at, (frame, moments) in enumerate(moments_within(evidence)):
             busy = [gpu.utilization for moment in moments for gpu in moment.gpus if gpu.utilization is not None]
@@ -191,7 +191,7 @@ OF_DEFAULTS = frozenset({"prefix_cache_idle", "prefix_cache_off", "context_unuse
 
 
 def without_flags(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, with nothing in them that follows from a flag which may be set otherwise."""
+    """The findings without anything that follows from a flag, which may be set differently."""
     return tuple(_without_flags(finding) for finding in findings if finding.code not in OF_DEFAULTS)
 
 
@@ -212,18 +212,18 @@ def _without_flags(finding: Finding) -> Finding:
 
 
 class DraftsRejected:
-    """Speculative decoding is on, and hardly any drafted token is accepted.
+    """Speculative decoding is on, and hardly any draft token is accepted.
 
-    How long a step would take without drafts is unknown, so this is no judgement of speed: below this acceptance there
-    is next to nothing to gain, however fast the steps are.
+    How long a step would take without drafts is unknown, so this does not judge speed: below this acceptance, there is
+    next to nothing to gain, however fast the steps are.
     """
 
     code = "drafts_rejected"
     LOW, ENOUGH, SPAN, DRAFTS = 0.1, 0.2, 5 * MINUTE, 500
-    """Accepted tokens per draft, frames, and the fewest drafts in them."""
+    """Accepted tokens per draft (bad below, good above), frames, and the minimum number of drafts in them."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the accepted tokens per draft over five minutes, where there were enough drafts."""
+        """Judge by accepted tokens per draft over five minutes, if there were enough drafts."""
         found = []
         for at, accepted in enumerate(observed(evidence.frames, ACCEPTED, self.SPAN)):
             per_draft = mean(accepted)
@@ -239,11 +239,11 @@ class DraftsRejected:
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How many tokens are accepted, of how many."""
+        """How many of the draft tokens are accepted."""
         accepted = observed(evidence.frames, ACCEPTED, self.SPAN)[-1]
         per_draft = mean(accepted) or 0.0
         most = len(accepted.bounds) - 1 if accepted is not None else 0
-        limit = self.LOW if per_draft < self.LOW else self.ENOUGH  # until which it stays open
+        limit = self.LOW if per_draft < self.LOW else self.ENOUGH  # the limit until which it stays open
         measures = (Measure("acceptance length", f"{1 + per_draft:.2f}", f"{1 + limit:g}", "built-in"),)
         symptom = f"Speculative decoding drafts up to {counted(most, 'token')}, of which {per_draft:.2f} are accepted."
         cause = "These answers are hard to draft. Drafting and verifying takes time in each step."

@@ -1,4 +1,4 @@
-"""Fixes for a running server: each only if this model and GPU support it, with its trade-off and earlier runs with it.
+"""Fixes for a running server: each only if model and GPU support it, with its trade-off and earlier runs that used it.
 
 Ranked by impact: quantization, FP8 KV cache, prefix caching, chunked prefill, then limits.
 """
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 ADA = (8, 9)
 WORTH_CACHING = 0.1
-"""From this share of repeated prompt tokens on, prefix caching gains more than 3% of throughput (`docs/guides.md`)."""
+"""Fraction of repeated prompt tokens from which prefix caching gains over 3% throughput (`docs/guides.md`)."""
 
 UTILIZATION_STEP = 0.03
 PEAKS_GIB = 0.5
-"""What stays free in addition, for peaks."""
+"""Additional memory to leave free, for peaks."""
 
 MOST_KEPT = 0.9
-"""Share of the running sequences, and of the limit: a higher one would change next to nothing."""
+"""Maximum fraction of the running sequences, and of the limit, for a new limit: above that, hardly anything changes."""
 
 FEWEST_ENDED = 20
-"""Requests that must have ended before what running ones hold is representative."""
+"""Minimum number of finished requests before what running ones hold is representative."""
 
 WORTH_FREEING = 1.1
-"""The KV cache must grow by this factor without them, to be worth a restart."""
+"""Minimum factor by which the KV cache must grow without these flags to be worth a restart."""
 
 AT_THE_LIMIT = 0.95
-"""Share of ``max-num-seqs`` from which the limit is what makes requests wait."""
+"""Fraction of ``max-num-seqs`` from which the limit is what makes requests wait."""
 
 WORTH_MORE = 1.1
-"""A limit raised by less than a tenth would change next to nothing."""
+"""Minimum factor for raising a limit; less changes next to nothing."""
 
 WAIT_LONGER = "More requests queue, so TTFT can rise."
 
 FULL_STEPS = 8
-"""Sequences change in steps of eight, like the batch sizes that CUDA graphs are captured for."""
+"""Round sequences to multiples of eight, like the batch sizes for which CUDA graphs are captured."""
 
 
 def setting(name: str, value: FlagValue, why: str, tradeoff: str = "") -> Fix:
@@ -75,7 +75,7 @@ def more_capacity(evidence: Evidence) -> Fix:
 
 
 def more_cache(evidence: Evidence) -> list[Fix]:
-    """Every fix that lets the KV cache hold more tokens, or need fewer, the most effective first."""
+    """All fixes that let the KV cache hold more tokens, or need fewer, most effective first."""
     by_blocks, by_bytes = (token_count(evidence.flags.get(name)) is not None for name in (BLOCKS, BYTES))
     offered = (
         free_size(evidence),
@@ -88,7 +88,7 @@ def more_cache(evidence: Evidence) -> list[Fix]:
 
 
 def free_size(evidence: Evidence) -> Fix | None:
-    """The KV cache as large as memory allows, if a flag makes it smaller and nobody else holds that memory."""
+    """Let the KV cache use all available memory, if a flag makes it smaller and nobody else holds that memory."""
     names = tuple(name for name in (BLOCKS, BYTES) if name in evidence.flags)
     now, free = evidence.cache_gib, evidence.cache_free_gib
     if not names or now is None or free is None or free < WORTH_FREEING * now:
@@ -107,7 +107,7 @@ FOR_SPEED = "FP8 weights take about half the time per step."
 
 
 def quantize(evidence: Evidence, why: str = FOR_ROOM) -> Fix | None:
-    """Weights in FP8, if they are not quantized and the GPU computes in FP8."""
+    """FP8 weights, if the weights are not quantized and the GPU computes in FP8."""
     capability = evidence.compute_capability
     if evidence.quantized is not False or capability is None or capability < ADA:
         return None
@@ -136,11 +136,11 @@ def fp8_cache_fix(evidence: Evidence) -> Fix | None:
 
 
 def can_cache_prefixes(evidence: Evidence) -> bool:
-    """Whether vLLM caches prefixes of this model if a flag asks for it, as far as its release is known."""
+    """Whether vLLM caches this model's prefixes if a flag requests it, as far as its release is known."""
     if evidence.attention_free or (evidence.mla and evidence.build == "cpu"):
         return False
     if evidence.linear_layers and evidence.flags.get("enable-chunked-prefill") is False:
-        return False  # vLLM refuses that
+        return False  # vLLM rejects that
     return not evidence.linear_layers or evidence.release is None or can_cache_linear_prefixes(evidence.release)
 
 
@@ -158,7 +158,7 @@ def share_prefixes(evidence: Evidence) -> Fix | None:
 
 
 def cached_states(evidence: Evidence) -> Changes:
-    """Prefix caching turned on for linear layers, with steps that hold a block (see `Evidence.state_block`)."""
+    """Turn on prefix caching for linear layers, with steps that hold a block (see `Evidence.state_block`)."""
     block = evidence.frames[-1].prefix_step if evidence.frames else None
     least = -(-(block or 0) // 256) * 256
     more: dict[str, FlagValue] = {"max-num-batched-tokens": least} if evidence.max_num_batched_tokens < least else {}
@@ -166,7 +166,7 @@ def cached_states(evidence: Evidence) -> Changes:
 
 
 def more_memory(evidence: Evidence) -> Fix | None:
-    """A little more of the GPU; never what other tenants hold or what is reserved for them."""
+    """A little more of the GPU, but never what other tenants hold or what is reserved for them."""
     present = evidence.flags.get("gpu-memory-utilization")
     if not evidence.moments or not isinstance(present, float) or {BLOCKS, BYTES} & evidence.flags.keys():
         return None
@@ -182,9 +182,9 @@ def more_memory(evidence: Evidence) -> Fix | None:
 
 
 def fitting_sequences(evidence: Evidence) -> int:
-    """How many sequences the KV cache of each engine has room for, up to four times as many as may run now.
+    """How many sequences the KV cache of each engine has room for, up to four times the present limit.
 
-    Not more than `seen_room` says, from which `fewer_sequences` takes its number: else the two would undo each other.
+    At most what `seen_room` reports, the basis of `fewer_sequences`; otherwise the two fixes would undo each other.
     """
     limit, last, objective = evidence.max_num_seqs, evidence.last(MINUTE), evidence.objectives.kv_cache_usage
     usage = max((frame.usage_max or 0.0 for frame in last), default=0.0)
@@ -195,7 +195,7 @@ def fitting_sequences(evidence: Evidence) -> int:
 
 
 def no_more_sequences(evidence: Evidence) -> str:
-    """Why a higher sequence limit would not help, to follow a sentence about the limit; empty where it would."""
+    """Why a higher sequence limit would not help, to follow a sentence about the limit; empty if it would."""
     fitting = fitting_sequences(evidence)
     if fitting >= max(evidence.max_num_seqs + 1, WORTH_MORE * evidence.max_num_seqs):
         return ""
@@ -204,13 +204,13 @@ def no_more_sequences(evidence: Evidence) -> str:
 
 
 SLOW_STEPS = 0.8
-"""From this share of the ITL's p99 objective on, a mean says that steps as such are slow, not single ones."""
+"""From this fraction of the ITL p99 objective on, a mean shows that steps are slow in general, not just some."""
 
 
 def slow_steps(evidence: Evidence) -> float | None:
-    """The mean ITL (seconds) where steps are too slow for more sequences: also its p99 is surely above its objective.
+    """The mean ITL (seconds) if steps are too slow for more sequences: its p99, too, is surely above its objective.
 
-    None where they are not, or that is not known.
+    None if they are not, or if that is unknown.
     """
     objective, minute = evidence.objectives.itl_p99_seconds, observed(evidence.last(MINUTE), "itl")[-1]
     itl = mean(minute)
@@ -220,7 +220,7 @@ def slow_steps(evidence: Evidence) -> float | None:
 
 
 def queue_delays(evidence: Evidence) -> bool:
-    """Whether TTFT's p99 is surely above its objective, and more of it is spent in the queue than in prefill."""
+    """Whether TTFT p99 is surely above its objective, and more of it is spent in the queue than in prefill."""
     last = evidence.last(MINUTE)
     minute = observed(last, "ttft")[-1]
     queue, prefill = (mean(merged(last, key)) or 0.0 for key in ("queue", "prefill"))
@@ -228,7 +228,7 @@ def queue_delays(evidence: Evidence) -> bool:
 
 
 def more_sequences(evidence: Evidence) -> Fix | None:
-    """As many as the cache has room for (`fitting_sequences`); a limit of tokens per step must not be less."""
+    """As many as the cache has room for (`fitting_sequences`), but not more than the tokens per step."""
     limit, last = evidence.max_num_seqs, evidence.last(MINUTE)
     fitting, least = fitting_sequences(evidence), max(limit + 1, WORTH_MORE * limit)
     wanted = stepped if (stepped := _stepped(fitting)) >= least else fitting
@@ -244,11 +244,11 @@ def more_sequences(evidence: Evidence) -> Fix | None:
 
 def fewer_sequences(evidence: Evidence, factor: float) -> Fix | None:
     """As many sequences as the KV cache has held (`seen_room`); until enough requests have ended, ``factor`` times the
-    fewest that ran while it was too full. The reason names the source of the number.
+    minimum that ran while it was too full. The reason names the source of the number.
     """
     limit, objective, engines = evidence.max_num_seqs, evidence.objectives.kv_cache_usage, evidence.engines
     last = evidence.last(MINUTE)
-    # A count says what fits only while the cache was too full; many run only while they are short.
+    # A count shows what fits only while the cache was too full; many run only while they are short.
     full = [frame for frame in last if (frame.usage_max or 0.0) > objective or frame.grown.preemptions_total]
     counts = [count / engines for frame in full if (count := frame.grown.requests_running)]
     if not counts:
@@ -257,7 +257,7 @@ def fewer_sequences(evidence: Evidence, factor: float) -> Fix | None:
     room = seen_room(evidence.frames, objective) if _enough_ended(evidence) else None
     if room is not None:
         fitting, why = float(room.fitting), room.reason
-        # Never below what ran well; else never above what runs now, which is already too much.
+        # Never below what ran well; otherwise never above what runs now, which is already too much.
         if fitting > (kept := max(float(room.ran), fewest * factor, MOST_KEPT * (most or limit))):
             fitting, why = kept, f"the KV cache was too full with {most or limit:.0f}."
     else:
@@ -271,7 +271,7 @@ def fewer_sequences(evidence: Evidence, factor: float) -> Fix | None:
 
 
 def shorter_steps(evidence: Evidence) -> Fix | None:
-    """Half as many sequences as run, so that a step computes less."""
+    """Half of the running sequences, so that a step computes less."""
     last, limit = evidence.last(MINUTE), evidence.max_num_seqs
     running = min(limit, max((frame.running_max or 0.0 for frame in last), default=0.0) / evidence.engines)
     wanted = _stepped(running / 2)
@@ -309,7 +309,7 @@ def present(fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
 
 
 LEAST_SECONDS = 120.0
-"""A finding that was open for less in an earlier run says nothing about its flags."""
+"""Findings that were open for less in an earlier run say nothing about its flags."""
 
 
 def with_experience(finding: Finding, flags: Flags, earlier: Sequence[PastRun], codes: Sequence[str]) -> Finding:

@@ -1,6 +1,6 @@
 """Sums over the last frames up to each frame: the basis of a minute's rates, shares and quantiles. Pure.
 
-Uses running totals, so half an hour costs about as much as a minute.
+Uses running totals, so that half an hour costs about as much as a minute.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MINUTE = 6
 """Frames of ten seconds in a minute."""
 
 SUSTAINED_FRAMES = 3
-"""Frames in a row for which usage must hold, so that a peak does not count."""
+"""Consecutive frames for which usage must hold, so that a peak does not count."""
 
 SLOW_SHARE = 0.01
-"""A p99 is above its objective if more than this share of the observations is."""
+"""A p99 is above its objective if more than this fraction of the observations is."""
 
 SURE = 2.0
-"""Standard deviations above that share from which it is not chance: one in forty."""
+"""Standard deviations above that fraction from which it is not chance: one in forty."""
 
 FEWEST_SLOW = 3
 
@@ -40,7 +40,7 @@ def totals(frames: Sequence[Frame], counter: str, count: int = MINUTE) -> list[f
 
 
 def sustained_usage(frames: Sequence[Frame], at: int) -> float | None:
-    """The highest KV cache usage (a share) that three frames in a row reached within the minute up to ``at``.
+    """The highest KV cache usage (a fraction) reached in three consecutive frames within the minute up to ``at``.
 
     Peaks do not count; `check` uses the same measure. None if usage is not reported.
     """
@@ -84,7 +84,7 @@ def p50(histogram: Histogram | None) -> Quantile | None:
 
 
 def tokens_p99(histogram: Histogram) -> float | None:
-    """The 99th percentile of lengths in tokens, interpolated; None without observations, or above the last bound."""
+    """The interpolated 99th percentile of lengths in tokens; None without observations, or above the last bound."""
     found = interpolated(0.99, histogram.bounds, histogram.counts, histogram.sum)
     return found.guess if found is not None and found.high is not None else None
 
@@ -95,9 +95,9 @@ def mean(histogram: Histogram | None) -> float | None:
 
 
 def count_above(histogram: Histogram, limit: float) -> float:
-    """How many observations are above ``limit``, linear within its bucket.
+    """Number of observations above ``limit``, interpolated linearly within its bucket.
 
-    In the first bucket and in the open one this is unknown: all of them count as below.
+    In the first and in the open bucket this is unknown: all of their observations count as below.
     """
     below, lower = 0.0, 0.0
     for bound, count in zip(histogram.bounds, histogram.counts, strict=True):

@@ -1,4 +1,4 @@
-"""Findings of the server's GPUs: throttling, narrow or slow links."""
+"""Findings about the server's GPUs: throttling, narrow or slow links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Judge = Callable[[Gpu], Judgement]
 
 
 def by_gpu(evidence: Evidence, judge: Judge) -> list[Judgement]:
-    """Per frame the worst judgement of any GPU in more than half of its samples."""
+    """Per frame, the worst judgement of any GPU in more than half of its samples."""
     found = []
     for _, moments in moments_within(evidence):
         judged = [_worst(judge(gpu) for gpu in moment.gpus) for moment in moments]
@@ -44,7 +44,7 @@ def _worst(verdicts: Iterator[Judgement]) -> Judgement:
 
 
 def newest(evidence: Evidence, judge: Judge) -> list[Gpu]:
-    """The GPUs that have it, as of the newest sample with any: while it ends, later samples are good already."""
+    """The affected GPUs in the newest sample that has any: while a finding ends, later samples are already good."""
     for moment in reversed(evidence.moments):
         if found := [gpu for gpu in moment.gpus if judge(gpu) is Judgement.BAD]:
             return found
@@ -58,12 +58,12 @@ def named(gpus: Sequence[Gpu], one: str, several: str) -> str:
 
 
 WORKING_PERCENT = 50.0
-"""From this utilization on a GPU works: clocks and links of one that rests say nothing."""
+"""A GPU is working from this utilization on; clocks and links of an idle one say nothing."""
 
 FAULTY = ("hardware slowdown", "power brake")
 POWER_LIMIT = "power limit"
 SLOWED_CLOCK = 0.8
-"""Cards run into their power limit under any full load; below this share of the highest clock it costs much."""
+"""GPUs reach their power limit under any full load; below this fraction of the maximum clock it costs much."""
 
 
 def _throttled(gpu: Gpu) -> Judgement:
@@ -83,11 +83,11 @@ class GpuThrottled:
     code = "gpu_throttled"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the reasons that the driver gives."""
+        """Judge by the driver's throttle reasons."""
         return by_gpu(evidence, _throttled)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """Which, why, and how much slower."""
+        """Which GPUs are throttled, why, and by how much."""
         slowed = newest(evidence, _throttled)
         words = sorted({word for gpu in slowed for word in gpu.throttle or () if word in (*HOT, *FAULTY, POWER_LIMIT)})
         hot, faulty = set(words) & set(HOT), set(words) & set(FAULTY)
@@ -105,7 +105,7 @@ class GpuThrottled:
 
 
 def _slowness(gpu: Gpu, *, hot: bool) -> list[Measure]:
-    """How slow it is and why, what tells most first: how hot it is, or how fast."""
+    """How slow it is and why, most informative first: temperature, or clock."""
     found = []
     if gpu.clock_mhz and gpu.clock_max_mhz:
         found.append(Measure(f"GPU {gpu.index} clock", f"{gpu.clock_mhz} of {gpu.clock_max_mhz} MHz"))
@@ -123,12 +123,12 @@ def _narrow(gpu: Gpu) -> Judgement:
         return Judgement.UNKNOWN
     if width >= widest and generation >= newest:
         return Judgement.GOOD
-    # A link that rests is slower, and on some boards narrower, to save power.
+    # An idle link is slower, and on some boards narrower, to save power.
     return Judgement.BAD if (gpu.utilization or 0.0) >= WORKING_PERCENT else Judgement.BETWEEN
 
 
 def _pcie(gpu: Gpu) -> str:
-    """What is less than it could be: ``×4 of ×16``."""
+    """What is less than possible: ``×4 of ×16``."""
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     generation, newest = gpu.pcie_generation, gpu.pcie_generation_max
     parts = [f"×{width} of ×{widest}"] if width and widest and width < widest else []
@@ -142,11 +142,11 @@ class PcieNarrow:
     code = "pcie_narrow"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By width and generation of GPUs that work."""
+        """Judge by link width and generation of working GPUs."""
         return by_gpu(evidence, _narrow)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """What it is and what it could be; grave only where GPUs talk over it."""
+        """The present and the possible link; a warning only if GPUs communicate over it."""
         narrow = newest(evidence, _narrow)
         measures = tuple(
             Measure(f"GPU {gpu.index} PCIe", f"generation {gpu.pcie_generation} ×{gpu.pcie_width}",
@@ -165,24 +165,24 @@ class PcieNarrow:
 NO_STAGES = (
     "pipeline-parallel-size", "data-parallel-size", "async-scheduling", *SPECULATION_FLAGS, "enable-eplb", TRANSFER,
 )  # fmt: skip
-"""Flags with which pipeline stages are not offered: sizes that are set already, and what some releases refuse or
-never had with stages.
+"""Flags with which pipeline stages are not offered: sizes that are already set, and features that some releases reject
+or never had with stages.
 """
 
 
 class TensorParallelStalls:
-    """Tensor parallelism over a slow link: the GPUs seem busy and yet hardly read their memory.
+    """Tensor parallelism over a slow link: the GPUs seem busy but hardly read their memory.
 
-    Decoding reads all weights in each step, so a GPU that decodes reads memory most of the time. One that waits for
-    others spins in a kernel: 100% utilization, little memory traffic, little power.
+    Decoding reads all weights in each step, so a decoding GPU reads memory most of the time. One that waits for others
+    spins in a kernel: 100% utilization, little memory traffic, little power.
     """
 
     code = "tensor_parallel_stalls"
     BUSY, READS, READS_WELL = 85.0, 30.0, 45.0
-    """Percent of the time: a kernel runs; memory is read; and so much that it is no stall."""
+    """Percent of the time: running a kernel; reading memory; and reading memory so much that it is not a stall."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By memory traffic of GPUs that are split over a slow link while they decode."""
+        """Judge by memory traffic, during decode, of GPUs that are split over a slow link."""
         frames = evidence.frames
         if evidence.tensor_parallel < 2 or not evidence.link or link_level(evidence.link) is LinkLevel.NVLINK:
             return [Judgement.GOOD] * len(frames)
@@ -203,7 +203,7 @@ class TensorParallelStalls:
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How busy they seem, how little they read, and over what they talk."""
+        """How busy they seem, how little they read, and which link they use."""
         gpus, split = evidence.moments[-1].gpus, evidence.tensor_parallel
         reads = [gpu.memory_utilization / 100 for gpu in gpus if gpu.memory_utilization is not None]
         busy = [gpu.utilization / 100 for gpu in gpus if gpu.utilization is not None]
@@ -227,7 +227,7 @@ class TensorParallelStalls:
 
     @staticmethod
     def _half(evidence: Evidence) -> Fix | None:
-        """Half as many GPUs, where twice the weights fit on each and leave half of what is planned for the cache."""
+        """Half as many GPUs, if twice the weights fit on each with enough memory left for the KV cache."""
         weights, split = evidence.weights_gib, evidence.tensor_parallel
         sizes = [gpu.memory_gib for gpu in evidence.moments[-1].gpus if gpu.memory_gib is not None]
         utilization = evidence.flags.get("gpu-memory-utilization", default_utilization(evidence.release))

@@ -40,20 +40,20 @@ SPIKE = 3.0
 """An ITL p99 of this many times the median is a spike."""
 
 API_SERVERS_SINCE = (0, 9, 2)
-"""The first known release with ``api-server-count``."""
+"""First known release with ``api-server-count``."""
 RUST_FRONTEND = "VLLM_RUST_FRONTEND_PATH"
-"""With it, or one of these flags, vLLM refuses a second API server or starts only one."""
+"""With it, or one of these flags, vLLM rejects a second API server or starts only one."""
 _ONE_API_SERVER = ("enable-elastic-ep", "enable-fault-tolerance", "headless")
 
 STALL = 4.0
-"""A gap of this many times the objective is noticeable though too rare to reach the p99."""
+"""A gap of this many times the objective is noticeable, though too rare to reach the p99."""
 
 LEAST_STEP_TOKENS = 256
 STEP_ROUND = 256
 SLOWER_PROMPTS = "TTFT of long prompts rises, and fewer prompt tokens are computed per second."
 
 BACK = 0.8
-"""Share of its objective that a latency must fall to before its finding ends."""
+"""A latency must fall to this fraction of its objective before its finding ends."""
 
 
 def _prompt_tokens(frame: Frame) -> float:
@@ -61,12 +61,12 @@ def _prompt_tokens(frame: Frame) -> float:
 
 
 def _peak(frames: Sequence[Frame]) -> float:
-    """The most prompt tokens of any of these frames: no step had more."""
+    """The most prompt tokens in any of these frames; no step had more."""
     return max(map(_prompt_tokens, frames), default=0.0)
 
 
 def _is_spike(frame: Frame, objective: float, engines: int) -> bool | None:
-    """Whether many gaps, or one in half of an engine's streams, far exceed the objective and not due to preemption."""
+    """Whether many gaps, or one in half of an engine's streams, far exceed the objective without any preemption."""
     itl = frame.histogram("itl")
     if itl is None:
         return None
@@ -80,15 +80,15 @@ def _is_spike(frame: Frame, objective: float, engines: int) -> bool | None:
 
 
 class PrefillContention:
-    """ITL spikes when prompts are computed, independent of load: now and then, or in most frames."""
+    """ITL spikes when prompts are computed, independent of load: occasionally, or in most frames."""
 
     code = "prefill_contention"
     FRAMES, SPIKES, SHARE = 18, 3, 0.7
     MOST = 4
-    """Share of the frames of a minute."""
+    """Minimum number of frames with spikes in a minute."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By spikes in most of the last minute, or by those of three minutes that coincide with prompts."""
+        """Judge by spikes in most of the last minute, or by those within three minutes that coincide with prompts."""
         frames, objective, engines = evidence.frames, evidence.objectives.itl_p99_seconds, evidence.engines
         spikes = [_is_spike(frame, objective, engines) for frame in frames]
         prefill = observed(frames, "prefill", 5 * MINUTE)
@@ -116,7 +116,7 @@ class PrefillContention:
         calm = [frames[at] for at in span if spikes[at] is False]
         if len(hit) < self.SPIKES or not calm:
             return False
-        from statistics import median  # with its own imports 3 ms, which a quiet server need not cost
+        from statistics import median  # its own imports take 3 ms, which a quiet server need not spend
 
         usual = median(map(_prompt_tokens, calm))
         # A prompt is counted at its first token, which may come in the next frame.
@@ -156,7 +156,7 @@ class PrefillContention:
         least = least_step(
             {**evidence.flags, "enable-chunked-prefill": True},
             evidence.release,
-            sequences=evidence.max_num_seqs + STEP_ROUND // 2,  # beside a full batch's own tokens
+            sequences=evidence.max_num_seqs + STEP_ROUND // 2,  # in addition to a full batch's own tokens
             mm_item=evidence.max_tokens_per_mm_item,
             state_block=evidence.state_block,
         )
@@ -187,7 +187,7 @@ def answered_by_shorter_steps(flags: Flags, earlier: Sequence[PastRun]) -> bool:
 
 
 def _is_silent(minute: Histogram | None, frame: Frame) -> bool:
-    """Whether nothing was observed in a minute, and no request of the frame at its end may yet be.
+    """Whether nothing was observed in a minute and no request can still be observed at the end of the frame.
 
     Requests that wait, or whose prompt is being computed, are not counted yet: their silence is not good news.
     """
@@ -195,7 +195,7 @@ def _is_silent(minute: Histogram | None, frame: Frame) -> bool:
 
 
 def _end(evidence: Evidence) -> str:
-    """When the last frame ended, as a time of day."""
+    """End of the last frame, as a time of day."""
     return clock(evidence.frames[-1].end, evidence.now, seconds=True)
 
 
@@ -208,7 +208,7 @@ def _is_slow(prefill: Histogram | None, limit: float) -> bool:
 
 
 def highest_gap(itl: Histogram | None) -> tuple[float, float]:
-    """The bucket of the longest gap, leaving out the top three observations: above the first, at most the second."""
+    """Bounds of the longest gap's bucket, ignoring the top three observations: above the first, at most the second."""
     if itl is None or not itl.count:
         return 0.0, math.inf
     at_least = itl.count - min(3.0, 0.01 * itl.count)
@@ -217,14 +217,14 @@ def highest_gap(itl: Histogram | None) -> tuple[float, float]:
 
 
 def _range(low: float, high: float) -> str:
-    """A bucket: ``2.5s–5.0s``, ``<5.0s`` for the first one, ``>80s`` for the open one."""
+    """A bucket as text: ``2.5s–5.0s``, ``<5.0s`` for the first one, ``>80s`` for the open one."""
     if math.isinf(high):
         return f">{seconds(low)}" if low else UNKNOWN
     return f"{seconds(low)}–{seconds(high)}" if low else f"<{seconds(high)}"
 
 
 def _step_within(frames: Sequence[Frame], objective: float) -> float | None:
-    """How many prompt tokens are computed in four fifths of the objective, at the observed prefill rate."""
+    """Number of prompt tokens computed in four fifths of the objective, at the observed prefill rate."""
     prefill = merged(frames, "prefill")
     computed = (total(frames, "prompt_tokens_total") or 0.0) - (total(frames, "prefix_cache_hits_total") or 0.0)
     if prefill is None or prefill.sum <= 0 or computed <= 0:
@@ -239,11 +239,11 @@ class SlowTokens:
     key, name = "itl", "ITL"
 
     def objective(self, evidence: Evidence) -> float:
-        """Its objective, in seconds."""
+        """The objective in seconds."""
         return evidence.objectives.itl_p99_seconds
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the minute up to each frame."""
+        """Judge the minute up to each frame."""
         objective, frames = self.objective(evidence), evidence.frames
         minutes = observed(frames, self.key)
         return [self._verdict(minute, objective, frame) for minute, frame in zip(minutes, frames, strict=True)]
@@ -260,7 +260,7 @@ class SlowTokens:
         return Judgement.BAD if surely_slow(minute, objective) else Judgement.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How slow, and what takes the time; by the minute up to the last observation, if the last one has none."""
+        """How slow it is, and why; over the minute up to the last observation if the last minute has none."""
         objective, then = self.objective(evidence), evidence
         if not evidence.latency(self.key).count:
             then = evidence.when_observed(self.key)
@@ -284,7 +284,7 @@ class SlowTokens:
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
 
     def _recovering(self, evidence: Evidence, since: float, now: str, measures: Sequence[Measure]) -> Finding:
-        """Back within its objective, but not yet by enough for long enough: no fix, since the cause may be gone.
+        """Back within its objective, but not by enough for long enough: no fix, since the cause may be gone.
 
         ``now`` is the present figure, in words.
         """
@@ -314,7 +314,7 @@ class SlowTokens:
 
 
 def _slower_with_load(frames: Sequence[Frame], objective: float) -> bool:
-    """Whether steps are slow because of the sequences in them: the usual ones are, or those of busier frames.
+    """Whether steps are slow because of the sequences in them: steps in general, or those of busier frames.
 
     A step with n sequences counts as n gaps, so the median gap is one of a busy step.
     """
@@ -326,7 +326,7 @@ def _slower_with_load(frames: Sequence[Frame], objective: float) -> bool:
 
 
 def _sequences(frames: Sequence[Frame], objective: float) -> tuple[list[float], list[float]]:
-    """How many sequences ran in each frame in which more than 1% of the gaps were too long, and in each other one."""
+    """Running sequences of the frames in which more than 1% of the gaps were too long, and of the other frames."""
     slow: list[float] = []
     fast: list[float] = []
     for frame in frames:
@@ -337,9 +337,10 @@ def _sequences(frames: Sequence[Frame], objective: float) -> tuple[list[float], 
 
 
 def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) -> str:
-    """What is known of a few long gaps among many short ones: how many there are, and beside how many sequences.
+    """Describe a few long gaps among many short ones: how many there are, and how many sequences ran then.
 
-    Metrics don't tell what made them long, so other work is a possible cause, and none where step times are simulated.
+    Metrics don't show what made them long. So other work is given as a possible cause, except if step times are
+    simulated.
     """
     itl = merged(frames, "itl")
     if itl is None:
@@ -363,11 +364,11 @@ class SlowFirstToken(SlowTokens):
     key, name = "ttft", "TTFT"
 
     def objective(self, evidence: Evidence) -> float:
-        """Its objective, in seconds."""
+        """The objective in seconds."""
         return evidence.objectives.ttft_p99_seconds
 
     def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:
-        """Whether requests queue, prompts take long, or neither: then time passes outside the engine."""
+        """Whether requests queue, prompts take long, or neither, in which case time passes outside the engine."""
         queue, prefill = (mean(merged(frames, key)) or 0.0 for key in ("queue", "prefill"))
         measures += [
             Measure(f"{name} mean", seconds(evidence.latency(key).mean))
@@ -398,13 +399,13 @@ class SlowFirstToken(SlowTokens):
 
 
 def _outside_engine(evidence: Evidence, frames: Sequence[Frame]) -> float | None:
-    """Mean seconds to the first token that are spent neither in the queue nor in prefill, if that is most of them and
-    can't be anything else; else None.
+    """Mean seconds to the first token spent neither in the queue nor in prefill, if that is most of the time and can't
+    be anything else; otherwise None.
 
     vLLM observes queue and prefill only when a request ends. While a queue grows, those of the requests that get their
-    first token now are not among them, so the requests that wait count too: they take waiting / rate seconds (Little's
-    law). Those that waited before ``frames`` count as well, as they may have been answered since. A request also waits
-    until the step that runs when it comes has ended, before it counts as queued: that takes up to a gap between tokens.
+    first token now are missing, so waiting requests count too: they take waiting / rate seconds (Little's law). So do
+    requests that waited before ``frames``, as they may have been answered since. Before it counts as queued, a request
+    also waits for the end of the running step: that takes up to a gap between tokens.
     """
     ttft, queue, prefill = (merged(frames, key) for key in ("ttft", "queue", "prefill"))
     whole, queued, computed = mean(ttft), mean(queue), mean(prefill)
@@ -422,9 +423,9 @@ def _outside_engine(evidence: Evidence, frames: Sequence[Frame]) -> float | None
 
 
 def _more_api_servers(evidence: Evidence) -> Fix | None:
-    """A second API server, where one serves all requests and vLLM allows two.
+    """A second API server, if one serves all requests and vLLM allows two.
 
-    None on a CPU, where the engine needs the cores itself, nor for the simulated engine, which has one process.
+    None on a CPU, where the engine needs the cores itself, and for the simulated engine, which has one process.
     """
     if evidence.engines > 1 or evidence.flags.get("api-server-count") not in (None, 1):
         return None

@@ -18,10 +18,10 @@ from vllm_launchers.vllm.release_defaults import caches_linear_prefixes, can_cac
 CACHING = "enable-prefix-caching"
 
 LARGE_STEP = 64
-"""Tokens: an ordinary block has at most so many; models with Mamba layers have hundreds or thousands."""
+"""Maximum block size of ordinary models in tokens; models with Mamba layers have hundreds or thousands."""
 
 MOST_TOO_SHORT = 0.9
-"""From this share of prompts that are too short for any hit on, that is why there are none."""
+"""If at least this fraction of prompts is too short for any hit, that is why there are none."""
 
 
 class PrefixCacheIdle:
@@ -31,7 +31,7 @@ class PrefixCacheIdle:
     LOW, ENOUGH, SPAN, TOKENS = 0.02, 0.10, 5 * MINUTE, 20_000
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the hit rate over five minutes, where enough prompt tokens were looked up."""
+        """Judge by the hit rate over five minutes, if enough prompt tokens were looked up."""
         frames = evidence.frames
         if evidence.flags.get(CACHING) is False:
             return [Judgement.GOOD] * len(frames)
@@ -49,9 +49,9 @@ class PrefixCacheIdle:
         return Judgement.BAD if rate < self.LOW else Judgement.GOOD if rate > self.ENOUGH else Judgement.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """The hit rate, and why there are no hits as far as that is known."""
+        """The hit rate, and why there are no hits, as far as known."""
         hits = hit_rate(evidence.last(self.SPAN)) or 0.0
-        limit = self.LOW if hits < self.LOW else self.ENOUGH  # until which it stays open
+        limit = self.LOW if hits < self.LOW else self.ENOUGH  # the limit until which it stays open
         measures = [Measure("prefix cache hit rate", percent(hits, 1), percent(limit), "built-in")]
         symptom = f"Prefix cache hit rate is {percent(hits, 1)}."
         step = evidence.frames[-1].prefix_step
@@ -70,7 +70,7 @@ class PrefixCacheIdle:
     def _evicted(
         self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], kept: float, fix: Fix
     ) -> Finding:
-        """Of a cache that is refilled so often that a prefix may be evicted before it repeats."""
+        """For a cache that is refilled so often that a prefix may be evicted before it repeats."""
         measures.append(Measure("evicted when unused for", f"about {seconds(kept)}", "", "by tokens computed and room"))
         late = f"later than about {seconds(kept)}"
         cause = f"Prompts share hardly any prefix, or one that comes again {late}: evicted by then."
@@ -80,7 +80,7 @@ class PrefixCacheIdle:
     def _in_large_steps(
         self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], step: int
     ) -> Finding:
-        """Of a model whose prefixes are cached in large blocks: a shorter one is computed each time."""
+        """For a model whose prefixes are cached in large blocks: shorter ones are computed each time."""
         lengths = observed(evidence.frames, "prompt_tokens", self.SPAN)[-1]
         short = at_most(lengths, step) if lengths is not None else None
         blocks = f"This model's prefixes are cached in blocks of {count(step)} tokens"
@@ -95,10 +95,10 @@ class PrefixCacheIdle:
 
 
 def kept_seconds(evidence: Evidence, frames: int) -> float | None:
-    """About how long a cached block outlives its last use: until all blocks that no request holds were refilled.
+    """Roughly how long a cached block outlives its last use: until all blocks that no request holds were refilled.
 
-    vLLM evicts the block first that was unused for longest. Judged by the frames with traffic. None where nothing is
-    computed, or where blocks are not all alike: models with linear layers, or with attention over a window.
+    vLLM evicts the least recently used block first. Judged by the frames with traffic. None if nothing is computed, or
+    if blocks are not all alike: models with linear layers or sliding-window attention.
     """
     span = [frame for frame in evidence.last(frames) if frame.grown.generation_tokens_total]
     tokens = evidence.cache_tokens
@@ -112,7 +112,7 @@ def kept_seconds(evidence: Evidence, frames: int) -> float | None:
 
 
 def at_most(lengths: Histogram, tokens: int) -> float | None:
-    """The least share of lengths that are at most ``tokens``; None without observations."""
+    """A lower bound of the fraction of lengths that are at most ``tokens``; None without observations."""
     if not lengths.count:
         return None
     counts = [known for bound, known in zip(lengths.bounds, lengths.counts, strict=True) if bound <= tokens]
@@ -123,11 +123,11 @@ STATES = "of models with Mamba or linear-attention layers, vLLM keeps what promp
 
 UNIT = "prefix-match-unit"
 UNITS = (64, 32, 16)
-"""Tokens: what is tried as a unit, which must divide the block size."""
+"""Candidate units in tokens; a unit must divide the block size."""
 UNIT_SINCE = (0, 32, 0)
-"""The first release with which it was tried: there a prompt that was sent again, or continued, had hits."""
+"""First release with which it was tested: prompts that were sent again or continued had hits."""
 NO_UNIT = ("decode-context-parallel-size", TRANSFER, *SPECULATION_FLAGS, UNIT)
-"""Flags with which other rules hold."""
+"""Flags to which other rules apply."""
 
 
 def finer_prefixes(evidence: Evidence, step: int) -> Fix | None:
@@ -144,7 +144,7 @@ def finer_prefixes(evidence: Evidence, step: int) -> Fix | None:
 
 
 def hit_rate(frames: Sequence[Frame]) -> float | None:
-    """Share of the prompt tokens found in the prefix cache; None if none was looked up."""
+    """Fraction of prompt tokens found in the prefix cache; None if none was looked up."""
     asked = total(frames, "prefix_cache_queries_total")
     return (total(frames, "prefix_cache_hits_total") or 0.0) / asked if asked else None
 
@@ -152,14 +152,14 @@ def hit_rate(frames: Sequence[Frame]) -> float | None:
 class PrefixCacheMissed:
     """Prefix caching is off although prompts share prefixes.
 
-    While it is off vLLM has no such counters: the figure comes from earlier, or from the preset.
+    While it is off vLLM has no such counters, so the figure is from an earlier run or from the preset.
     """
 
     code = "prefix_cache_missed"
     ENOUGH_REQUESTS = 20
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the flag and the known reuse; judged only while requests arrive."""
+        """Judge by the flag and the known reuse, only while requests arrive."""
         off = evidence.flags.get(CACHING) is False
         if not off or evidence.reuse[0] <= WORTH_CACHING:
             return [Judgement.GOOD] * len(evidence.frames)
@@ -183,16 +183,16 @@ class PrefixCacheMissed:
 
 
 class PrefixCacheOff:
-    """No prefix is cached although no flag says so: vLLM turned it off for this model, or for this platform.
+    """No prefix is cached although no flag disables it: vLLM turned caching off for this model or platform.
 
-    vLLM says so in its log at the level of debug messages or not at all, and its hit rate stays at 0.
+    vLLM logs this only as a debug message, or not at all, and its hit rate stays at 0.
     """
 
     code = "prefix_cache_off"
     ENOUGH_REQUESTS, SPAN, TOKENS = 20, 5 * MINUTE, 20_000
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By what vLLM reports of its configuration, and of its lookups; judged only while requests arrive."""
+        """Judge by vLLM's reported configuration and its lookups, only while requests arrive."""
         frames = evidence.frames
         unique = evidence.workload is not None and evidence.reuse[0] <= WORTH_CACHING
         if unique or evidence.flags.get(CACHING) is False:
@@ -210,11 +210,11 @@ class PrefixCacheOff:
         return found
 
     def _skipped(self, at: int, asked: float | None, tokens: float | None) -> bool:
-        """Whether vLLM looks nothing up, by its counters: they count each prompt once it is admitted."""
+        """Whether vLLM looks up nothing, by its counters, which count each prompt when it is admitted."""
         return at + 1 >= self.SPAN and asked == 0 and (tokens or 0.0) >= self.TOKENS
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """That prefixes are computed again, and who decided that."""
+        """The finding that prefixes are recomputed, and who decided that."""
         reuse, source = evidence.reuse
         worth = reuse > WORTH_CACHING
         measures = [Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source)] if worth else []
@@ -237,7 +237,7 @@ SKIPPED = (
 
 
 def turned_off(evidence: Evidence) -> tuple[str, Fix | None]:
-    """Why vLLM caches no prefix of this model, as far as that is known, and what changes it."""
+    """Why vLLM caches no prefixes of this model, as far as known, and what changes it."""
     asked, release = evidence.flags.get(CACHING) is True, evidence.release
     if evidence.mla and evidence.build == "cpu":
         return "On a CPU, vLLM turns prefix caching off for models with MLA, whatever the flags say.", None

@@ -1,4 +1,4 @@
-"""Queue findings: more work arrives than is done, and what it waits for."""
+"""Queue findings: more work arrives than is done, and what requests wait for."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def _bottleneck_of(evidence: Evidence, frame: Frame, prompt: float) -> Bottlenec
         return Bottleneck.MEMORY
     if (frame.running_max or 0.0) >= AT_THE_LIMIT * evidence.most_running:
         return Bottleneck.SEQUENCES
-    # A request is admitted when its whole prompt fits: with long prompts much of the cache stays empty.
+    # A request is admitted when its whole prompt fits, so with long prompts much of the cache stays empty.
     cache = evidence.cache_tokens
     room = (1 - usage) * cache if cache is not None else None
     return Bottleneck.MEMORY if room is not None and room < prompt else Bottleneck.STEPS
 
 
 def _prompts(frames: Sequence[Frame]) -> list[float]:
-    """Per frame, the mean length of the prompts up to it, in tokens."""
+    """Per frame, the mean length of all prompts up to it, in tokens."""
     return [mean(one) or 0.0 for one in observed(frames, "prompt_tokens", len(frames))]
 
 
 def _newest(evidence: Evidence, bottleneck: Bottleneck) -> tuple[Frame, float]:
-    """The newest frame in which this limits the queue, whose figures prove it, and the mean prompt's tokens then."""
+    """The newest frame with this bottleneck, as proof, and the mean prompt length in tokens at that time."""
     found = list(zip(evidence.frames, _prompts(evidence.frames), strict=True))
     limited = (one for one in reversed(found) if _bottleneck_of(evidence, *one) is bottleneck)
     return next(limited, found[-1])
@@ -84,7 +84,7 @@ def _computes(frame: Frame) -> bool:
 
 
 def _verdicts(evidence: Evidence, bottleneck: Bottleneck) -> list[Judgement]:
-    """By growth, if this is what limits the queue."""
+    """Judge by the queue's growth, if this is the bottleneck."""
     frames = evidence.frames
     prompts = _prompts(frames)
     found = []
@@ -115,7 +115,7 @@ def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
         Measure("KV cache usage", usage, objective, evidence.objectives_source),
     ]
     if (longest := evidence.latency("queue").p99) is not None:
-        # A request is counted when it ends: those waiting now are not included.
+        # Requests are counted when they end, so those waiting now are not included.
         measures.append(Measure("queue time p99 (finished requests)", longest.text))
     return measures
 
@@ -126,11 +126,11 @@ class OversubscribedSequences:
     code = "oversubscribed_sequences"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By growth, if the sequence limit is reached and the cache is not full."""
+        """Judge by growth, if the sequence limit is reached and the cache is not full."""
         return _verdicts(evidence, Bottleneck.SEQUENCES)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How many wait, and how many more would fit."""
+        """How many requests wait, and how many more would fit."""
         limit = evidence.max_num_seqs
         frame, _ = _newest(evidence, Bottleneck.SEQUENCES)
         symptom = f"{_queue(evidence)}, and {percent(frame.usage_max)} of the KV cache used."
@@ -155,11 +155,11 @@ class OversubscribedMemory:
     code = "oversubscribed_memory"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By growth, if the cache is full."""
+        """Judge by growth, if the cache is full."""
         return _verdicts(evidence, Bottleneck.MEMORY)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How many wait, and what would hold more."""
+        """How many requests wait, and what would make room for more."""
         frame, prompt = _newest(evidence, Bottleneck.MEMORY)
         usage, cache = frame.usage_max or 0.0, evidence.cache_tokens
         symptom = f"{_queue(evidence)}, and the KV cache is {percent(usage)} full."
@@ -180,11 +180,11 @@ class OversubscribedCompute:
     code = "oversubscribed_compute"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By growth, if neither the sequence limit nor the cache is the limit."""
+        """Judge by growth, if neither the sequence limit nor the cache is the bottleneck."""
         return _verdicts(evidence, Bottleneck.STEPS)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How many wait, and what makes prompts cheaper."""
+        """How many requests wait, and what makes prompts cheaper."""
         symptom = f"{_queue(evidence)}, though max-num-seqs and the KV cache have room."
         cause = "Prompts arrive faster than the GPU prefills them."
         offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), chunked(evidence)))
@@ -199,12 +199,12 @@ class OversubscribedCompute:
 
 
 class NotAdmitted:
-    """Requests wait and none runs: none of them fits."""
+    """Requests wait and none runs, because none fits."""
 
     code = "not_admitted"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By waiting without running or tokens."""
+        """Bad in frames with waiting requests but no running ones and no tokens."""
         found = []
         for frame in evidence.frames:
             if frame.waiting_min is None or frame.running_max is None:
@@ -218,8 +218,8 @@ class NotAdmitted:
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Nothing runs: either the cache cannot hold a full context, or the engine was paused.
 
-        vLLM refuses to start if one full context does not fit; older versions check only memory, and not
-        ``num-gpu-blocks-override``. With ``/pause`` and ``/sleep`` it admits no requests (tested on 0.32).
+        vLLM refuses to start if a full context does not fit, but older versions check only memory, not
+        ``num-gpu-blocks-override``. After ``/pause`` and ``/sleep`` it admits no requests (tested on 0.32).
         """
         frame, context = evidence.frames[-1], evidence.max_model_len
         waiting = round(frame.waiting_max or 0)

@@ -11,10 +11,11 @@ from vllm_console.text import percent
 from vllm_launchers.vllm.flags.changes import Changes
 
 WAITING = 2.0
-"""So many requests wait on one rank for a whole frame while on another none does, or at all while another runs none."""
+"""Number of requests that must wait on one rank for a whole frame while another has no queue, or at any time while
+another is idle."""
 
 ROOM = 0.7
-"""A rank has room if it uses at most this share of its KV cache, and runs no more than the other one."""
+"""A rank has room if it uses at most this fraction of its KV cache and runs fewer requests than the other one."""
 
 CACHE_FULL = 0.95
 
@@ -29,12 +30,12 @@ SPREAD = Fix(
 
 
 class UnevenRanks:
-    """Requests wait on one data-parallel rank for seconds while another one has room and none waiting."""
+    """Requests wait on one data-parallel rank for seconds while another one has room and an empty queue."""
 
     code = "uneven_ranks"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the ranks' queues."""
+        """Judge by the ranks' queues."""
         return [self._verdict(frame) for frame in evidence.frames]
 
     @staticmethod
@@ -47,7 +48,7 @@ class UnevenRanks:
         return Judgement.BETWEEN if any(one.waiting_min for one in known) else Judgement.GOOD
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """Which rank is full, which one has room, and why none moves."""
+        """Which rank is full, which has room, and why no request moves."""
         found = [(frame, pair) for frame in reversed(evidence.frames) if (pair := _pair(frame)) is not None]
         if not found:  # it holds until frames are good: some have been neither
             symptom = "Requests waited on one data-parallel rank while another one had room."
@@ -77,9 +78,9 @@ class UnevenRanks:
 
 
 def _pair(frame: Frame) -> tuple[RankFrame, RankFrame] | None:
-    """The rank on which most requests wait, and one that has room; None if there is no such pair.
+    """The rank with the longest queue, and one that has room; None if there is no such pair.
 
-    Beside a rank that ran nothing, a queue that was empty at times counts, too: requests of a batch end together.
+    Next to an idle rank, a queue that was empty at times counts too: requests of a batch end together.
     """
     waiting = [one for one in frame.ranks if (one.waiting_min or 0.0) >= WAITING]
     idle = [one for one in frame.ranks if one.waiting_max == 0 and (one.usage_max or 0.0) <= ROOM]
@@ -94,7 +95,7 @@ def _pair(frame: Frame) -> tuple[RankFrame, RankFrame] | None:
 
 
 def _unused(rank: RankFrame) -> bool:
-    """Whether it ran no request in a frame."""
+    """Whether the rank ran no request in a frame."""
     return rank.running_max == 0 and not rank.tokens
 
 

@@ -1,4 +1,4 @@
-"""Finding about requests that the API server refuses: no metric of the engine shows them."""
+"""Finding about requests that the API server refuses: no engine metric shows them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vllm_console.text import percent
 from vllm_launchers.vllm.flags.changes import Changes
 
 MOSTLY = 0.5
-"""Share of the refused requests from which a status names the cause."""
+"""If more than this fraction of the refused requests has a status, that status determines the cause."""
 
 WORTH_MORE_CONTEXT = 1.1
-"""A context that is longer by less would let few more requests through."""
+"""Minimum factor for a longer context; less would let few more requests through."""
 
 _KEY = Fix(Changes(), "Give these clients the server's API key. They send it as 'Authorization: Bearer KEY'.")
 _READ_ANSWER = Fix(Changes(), "Read an answer at a client: its text says what is wrong with the request.")
@@ -30,10 +30,10 @@ class RequestsRefused:
 
     code = "requests_refused"
     SHARE, ENOUGH, FEWEST = 0.05, 0.02, 5
-    """Of the requests that were answered in a minute; and the fewest refused ones in it."""
+    """Fractions of a minute's answered requests (bad above, good below), and the minimum number of refused ones."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the minute up to each frame."""
+        """Judge the minute up to each frame."""
         frames = evidence.frames
         return [self._verdict(answered(frames, at), frame) for at, frame in enumerate(frames)]
 
@@ -48,7 +48,7 @@ class RequestsRefused:
         return above(share, self.SHARE, self.ENOUGH)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How many of how many, with which status, and why as far as the log says."""
+        """How many requests were refused, with which status, and why, as far as the log shows it."""
         minute = answered(evidence.frames, len(evidence.frames) - 1)
         refused, total = minute.all_refused, minute.total
         share = percent(refused / total if total else None)
@@ -67,7 +67,7 @@ class RequestsRefused:
 
 
 def answered(frames: Sequence[Frame], at: int) -> Responses:
-    """What was answered in the minute up to a frame."""
+    """Responses in the minute up to a frame."""
     ok = refused = failed = unauthorized = 0.0
     for frame in frames[max(0, at + 1 - MINUTE) : at + 1]:
         if (one := frame.responses) is not None:
@@ -101,12 +101,12 @@ def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
 
 
 def _ask_for(served: str) -> Fix:
-    """No flag helps: the value of one is one word of the command line, and a second name would be another word."""
+    """No flag helps: a flag's value is one word of the command line, and a second name would be another word."""
     return Fix(Changes(), f"Have these clients ask for {served}.")
 
 
 def _if_too_long(evidence: Evidence) -> Fix | None:
-    """What to do if the answers say that the context is exceeded, which is not known here."""
+    """Advice in case the responses report an exceeded context length, which is not known here."""
     now, fitting = evidence.max_model_len, _fitting(evidence)
     if now is None or fitting is None or fitting < WORTH_MORE_CONTEXT * now:
         return None
@@ -114,13 +114,13 @@ def _if_too_long(evidence: Evidence) -> Fix | None:
 
 
 def _fitting(evidence: Evidence) -> int | None:
-    """The longest context that the model has and one engine's KV cache holds; None if that is not known."""
+    """The longest context that the model supports and one engine's KV cache holds; None if unknown."""
     cache, most = evidence.cache_tokens, evidence.max_context
     return min(cache, most) if cache is not None and most is not None else None
 
 
 def _longer_context(evidence: Evidence, logged: Refusals) -> list[Fix]:
-    """As long a context as these requests need, where the model has one and the KV cache holds it."""
+    """A context as long as these requests need, if the model supports it and the KV cache holds it."""
     now, fitting, cache = evidence.max_model_len, _fitting(evidence), evidence.cache_tokens
     if now is None or fitting is None or cache is None:
         return [_SHORTER]

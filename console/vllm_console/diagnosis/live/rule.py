@@ -1,10 +1,11 @@
 """How a finding is detected: a verdict for every frame, and from the verdicts, since when it holds.
 
-A finding begins when three of the last four frames are bad and ends when three in a row are good, so that it does not
-flap, or at once if its whole evaluation window has no occurrence; a neutral frame changes nothing. What is judged by
-requests stays through a silence of some minutes, and then ends: slow traffic has such pauses. So does preemption while
-requests run, since it comes in bursts: one that returns within these minutes is the same finding. After a while without
-reports it is not shown. Everything is recomputed from the frames each time, so every console and command agrees.
+A finding begins when three of the last four frames are bad. It ends when three consecutive frames are good, so that it
+does not flap, or at once if its whole evaluation window has no occurrence; a neutral frame changes nothing. Findings
+judged by requests stay open through a silence of some minutes, because slow traffic has such pauses, and then end. So
+does preemption while requests run, since it comes in bursts: if it returns within these minutes, it is the same
+finding. After a while without reports, a finding is not shown. Everything is recomputed from the frames each time, so
+all consoles and commands agree.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 
 DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
-"""For servers whose launch sets no objectives."""
+"""For servers launched without objectives."""
 
 ELSEWHERE = (
     "data-parallel-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb", "data-parallel-size-local",
     "data-parallel-multi-port-external-lb", "nnodes",
 )  # fmt: skip
-"""With one of these, only some of ``data-parallel-size`` engines, or one, are behind the server's port."""
+"""With one of these flags, only some of the ``data-parallel-size`` engines, or one, are behind the server's port."""
 
 ENTER, OF = 3, 4
 LEAVE = 3
 QUIET_AFTER = 3
-"""Frames in a row without a report, after which nothing is reported."""
+"""Consecutive frames without a report, after which nothing is reported."""
 SILENCE_SECONDS = 300.0
-"""How long after its last observation a finding stays open in silence.
+"""How long a finding stays open after its last observation.
 
-Two requests that come a minute or two apart are the same traffic, also if one of them is missing; and a fix is still
-worth reading then.
+Requests that come a minute or two apart are the same traffic, even if one of them is missing, and a fix is still worth
+reading then.
 """
 SILENT_FRAMES = round(SILENCE_SECONDS / STEP_SECONDS) - MINUTE + 1
-"""Silent frames in a row, after which it ends: the first one has a whole minute without an observation behind it."""
+"""Consecutive silent frames that end a finding; the first one follows a whole minute without an observation."""
 
 _NOTHING = Quantiles(count=0.0, mean=None)
 
@@ -58,19 +59,19 @@ class Judgement(Enum):
 
     BAD = "bad"
     BETWEEN = "between"
-    """Neither bad enough to begin nor good enough to end."""
+    """Neither bad enough to begin a finding nor good enough to end it."""
     GOOD = "good"
     OVER = "over"
-    """No occurrence in the whole evaluation window: it ends at once, for there is no figure to show."""
+    """No occurrence in the whole evaluation window: ends the finding at once, since there is no figure to show."""
     SILENT = "silent"
-    """Nothing was observed in a minute without requests, or what comes in bursts has paused: ends a finding once it
-    lasts."""
+    """Nothing was observed in a minute without requests, or a problem that comes in bursts has paused: ends a finding
+    if it lasts."""
     UNKNOWN = "unknown"
-    """The figures it is judged by were not reported."""
+    """The figures to judge by were not reported."""
 
 
 class GpuMoment(msgspec.Struct, frozen=True):
-    """A sample of the server's GPUs (at Unix seconds), as far as they were read."""
+    """A sample of the server's GPUs (at Unix seconds), as far as they could be read."""
 
     at: float
     gpus: tuple[Gpu, ...]
@@ -79,10 +80,11 @@ class GpuMoment(msgspec.Struct, frozen=True):
 class Evidence(msgspec.Struct, frozen=True):
     """All inputs for findings. ``frames`` are those of the present generation, oldest first.
 
-    ``ready_at`` is when it began to serve. ``moments`` are samples of its GPUs, oldest first, empty if none is known.
-    ``link`` is how its GPUs are connected (``NV4``, ``PIX``, ``SYS``, …), for the slowest pair. ``silent_seconds`` is
-    how long a one-token request has been unanswered, None if none was sent, and 0 once it was answered.
-    ``health_problem`` is the response of ``/health`` if it was not 200 (``HTTP 503``), since ``health_since``.
+    ``ready_at`` is when the generation began to serve. ``moments`` are samples of its GPUs, oldest first, empty if none
+    is known. ``link`` is how its GPUs are connected (``NV4``, ``PIX``, ``SYS``, …), for the slowest pair.
+    ``silent_seconds`` is how long a one-token request has been unanswered, None if none was sent, and 0 once it was
+    answered. ``health_problem`` is the response of ``/health`` if it was not 200 (``HTTP 503``), since
+    ``health_since``.
     """
 
     now: float
@@ -95,28 +97,28 @@ class Evidence(msgspec.Struct, frozen=True):
     release: tuple[int, int, int] | None = None
     max_model_len: int | None = None
     max_context: int | None = None
-    """The longest context of the model itself, if known."""
+    """The model's own maximum context length, if known."""
     model_name: str | None = None
-    """The name by which the model is served, as reported."""
+    """The served model name, as reported."""
     refusals: Refusals = Refusals()
-    """The requests refused in the last minute, as far as the log shows them."""
+    """Requests refused in the last minute, as far as the log shows them."""
     health_problem: str = ""
     health_since: float = 0.0
     moments: Sequence[GpuMoment] = ()
     link: str = ""
     server: str = ""
     reserve_gib: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """Per GPU index, what is reserved for other tenants."""
+    """GiB reserved for other tenants, by GPU index."""
     spare_gib: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """Per GPU index, what this server may still take: free now, within this user's share, the reserve left alone."""
+    """GiB that this server may still use, by GPU index: free now, within this user's share, without the reserve."""
     earlier_reuse: float | None = None
-    """The prefix cache's hit rate in its previous generation, if caching was on and that is known."""
+    """The prefix cache's hit rate in its previous generation, if caching was on and the rate is known."""
     weights_gib: float | None = None
-    """What its weights take of each GPU, if estimated."""
+    """GiB of weights on each GPU, if estimated."""
     cache_gib: float | None = None
-    """What its KV cache takes of each GPU, if estimated."""
+    """GiB of KV cache on each GPU, if estimated."""
     cache_free_gib: float | None = None
-    """What it would take if no flag fixed its size; None if unknown."""
+    """GiB that the KV cache would have if no flag fixed its size; None if unknown."""
     build: str | None = None
     """The engine's build: ``cuda``, ``cpu``, …; a CPU build has no GPU to tune for."""
     simulated: bool = False
@@ -127,46 +129,47 @@ class Evidence(msgspec.Struct, frozen=True):
     mla: bool = False
     """Whether the model uses multi-head latent attention."""
     linear_layers: bool = False
-    """Whether the model has layers with a state in place of a KV cache: Mamba, linear attention."""
+    """Whether the model has layers with a state instead of a KV cache: Mamba, linear attention."""
     resumed: StillCached | None = None
-    """What requests that were resumed in the last five minutes still found in the prefix cache; None if unknown."""
+    """What requests resumed in the last five minutes still found in the prefix cache; None if unknown."""
     sliding_layers: bool = False
-    """Whether the model has layers with attention over a window, or over chunks."""
+    """Whether the model has layers with sliding-window or chunked attention."""
     attention_free: bool = False
-    """Whether all its layers have such a state, or none."""
+    """Whether all its layers have such a state, or none at all."""
     batch_sizes: tuple[int, int] = SMALL_BATCHES
-    """vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` for it if the flags are not set."""
+    """vLLM's defaults of ``max-num-seqs`` and ``max-num-batched-tokens`` for this server."""
     max_tokens_per_mm_item: int = 0
     """Tokens of the largest image, video or sound that must be computed in one step; 0 if vLLM may chunk it."""
     quantized: bool | None = None
     """Whether its weights are quantized; None if unknown."""
     own_fp8_cache: bool = False
-    """Whether the checkpoint asks for a KV cache in FP8, which vLLM then takes unless a flag says otherwise."""
+    """Whether the checkpoint requests an FP8 KV cache, which vLLM then uses unless a flag says otherwise."""
     silent_seconds: float | None = None
     idle_seconds: float = 0.0
     """How long nothing has run, waited or been counted, as far as known."""
     minute: Mapping[str, Quantiles] | None = None
-    """The latencies of the last minute as panes show them: exact where a probe has them. None: by the frames."""
+    """Latencies of the last minute as panes show them, exact where a probe has them. None: computed from the frames."""
     unasked: str = ""
-    """Why it gets no one-token request though it seems to hang (``this console is read-only``), else empty."""
+    """Why no one-token request is sent though it seems to hang (``this console is read-only``), else empty."""
 
     @property
     def objectives(self) -> Objectives:
-        """The thresholds: its preset's, or our defaults for a server without one."""
+        """The thresholds: those of its preset, or our defaults for a server without one."""
         return self.preset_objectives or DEFAULT_OBJECTIVES
 
     @property
     def objectives_source(self) -> str:
-        """The source of the thresholds, for people."""
+        """The source of the thresholds, for users."""
         if self.preset_objectives is None:
             return "default objectives, no preset"
         return f"objectives of preset {self.preset}" if self.preset else "its preset's objectives"
 
     @property
     def engines(self) -> int:
-        """Its engines (data-parallel ranks): limits apply to each, requests and tokens are counted over all of them.
+        """Number of engines (data-parallel ranks). Limits apply to each, requests and tokens are counted over all of
+        them.
 
-        As observed; by its flag if it has so many that history merges them.
+        As observed, or from its flag if it has so many that history merges them.
         """
         seen = self.frames[-1].engines if self.frames else 1
         if seen > 1 or any(name in self.flags for name in ELSEWHERE):
@@ -175,22 +178,22 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def max_num_seqs(self) -> int:
-        """How many sequences may run at once in each engine; vLLM's own default if the flag is not set."""
+        """Maximum running sequences in each engine; vLLM's own default if the flag is not set."""
         return whole_number(self.flags, SEQUENCES, self.batch_sizes[0])
 
     @property
     def most_running(self) -> int:
-        """How many sequences may run at once over all engines."""
+        """Maximum running sequences over all engines."""
         return self.engines * self.max_num_seqs
 
     def running(self, count: float, name: str = "running") -> Measure:
-        """How many sequences run, and the limit."""
+        """Number of running sequences, and the limit."""
         source = f"max-num-seqs of {self.engines} engines" if self.engines > 1 else "max-num-seqs"
         return Measure(name, f"{count:.0f}", str(self.most_running), source)
 
     @property
     def hardware(self) -> str:
-        """What computes: ``GPU``, or ``machine`` for a CPU build."""
+        """What does the computing: ``GPU``, or ``machine`` for a CPU build."""
         return "machine" if self.build == "cpu" else "GPU"
 
     @property
@@ -200,20 +203,20 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def cache_tokens(self) -> int | None:
-        """Tokens that one engine's KV cache holds."""
+        """Number of tokens that one engine's KV cache holds."""
         tokens = self.frames[-1].kv_cache_tokens if self.frames else None
         return tokens // self.engines if tokens is not None else None
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """How many tokens a step may have; vLLM's own default if the flag is not set."""
+        """Maximum tokens per step; vLLM's own default if the flag is not set."""
         return whole_number(self.flags, BATCHED, self.batch_sizes[1])
 
     @property
     def state_block(self) -> int:
-        """How many tokens a step must have at least for states of linear layers to be cached; 0 without such layers.
+        """Minimum tokens per step for caching states of linear layers; 0 without such layers.
 
-        Some releases refuse smaller steps with ``mamba-cache-mode align`` (0.25.1 does, 0.32.0 does not).
+        Some releases reject smaller steps with ``mamba-cache-mode align`` (0.25.1 does, 0.32.0 does not).
         """
         block = self.frames[-1].prefix_step if self.frames else None
         off = self.flags.get("enable-prefix-caching") is False
@@ -221,12 +224,12 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def tensor_parallel(self) -> int:
-        """Over how many GPUs each layer is split."""
+        """Number of GPUs over which each layer is split."""
         return whole_number(self.flags, TENSOR)
 
     @property
     def reuse(self) -> tuple[float, str]:
-        """The share of prompts that repeats, and its source; 0 if unknown."""
+        """The fraction of prompts that repeats, and its source; 0 if unknown."""
         if self.earlier_reuse is not None:
             return self.earlier_reuse, "measured in the previous run"
         return (self.workload.prefix_reuse, "by its preset") if self.workload is not None else (0.0, "")
@@ -236,7 +239,7 @@ class Evidence(msgspec.Struct, frozen=True):
         return self.frames[-count:]
 
     def latency(self, key: str) -> Quantiles:
-        """A latency of the last minute."""
+        """A latency over the last minute."""
         if self.minute is not None:
             return self.minute.get(key) or _NOTHING
         found = merged(self.last(MINUTE), key)
@@ -255,7 +258,7 @@ def _counts(frame: Frame, key: str) -> bool:
 
 
 def moments_within(evidence: Evidence) -> Iterator[tuple[Frame, Sequence[GpuMoment]]]:
-    """Each frame with the GPU samples that fall into it; empty if there were none."""
+    """Each frame with the GPU samples taken in it; empty if there were none."""
     moments = evidence.moments
     begin = 0
     for frame in evidence.frames:
@@ -281,7 +284,7 @@ class Rule(Protocol):
 
 
 def holds_since(verdicts: Sequence[Judgement], frames: Sequence[Frame]) -> float | None:
-    """When the finding that holds at the end began (the start of its first bad frame), or None if none holds."""
+    """When the finding that holds at the end began (start of its first bad frame), or None if none holds."""
     begun: float | None = None
     good = unknown = silent = 0
     for index, verdict in enumerate(verdicts):
@@ -302,7 +305,7 @@ def holds_since(verdicts: Sequence[Judgement], frames: Sequence[Frame]) -> float
 
 
 def above(value: float | None, begins: float, ends: float) -> Judgement:
-    """Bad above ``begins``, good up to ``ends``, neither between."""
+    """Bad above ``begins``, good up to ``ends``, neither in between."""
     if value is None:
         return Judgement.UNKNOWN
     return Judgement.BAD if value > begins else Judgement.GOOD if value <= ends else Judgement.BETWEEN

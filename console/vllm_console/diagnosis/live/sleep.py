@@ -1,4 +1,4 @@
-"""A server that answered differently after it had slept, or could not be woken up; a pair that sleeps. Pure."""
+"""Findings about servers that answered differently after sleep or could not wake up, and about sleeping pairs. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from vllm_launchers.keeper.records import Sleep, SleepStep
 from vllm_launchers.vllm.flags.changes import Changes
 
 SWITCH_SECONDS = 30.0
-"""How long both of a pair may sleep in a switch, between its halves: until the memory of the first is free."""
+"""How long both servers of a pair may sleep during a switch: until the memory of the first is free."""
 SHOWN_SECONDS = 1800.0
-"""How long it is reported: the server that answers since then is another process."""
+"""How long a problem is reported: the server that answers since then is another process."""
 
 
 def after_sleep(sleep: Sleep | None, now: float) -> Finding | None:
-    """The finding about a server's last waking up; None if it went well, or is long ago. ``now`` in Unix seconds."""
+    """The finding about a server's last wake-up; None if it went well or is long ago. ``now`` is in Unix seconds."""
     if sleep is None or sleep.step not in (SleepStep.MISMATCH, SleepStep.FAILED) or now - sleep.step_at > SHOWN_SECONDS:
         return None
     if sleep.step is SleepStep.FAILED:
@@ -44,7 +44,7 @@ def after_sleep(sleep: Sleep | None, now: float) -> Finding | None:
 
 
 def pair_asleep(pair: tuple[str, str], steps: Sequence[SleepStep], since: float, now: float) -> Finding | None:
-    """The finding about a server and its partner that both sleep since then; None while they may be switched."""
+    """The finding that a server and its partner both sleep since ``since``; None while they may be switching."""
     if now - since < SWITCH_SECONDS or any(step is not SleepStep.ASLEEP for step in steps):
         return None
     return Finding(

@@ -1,4 +1,4 @@
-"""What would make the next start of a server shorter, by its last one. Pure."""
+"""What would make a server's next start faster, judging by its last one. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vllm_launchers.vllm.fast_loaders import FastLoader
 from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 WORTH_SECONDS = 20.0
-"""A shorter start is not worth a finding."""
+"""Shorter starts are not worth a finding."""
 LEAST_COMPILE, LEAST_MEASURE, LEAST_WEIGHTS = 5.0, 5.0, 10.0
-"""Seconds that compiling, measuring memory and reading weights must take to be worth a fix."""
+"""Minimum seconds of compilation, memory measurement and weight loading that are worth a fix."""
 MEASURE_SHARE = 0.1
-"""Share of the start that measuring memory must take: a fixed size can cost a server its memory later."""
+"""Minimum fraction of the start for measuring memory: a fixed size can run a server out of memory later."""
 WEIGHTS_SHARE = 0.2
-"""Share of the start that reading weights must take."""
+"""Minimum fraction of the start for reading weights."""
 
 PLAN_VARIABLE, PLAN_SINCE = "VLLM_ENABLE_STARTUP_PLAN", (0, 26, 0)
 
@@ -36,10 +36,10 @@ PINNED = (
 
 
 class LastStart(msgspec.Struct, frozen=True):
-    """The start of a server that is ready since ``ready_at`` (Unix seconds).
+    """The start of a server that became ready at ``ready_at`` (Unix seconds).
 
-    ``pin_bytes`` is the KV cache size that vLLM suggested, None if it can't be set; ``loaders`` are the load formats
-    that can be used.
+    ``pin_bytes`` is the KV cache size that vLLM suggested, None if it can't be set; ``loaders`` are the usable load
+    formats.
     """
 
     ready_at: float
@@ -50,20 +50,20 @@ class LastStart(msgspec.Struct, frozen=True):
     pin_bytes: int | None = None
     loaders: tuple[FastLoader, ...] = ()
     cache_off: bool = False
-    """Whether its environment turns the compile cache off, which not every log says."""
+    """Whether its environment disables the compile cache, which not every log shows."""
 
     def took(self, name: str) -> float | None:
-        """The seconds of a stage."""
+        """The duration of a stage in seconds."""
         return next((stage.seconds for stage in self.stages if stage.name == name), None)
 
     @property
     def whole(self) -> float:
-        """How long it took, without what the next start does not have."""
+        """Total seconds, without stages that the next start does not have."""
         return sum(stage.seconds or 0.0 for stage in self.stages if stage.name not in _NOT_COUNTED)
 
 
 def slow_startup(start: LastStart) -> Finding | None:
-    """That the next start can be shorter, and by what; None if nothing is known that is worth it."""
+    """The finding that the next start can be faster, and how; None if nothing worthwhile is known."""
     if start.whole < WORTH_SECONDS:
         return None
     parts = [*_compile_cache(start), *_kv_cache(start), *_weights(start)]
@@ -77,9 +77,10 @@ def slow_startup(start: LastStart) -> Finding | None:
 
 
 def disturbed_start(report: EngineReport, planned_tokens: float | None, ready_at: float) -> Finding:
-    """That other processes took GPU memory while vLLM sized its KV cache. ``planned_tokens`` is of the launch's plan.
+    """The finding that other processes took GPU memory while vLLM sized its KV cache.
 
-    vLLM takes the growth of memory that is not PyTorch's for its own (``MemoryProfilingResult.non_torch_increase``).
+    ``planned_tokens`` is from the launch's plan. vLLM counts any growth of non-PyTorch memory as its own
+    (``MemoryProfilingResult.non_torch_increase``).
     """
     measures = [Measure("non-torch memory", gib(report.non_torch_gib), gib(NEIGHBORS_GIB), "usual at most")]
     if report.kv_tokens is not None:

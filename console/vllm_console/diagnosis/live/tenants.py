@@ -1,4 +1,4 @@
-"""Findings about GPUs shared with others: memory that they need or take, and their claims."""
+"""Findings about GPUs shared with others: memory that others need or take, and their claims."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class GpuMemoryBelowReserve:
         return judge
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the free memory of each GPU."""
+        """Judge by the free memory of each GPU."""
         return by_gpu(evidence, self._judge(evidence))
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """What is missing, and who holds what."""
+        """How much is missing, and who holds how much."""
         short = newest(evidence, self._judge(evidence))
         measures = [
             Measure(f"GPU {gpu.index} free", gib(gpu.free_gib),
@@ -94,13 +94,14 @@ class GpuMemoryContended:
 
     code = "gpu_memory_contended"
     GROWTH, SETTLED, SPAN = 1.0, 0.25, 3 * MINUTE
-    """GiB within three minutes that count as growth; less than the second number in the last minute ends it."""
+    """GiB within three minutes that count as growth; the finding ends after less than the second figure in the last
+    minute."""
 
     SCARCE = 1.0
-    """GiB: with less left, the next peak of either may fail."""
+    """With less GiB left, the next peak of either process may fail."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By what each foreign process holds, now and three minutes ago."""
+        """Judge by what each foreign process holds, now and up to three minutes ago."""
         samples = [moments[-1] if moments else None for _, moments in moments_within(evidence)]
         held = [_others(sample, evidence.server) if sample is not None else None for sample in samples]
         found = []
@@ -117,7 +118,7 @@ class GpuMemoryContended:
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """Who grows, and what is left."""
+        """Which process grows, and how much is left."""
         first = next((one for one in evidence.moments if one.at >= since), evidence.moments[-1])
         last = evidence.moments[-1]
         before, now = _others(first, evidence.server), _others(last, evidence.server)
@@ -143,7 +144,7 @@ class GpuMemoryContended:
 
 
 def _others(moment: GpuMoment, server: str) -> dict[tuple[int, int], float]:
-    """What each process that is not this server's holds, in GiB, by GPU and pid."""
+    """GiB held by each process that is not this server's, by GPU and PID."""
     return {
         (gpu.index, holder.pid): holder.gib
         for gpu in moment.gpus
@@ -178,11 +179,11 @@ class GpuClaimed:
     code = "gpu_claimed"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the board at each sample."""
+        """Judge by the board at each sample."""
         return by_gpu(evidence, self._judge)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """Who, until when and what for; claims are advisory, so there is no fix."""
+        """Who claimed it, until when and what for; claims are advisory, so there is no fix."""
         claimed = newest(evidence, self._judge)
         measures = tuple(Measure(f"GPU {gpu.index}", claim.words) for gpu in claimed for claim in gpu.claims
                          if not claim.mine)  # fmt: skip
