@@ -175,7 +175,7 @@ class ConsoleApp(App[None]):
         use_keys(own_keys, ascii=self.ascii)
         self.set_keymap({id: ",".join(names) for id, names in own_keys.items()})
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     def get_default_screen(self) -> OperationsScreen:
         """Return the operations screen as the bottom of the stack."""
@@ -452,7 +452,7 @@ class ConsoleApp(App[None]):
             number = text.rstrip().count("\n") + 1
             copy(self, text.rstrip(), counted(number, "line"), self.say_on_top)
 
-    # -- doing -----------------------------------------------------------------------------------------------------
+    # -- actions and messages --------------------------------------------------------------------------------------
 
     def act(
         self,

@@ -68,7 +68,7 @@ class Match(msgspec.Struct, frozen=True, order=True):
 
 
 def match(typed: str, text: str, *, letters: bool = True, words: bool = True, name: int = 0) -> Match | None:
-    """Return how ``text`` matches, or None. Ignores case and extra spaces.
+    """Return how ``text`` matches, or None. Ignores case and, when matching letters, spaces.
 
     ``letters`` allows prefixes of several words: ``la fo`` for ``layout focus``. ``words`` ranks them higher if they
     are the first words. Within the first ``name`` characters, letters may be skipped.
@@ -611,7 +611,7 @@ class ServerCommands:
             raise CommandError(f"columns needs names: {' '.join(COLUMNS)}.")
         return partial(self._screen.choose_columns, self._column_names(text))
 
-    # -- taking something along ------------------------------------------------------------------------------------
+    # -- copy and export -------------------------------------------------------------------------------------------
 
     def _copy(self, what: str) -> Do:
         server = self._selected()

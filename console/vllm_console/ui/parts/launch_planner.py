@@ -122,7 +122,7 @@ class LaunchPlanner:
             table = self._fleet.flags(plan.engine)
         return plan, table, self._fleet.launch_name(request)
 
-    # -- preparing the launch, with the engine's own verdict -------------------------------------------------------
+    # -- preparing the launch --------------------------------------------------------------------------------------
 
     @property
     def asking(self) -> str:

@@ -225,7 +225,7 @@ class ServerVerbs:
         self._sent: dict[str, tuple[int, Staged]] = {}
         """Run being replaced and changes sent, by server; if the restart is canceled, they are staged again."""
 
-    # -- which server may be changed -------------------------------------------------------------------------------
+    # -- permissions -----------------------------------------------------------------------------------------------
 
     def own(self, server: ServerView | None) -> ServerView | None:
         """Return the server if it may be changed; otherwise report why not."""
@@ -646,7 +646,7 @@ class ServerVerbs:
         if self.idle(server, to_stop=True) is not None:
             self._stop(server)
 
-    # -- how verbs run ---------------------------------------------------------------------------------------------
+    # -- running verbs ---------------------------------------------------------------------------------------------
 
     def _run(
         self,
@@ -805,7 +805,7 @@ def _exposure(server: ServerView) -> list[str]:
     return [f"! {server.exposed}."] if server.exposed else []
 
 
-# -- why the fleet refused ---------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 _FOR_COMMANDS = (": stop it and start it under", ". Leave --gpus")
 """Where advice to use the command line begins in a message about GPUs."""

@@ -224,7 +224,7 @@ class OperationsScreen(PartialRepaintScreen):
             by = "started without --allow-changes, see 'vllm-console web --help'"
         return f" ({by})" if by else ""
 
-    # -- what is shown ---------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------------
 
     @property
     def servers(self) -> Sequence[ServerView]:

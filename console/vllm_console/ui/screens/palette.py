@@ -93,7 +93,7 @@ class PaletteScreen(TerminalModal[Do | None]):
         """Number of rows for commands."""
         return min(MOST_ROWS, max(LEAST_ROWS, self.app.size.height // SHARE - 2))
 
-    # -- what matches ----------------------------------------------------------------------------------------------
+    # -- matching --------------------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
         """List matching commands; keep the selected one if it still matches."""
