@@ -105,11 +105,7 @@ def _check(name: str, fleet: LocalFleet, *, remote_allowed: bool) -> None:
 
 
 def _options(args: argparse.Namespace) -> ChatOptions:
-    """The chat options from the command line.
-
-    Raises:
-        UsageError: the tools file is invalid.
-    """
+    """The chat options from the command line. Raises UsageError if the tools file is invalid."""
     from vllm_console.chat.conversation import ChatOptions
 
     tools: Any = []

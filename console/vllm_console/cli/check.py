@@ -94,11 +94,7 @@ def _report_lines(report: Report) -> list[str]:
 
 
 def check_launch(args: argparse.Namespace) -> int:
-    """Print the checklist; exit code 1 if any item is not ok.
-
-    Raises:
-        NotFoundError: there is no such preset.
-    """
+    """Print the checklist; exit code 1 if any item is not ok. Raises NotFoundError if there is no such preset."""
     from vllm_console.alerts.checklist import checklist
     from vllm_console.cli.plan import plan_of
 

@@ -166,7 +166,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
 
 
 def _enter_records(root: Path, resumed: Mapping[str, tuple[recording.RecordedServer, float]]) -> None:
-    """Enter the probe records, and the windows of their runs, of servers that continue from the recording.
+    """Enter the probe records and run windows of the servers that continue from the recording.
 
     ``resumed`` has each server's recording and when it ended.
     """

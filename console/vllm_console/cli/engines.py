@@ -75,11 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    """Plan, ask, install.
-
-    Raises:
-        OperationError: it can't be installed.
-    """
+    """Plan, ask, install. Raises OperationError if it can't be installed."""
     from vllm_launchers.host.gpu.nvml import driver_version
     from vllm_launchers.vllm.engine_install import install_engine, plan_engine, refuse_while_installing
     from vllm_launchers.vllm.engines import MARKER
@@ -148,11 +144,7 @@ def engine_plan_document(plan: EnginePlan) -> Document:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    """Delete an environment that this program created.
-
-    Raises:
-        OperationError: it can't be removed.
-    """
+    """Delete an environment that this program created. Raises OperationError if it can't be removed."""
     from vllm_launchers.vllm.engine_install import users_of
     from vllm_launchers.vllm.engines import managed_engine, managed_engines, remove_engine
 

@@ -127,11 +127,7 @@ _FIGURE_TITLES = {
 
 
 def range_named(name: str) -> ChartRange:
-    """A chart range by name: ``1h``, ``15m``, also ``15 min``.
-
-    Raises:
-        UsageError: there is no such range.
-    """
+    """A chart range by name: ``1h``, ``15m``, also ``15 min``. Raises UsageError if there is no such range."""
     wanted = name.replace(" ", "").removesuffix("in")
     for one in CHART_RANGES:
         if one.name == wanted:

@@ -39,11 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_sample(source: str, timeout: float) -> Sample:
-    """A sample from a URL or a file.
-
-    Raises:
-        OperationError: it cannot be read, or has no vLLM metrics.
-    """
+    """A sample from a URL or a file. Raises OperationError if it cannot be read, or has no vLLM metrics."""
     from vllm_console.metrics.parse import NotMetricsError, parse_metrics
     from vllm_console.metrics.scrape import BODY_LIMIT, scrape_once
 

@@ -166,11 +166,7 @@ def _name(model: str, width: int) -> str:
 def _fits(
     fleet: LocalFleet, args: argparse.Namespace, models: list[str], *, ask_hub: bool = False
 ) -> dict[str, MemoryFit]:
-    """The plan's verdict by model.
-
-    Raises:
-        NotFoundError: there is no such preset.
-    """
+    """The plan's verdict by model. Raises NotFoundError if there is no such preset."""
     from vllm_launchers.plan.model import MemoryFit, fit_of
 
     fleet.preset(args.fits)
@@ -276,11 +272,7 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
 
 
 def remove_model(args: argparse.Namespace) -> int:
-    """Delete a model from the cache.
-
-    Raises:
-        OperationError: it can't be deleted.
-    """
+    """Delete a model from the cache. Raises OperationError if it can't be deleted."""
     from vllm_launchers.vllm.hub import HubError, users_of_model
 
     refuse_read_only(args)
@@ -306,11 +298,7 @@ def remove_model(args: argparse.Namespace) -> int:
 
 
 def found_models(args: argparse.Namespace) -> tuple[FoundModel, ...]:
-    """The models that the hub finds for the words.
-
-    Raises:
-        OperationError: the hub does not respond.
-    """
+    """The models that the hub finds for the words. Raises OperationError if the hub does not respond."""
 
     if not args.words:
         raise UsageError("models search: name words to search, such as qwen3 8b awq")

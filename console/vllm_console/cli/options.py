@@ -80,7 +80,7 @@ def add_restart_method(parser: argparse.ArgumentParser) -> None:
 
 
 def text_from(text: str) -> str:
-    """argparse type for a name, path or address. Rejects an empty one, which would mean something else."""
+    """argparse type: a name, path or address. Rejects an empty one, which would mean something else."""
     if not text.strip():
         raise argparse.ArgumentTypeError("must not be empty")
     return text
@@ -91,7 +91,7 @@ MOST_SECONDS = 366 * DAY
 
 
 def number_type(least: float, most: float, what: str, *, above: bool = False) -> Callable[[str], float]:
-    """argparse type for a number from ``least`` (exclusive if ``above``) to ``most``; ``what`` describes it."""
+    """argparse type: a number from ``least`` (exclusive if ``above``) to ``most``, described as ``what`` in errors."""
 
     def parse(text: str) -> float:
         try:
@@ -106,7 +106,7 @@ def number_type(least: float, most: float, what: str, *, above: bool = False) ->
 
 
 def duration_type(least: float, most: float) -> Callable[[str], float]:
-    """argparse type for a duration from ``least`` to ``most`` seconds. Zero is always rejected."""
+    """argparse type: a duration from ``least`` to ``most`` seconds. Zero is always rejected."""
     limits = f"from {_limit(least)} to {_limit(most)}" if least else f"above 0, at most {_limit(most)}"
 
     def parse(text: str) -> float:
@@ -135,14 +135,14 @@ MOST_COUNT = 999_999_999
 
 
 def count_from(text: str) -> int:
-    """argparse type for a count: an integer from 1 to 999,999,999."""
+    """argparse type: an integer from 1 to 999,999,999."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST_COUNT)) and int(text)):
         raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a whole number from 1 to {MOST_COUNT:,}")
     return int(text)
 
 
 def share_from(text: str) -> float:
-    """argparse type for a share from 0 to 1, or as a percentage."""
+    """argparse type: a share from 0 to 1, or a percentage."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -222,11 +222,7 @@ _VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def pairs_from(words: Sequence[str]) -> dict[str, str]:
-    """The variables set with ``--env``.
-
-    Raises:
-        UsageError: an argument is not ``NAME=VALUE``.
-    """
+    """The variables set with ``--env``. Raises UsageError if an argument is not ``NAME=VALUE``."""
     pairs = dict(_pair(word) for word in words)
     for name, value in pairs.items():
         if value and is_secret_name(name):
@@ -247,11 +243,7 @@ def _pair(word: str) -> tuple[str, str]:
 
 
 def gpus_from(text: str | None) -> tuple[int, ...]:
-    """The indices given with ``--gpus``; empty for ``auto`` and ``none``.
-
-    Raises:
-        UsageError: it is anything else.
-    """
+    """The indices given with ``--gpus``; empty for ``auto`` and ``none``. Raises UsageError for anything else."""
     if not text or text in ("auto", "none"):
         return ()
     try:

@@ -63,11 +63,7 @@ class ClosedOutput(io.TextIOBase):
     """Replacement for a standard output that was closed before the program started."""
 
     def write(self, _text: str) -> int:
-        """Always fail.
-
-        Raises:
-            OutputError: always.
-        """
+        """Raise OutputError."""
         raise OutputError("standard output is closed")
 
 
@@ -146,11 +142,7 @@ def ask(question: str, *, silent: bool = False) -> bool | None:
 
 
 def confirmed(args: argparse.Namespace, question: str) -> None:
-    """Ask, unless ``--yes`` is given.
-
-    Raises:
-        RefusedError: the answer was no, or there is no terminal.
-    """
+    """Ask, unless ``--yes`` is given. Raises RefusedError if the answer was no, or there is no terminal."""
     if args.yes or (answer := ask(question, silent=args.json)):
         return
     from vllm_launchers.errors import RefusedError

@@ -219,7 +219,7 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
 
 @contextlib.contextmanager
 def _meter(target: Target) -> Iterator[EnergyMeter | None]:
-    """An energy meter for the GPUs of our own server; None for one without GPUs, or that is not ours."""
+    """An energy meter for our own server's GPUs; None if it has none, or is not ours."""
     from vllm_console.load.ramp import EnergyMeter
     from vllm_launchers.host.gpu.monitor import GpuMonitor
 

@@ -600,11 +600,7 @@ class _Tuner:
         return wait_for_restart(self._fleet, before, asked, quiet=True, timeout=START_TIMEOUT)
 
     def _server(self) -> ServerView:
-        """The current server.
-
-        Raises:
-            OperationError: somebody else removed, restarted or stopped it.
-        """
+        """The current server. Raises OperationError if somebody else removed, restarted or stopped it."""
         server = self._fleet.snapshot().server(self._name)
         taken = self._taken_now()
         if server is None or taken:

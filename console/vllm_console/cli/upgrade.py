@@ -175,11 +175,7 @@ def _heading(args: argparse.Namespace, sides: tuple[_Side, _Side], traffic: _Tra
 
 
 def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Traffic, number: int) -> EngineTurn:
-    """One turn: start, warm up, send, stop.
-
-    Raises:
-        OperationError: the server did not start, or did not respond.
-    """
+    """One turn: start, warm up, send, stop. Raises OperationError if the server did not start, or did not respond."""
     import asyncio
 
     from vllm_console.load.client import LoadError

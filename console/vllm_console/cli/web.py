@@ -69,11 +69,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    """A socket on loopback, the only address that is ever bound.
-
-    Raises:
-        OperationError: the port can't be bound.
-    """
+    """A socket on loopback, the only address that is ever bound. Raises OperationError if the port can't be bound."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released is available

@@ -35,7 +35,7 @@ WIDE = 100
 """Minimum width for the keys' full names."""
 
 MOST_LINES = 3
-"""On a large screen."""
+"""Maximum lines of findings, on a large screen."""
 
 Hint = tuple[str, str]
 """A key with its label, and its action."""
@@ -190,7 +190,10 @@ def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, hints: Sequ
 
 
 def _with_figure(top: ServerFinding, parts: list[Part], width: int, hints: Sequence[Hint]) -> list[Part]:
-    """The heading with a figure and its limit, as the symptom does not fit; drops the time, then the load, to fit."""
+    """The heading with a figure and its limit, for a symptom that does not fit.
+
+    To make room, it drops the time, then what loads the server.
+    """
     named, rest = parts[:_NAMED], parts[_NAMED:]
     without_time = [*named, *rest[top.since is not None :]]
     for headings in ((parts, without_time), (named,)):

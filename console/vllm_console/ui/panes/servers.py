@@ -40,14 +40,14 @@ STATE_STYLE = {
 }
 
 WITH_MODEL = 118
-"""Minimum width for the model column. On narrower screens the name implies model and preset: it defaults to the
-preset's."""
+"""Minimum width for the model column. On narrower screens the name stands for model and preset, since it is the
+preset's unless the user chose another."""
 
 _FIGURE = 6
 """Cells of the usage after the KV cache bar."""
 
 RUNNING = "running"
-"""The state of a server that cannot be asked for it."""
+"""State shown for a server that cannot be queried."""
 
 YOUNG_SECONDS = 5.0
 """A server that became ready more recently than this was polled at most once."""

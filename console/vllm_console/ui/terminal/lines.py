@@ -66,7 +66,7 @@ def actions_of(strips: Sequence[Strip]) -> frozenset[str]:
 
 @lru_cache(maxsize=512)
 def line(*parts: str | tuple[str, Style | None]) -> Strip:
-    """A strip from plain and styled pieces of text; empty ones are left out.
+    """A strip from plain and styled pieces of text, without empty ones.
 
     This is the last gate before the screen: it removes terminal control sequences, whatever their origin. The same
     parts return the same (cached) object, so that nothing is computed or compared again.
@@ -118,7 +118,7 @@ def cells_of(segments: Iterable[Segment]) -> list[Cell]:
 
 
 def text_between(text: str, first: int, end: int) -> str:
-    """The cells ``first`` to ``end`` of a text, accents included. A wide character that is cut becomes a space."""
+    """The cells from ``first`` to before ``end`` of a text, accents included. A cut wide character is a space."""
     if _one_cell_each(text):
         return text[first:end]
     whole = [char for char, _ in cells_of([Segment(text)])]
@@ -302,7 +302,7 @@ class LineView(Widget):
         return strip
 
     def segments_between(self, y: int, first: int, end: int) -> list[Segment]:
-        """The cells ``first`` to ``end`` of a row; cells beyond the line are blank."""
+        """The cells from ``first`` to before ``end`` of a row; cells beyond the line are blank."""
         segments: list[Segment] = []
         at = 0
         for segment in self._finished(y):

@@ -71,7 +71,7 @@ _MARKER_STYLES = {
     MarkerKind.LOAD: DIM,
 }
 _MARKER_RANK = list(_MARKER_STYLES)
-"""Which kind of marker to draw where markers would overlap, most important first."""
+"""Marker kinds, most important first: the first one is drawn where markers would overlap."""
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -268,8 +268,7 @@ def plot_rows(height: int) -> int:
 
 
 def axis_above(limit: float, height: int) -> float:
-    """The axis maximum that leaves one row above ``limit`` in a chart of ``height`` rows, to show values that exceed
-    it."""
+    """The axis maximum that leaves a row above ``limit`` in a chart of ``height`` rows, for values that exceed it."""
     dots = 4 * plot_rows(height)
     return limit * (dots - 1) / (dots - 5) if dots >= 8 else limit
 

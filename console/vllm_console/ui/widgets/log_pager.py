@@ -81,7 +81,7 @@ Filter = LogLevel | None
 
 
 class AccessLines(enum.Enum):
-    """How access lines are shown: each run folded into one row, only those of failed requests, or all of them."""
+    """How access lines are shown: each run folded into one row, only those of failed requests, or all."""
 
     FOLDED = "folded"
     HIDDEN = "hidden"

@@ -79,10 +79,7 @@ def _cells(sizes: Sequence[float], total: float, width: int) -> list[int]:
 
 
 def budget_rows(memory: MemoryBudget, width: int, most: int) -> list[Strip]:
-    """A legend, and per GPU a bar with figures in GiB. Identical GPUs share a row if there are more than ``most``.
-
-    ``most`` is the maximum number of bars.
-    """
+    """A legend, and a bar with figures in GiB per GPU; identical GPUs share one if there are more than ``most``."""
     groups = [[gpu] for gpu in memory.per_gpu]
     if len(groups) > most:
         groups = _alike(memory.per_gpu)
