@@ -25,7 +25,7 @@ STEPS = 60
 """Cursor steps across the width of a chart."""
 
 SEEN_SECONDS = 40.0
-"""Maximum delay between the start of a finding and its detection: three of four bad 10 s windows."""
+"""Maximum delay until a finding is detected, which takes three bad windows of 10 s out of four."""
 
 
 class ShownTime(msgspec.Struct, frozen=True):

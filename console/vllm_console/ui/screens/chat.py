@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 REDRAW_SECONDS = 0.1
 IDLE_REDRAWS = 10
-"""While no answer is running, redraw only at every n-th tick: the KV cache is sampled once a second."""
+"""While no answer is running, redraw only every n-th tick: the KV cache is sampled once a second."""
 
 LINE_BREAK = "⏎"
 """Represents a line break in the input line."""

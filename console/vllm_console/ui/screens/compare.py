@@ -73,7 +73,7 @@ VERDICT_STYLES = {
 _LIKENESS = {TrafficMatch.ROUGHLY: WARN, TrafficMatch.DIFFERENT: BAD}
 
 AGAIN_SECONDS = 10.0
-"""How often to repeat the comparison while the screen is open, since a running run adds data."""
+"""How often to repeat the comparison while the screen is open, since a run in progress adds data."""
 
 MOST_CHANGES = 5
 """Maximum number of lines for changes."""
