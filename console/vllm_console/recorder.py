@@ -1,7 +1,7 @@
-"""The process beside every server that keeps its history: ``python -m vllm_console.recorder``.
+"""The process beside every server that records its history: ``python -m vllm_console.recorder``.
 
-It asks once a second, writes what it saw, and ends with the server. It is small on purpose and needs nothing of the
-console. When the keeper that started it dies, it calls for a new one.
+It scrapes once a second, stores what it reads, and ends with the server. It is deliberately small and independent of
+the console. If the keeper that started it dies, it starts a new one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _THIN_EVERY = 60
 
 
 class WindowRecorder:
-    """Sums up samples in windows and stores each. Nothing that happens to the disk is raised: windows wait in memory
-    (a day of them), ``trouble`` says why in a sentence, and with the next window it is tried again. ``notice`` tells of
-    a damaged file that was set aside.
+    """Sum up samples in windows and store each window.
+
+    Disk errors are not raised: windows wait in memory (up to a day of them), ``trouble`` has the reason as a sentence,
+    and the next window triggers a retry. ``notice`` reports a damaged file that was set aside.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class WindowRecorder:
         probe: Path | None = None,
         gpus: tuple[Path, int] | None = None,
     ) -> None:
-        """``gpus`` is the file of GPU samples and the server's pid: for the energy of its windows."""
+        """``gpus`` is the file of GPU samples and the server's pid, used for the energy of each window."""
         self.trouble = ""
         self.notice = ""
         self._path, self._run = path, run
@@ -66,15 +67,15 @@ class WindowRecorder:
         self._probe = probe
         self._gpus, self._totals = gpus, deque[Totals]()
         self._newest: RunWindow | None = None
-        """The last window, as long as the probe may not have written all of its records."""
+        """The last window, until the probe has written all of its records."""
 
     def append(self, sample: Sample) -> None:
-        """Take in the next sample."""
+        """Add the next sample."""
         if self._newest is not None and sample.at - self._newest.end >= SETTLED_SECONDS + BOUNDARY_SECONDS:
             self.flush()
         if self._gpus is not None:
             if self._totals and sample.at < self._totals[-1].at:
-                self._totals.clear()  # the clock was set back: those before lie ahead
+                self._totals.clear()  # the clock was set back: earlier samples now lie in the future
             self._totals.append(totals_of(sample))
             while self._totals[0].at < sample.at - 3 * self._seconds:
                 self._totals.popleft()
@@ -84,7 +85,7 @@ class WindowRecorder:
             self._newest = window
 
     def _settle(self) -> None:
-        """Add to the last window what the probe has recorded of it, and what its GPUs took."""
+        """Add the probe's records and the GPUs' energy to the last window."""
         window, self._newest = self._newest, None
         if window is None:
             return
@@ -92,7 +93,7 @@ class WindowRecorder:
             try:
                 records = read_records(self._probe, window.at, window.end)
             except OSError:
-                records = ProbeRecords()  # what can't be read is missing: the estimates stay
+                records = ProbeRecords()  # unreadable records are treated as missing: the estimates stay
             latencies = exact_latencies(records, window.at, window.end, window.counted)
             lengths = recorded_lengths(records.requests, window.at, window.end, window.counted)
             window = with_exact(window, latencies, lengths)
@@ -104,7 +105,7 @@ class WindowRecorder:
         self._waiting.append(window)
 
     def flush(self) -> None:
-        """Store what waits."""
+        """Store the waiting windows."""
         self._settle()
         if not self._waiting:
             return
@@ -129,17 +130,17 @@ _LOCK_POLL_SECONDS = 0.2
 _ADOPT_SECONDS = 30.0
 _BOUND_SECONDS = 5.0
 OUTPUT_BLOCKS = MOST_UNREAD // 512
-"""Of 512 bytes: what a server has written and nobody read may take up so much before the oldest of it is dropped."""
+"""Maximum unread server output, in 512-byte blocks; beyond it, the oldest output is dropped."""
 
 
 def process_lives(pid: int, start_time: int) -> bool:
-    """Whether that very process still runs: its pid, its start time (field 22 of ``/proc/PID/stat``), no zombie."""
+    """Whether that same process (pid and start time, field 22 of ``/proc/PID/stat``) is running, not as a zombie."""
     found = stat(pid)
     return found is not None and found.running and found.start_time == start_time
 
 
 class Schedule:
-    """Moments ``interval`` seconds apart that do not drift; those missed are left out, not made up for."""
+    """Moments ``interval`` seconds apart that do not drift; missed ones are skipped, not made up for."""
 
     def __init__(self, interval: float, now: float) -> None:
         self._interval = interval
@@ -153,13 +154,13 @@ class Schedule:
 
 
 def stopped_within(seconds: float) -> bool:
-    """Sleep; True at once when a stop signal (blocked beforehand) comes or has come."""
+    """Sleep; return True at once if a stop signal (blocked beforehand) arrives or is pending."""
     return signal.sigtimedwait(_STOP_SIGNALS, max(0.0, seconds)) is not None
 
 
 @contextlib.contextmanager
 def only_writer(history: Path) -> Iterator[bool]:
-    """Hold the lock of a history file, after its present writer has ended. Yields False if it is to stop meanwhile."""
+    """Hold the lock of a history file once its current writer has ended. Yields False if stopped while waiting."""
     descriptor = open_file(history.with_name(history.name + ".lock"), os.O_RDWR)
     try:
         while True:
@@ -177,9 +178,9 @@ def only_writer(history: Path) -> Iterator[bool]:
 
 
 class KeeperWatch:
-    """Watches whether the parent is still the keeper that started this recorder; when not, calls for a new one.
+    """Watch whether the parent is still the keeper that started this recorder; if not, start a new keeper.
 
-    From then on no keeper's death can be seen from here, so it checks again every half minute, which costs little.
+    The recorder cannot see the new keeper die, so from then on it checks every half minute, which is cheap.
     """
 
     def __init__(self, state_root: Path | None, folder: Path) -> None:
@@ -198,7 +199,7 @@ class KeeperWatch:
         self._bound_output()
         if kept:
             return
-        # Only now: it costs memory that would lie idle for days.
+        # Imported lazily: it costs memory that would sit unused for days.
         from vllm_launchers.keeper.client import adopt_orphans
         from vllm_launchers.keeper.errors import KeeperError
 
@@ -213,7 +214,7 @@ class KeeperWatch:
             say(f"a keeper was gone; started a new one for: {', '.join(adopted)}")
 
     def _bound_output(self) -> None:
-        """Where nobody reads what the server writes, as while its keeper is stopped, keep it from filling the disk."""
+        """Keep unread server output from filling the disk, as when the keeper is stopped."""
         try:
             dropped = self._output.stat().st_blocks > OUTPUT_BLOCKS and _drop_oldest(self._output.parent)
         except OSError:
@@ -223,19 +224,19 @@ class KeeperWatch:
 
 
 def _drop_oldest(folder: Path) -> int:
-    from vllm_launchers.keeper.output import bound  # only now, like the keeper's client
+    from vllm_launchers.keeper.output import bound  # imported lazily, like the keeper's client
 
     return bound(folder)
 
 
 def say(message: str) -> None:
-    """One line to stderr, which the keeper keeps; a full disk or a closed pipe there stops nothing."""
+    """Print one line to stderr, which the keeper keeps; a full disk or closed pipe is ignored."""
     with contextlib.suppress(OSError, ValueError):
         print(f"recorder: {message}", file=sys.stderr, flush=True)
 
 
 class TroubleReporter:
-    """Reports a store's ``trouble`` and ``notice``, each once."""
+    """Report each ``trouble`` and ``notice`` of a store once."""
 
     def __init__(self, store: HistoryWriter | WindowRecorder | GpuSampleStore, waiting: str = "") -> None:
         self._store, self._prefix = store, f"{waiting} in memory: " if waiting else ""
@@ -252,10 +253,10 @@ class TroubleReporter:
 
 
 class ReadyWatch:
-    """Whether a generation has been ready, by the record of its keeper beside the history.
+    """Whether a generation has been ready, according to the keeper's record beside the history.
 
-    What is counted before, its first request with all that is compiled for it, is none of its traffic. Where there is
-    no record, or none that can be read, it counts as ready.
+    Counts from before the server was ready are not traffic: its first request triggers compilation. If the record is
+    missing or unreadable, the generation counts as ready.
     """
 
     def __init__(self, history: Path, generation: int) -> None:
@@ -264,7 +265,7 @@ class ReadyWatch:
         self._ready = False
 
     def check(self) -> bool:
-        """Check once; the file is read only when it has changed, and no more once the generation was ready."""
+        """Check once; the file is read only when it has changed, and not again once the generation was ready."""
         if self._ready:
             return True
         try:
@@ -283,7 +284,7 @@ class ReadyWatch:
 def record(
     scraper: Scraper | None, writer: HistoryWriter, runs: WindowRecorder | None, options: argparse.Namespace
 ) -> None:
-    """Ask and write until the server is gone or a stop signal comes."""
+    """Scrape and store until the server is gone or a stop signal arrives."""
     schedule = Schedule(options.interval, time.monotonic())
     keeper = KeeperWatch(options.state_root, options.history.resolve().parent)
     gpus = GpuSampleStore(options.gpu_samples) if options.gpu_samples is not None else None
@@ -302,7 +303,7 @@ def record(
                 _take(sample, writer, runs, options.generation)
             fault = ""
         except ScrapeError as error:
-            # Refused is normal while vLLM loads: it listens only when it is ready.
+            # A refused connection is normal while vLLM loads: it listens only once it is ready.
             if error.kind != "refused" and error.kind != fault:
                 say(str(error))
             fault = error.kind
@@ -313,11 +314,11 @@ def record(
         keeper.check(time.monotonic())
         if stopped_within(schedule.wait_from(time.monotonic())):
             return
-    keeper.check(math.inf)  # a keeper that died before its server has nobody else to end what that left
+    keeper.check(math.inf)  # if the keeper died before its server, only a new one can clean up after it
 
 
 def with_unauthorized(sample: Sample, count: int) -> Sample:
-    """A sample with the requests refused for their API key: vLLM counts all answers but these."""
+    """Add the requests refused for their API key, the only responses that vLLM does not count."""
     if sample.responses is None and not count:
         return sample
     return replace(sample, responses=replace(sample.responses or Responses(), unauthorized=float(count)))

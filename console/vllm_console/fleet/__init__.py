@@ -1,1 +1,1 @@
-"""The single façade for ``cli`` and ``ui``: a snapshot of every server out, verbs in."""
+"""The facade for ``cli`` and ``ui``: provides a snapshot of all servers, and the actions on them."""

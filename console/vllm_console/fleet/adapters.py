@@ -1,4 +1,4 @@
-"""LoRA adapters of a running server: those it serves, and loading and unloading them through vLLM's runtime routes."""
+"""LoRA adapters of a running server: list them, and load and unload them through vLLM's runtime routes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA, AdapterError, AdapterFolder, read_adapter, updates_adapters
 
 LOAD_SECONDS = 300.0
-"""For reading an adapter from a slow disk while the engine is busy."""
+"""Long enough to read an adapter from a slow disk while the engine is busy."""
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _HIDDEN = lazy_pattern(r"[\x00-\x1f\x7f-\x9f,]")
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """An adapter that a server serves under ``name``. ``rank`` and ``size`` (bytes) are None if its folder can't be
-    read here; ``running`` and ``waiting`` are whether it has such requests, None if that is unknown."""
+    """An adapter that a server serves as ``name``.
+
+    ``rank`` and ``size`` (bytes) are None if its folder can't be read here; ``running`` and ``waiting`` say whether it
+    has such requests, None if unknown.
+    """
 
     name: str
     path: str
@@ -44,12 +47,12 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class Adapters(msgspec.Struct, frozen=True):
-    """A server's adapters, and what its flags allow; the limits are None without ``--enable-lora``."""
+    """A server's adapters, and the limits of its flags; limits are None without ``--enable-lora``."""
 
     server: str
     enabled: bool
     updates: bool
-    """Whether it has the routes to load and unload adapters."""
+    """Whether the server has the routes to load and unload adapters."""
     max_loras: int | None
     max_cpu_loras: int | None
     max_lora_rank: int | None
@@ -57,20 +60,20 @@ class Adapters(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> str:
-        """Why none can be loaded or unloaded, and which command changes that, in a sentence; empty if they can."""
+        """A sentence why adapters can't be loaded or unloaded, with the command that changes it; empty if they can."""
         if not (why := self.unable):
             return ""
         lead = ". To allow that" if self.enabled else "; to serve adapters"
         return f"{why}{lead}: {self.command_for(self.server)}"
 
     def command_for(self, name: str) -> str:
-        """The command that restarts a server so that adapters can be loaded: this one, or one like it."""
+        """The command that restarts this server, or one like it, so that adapters can be loaded."""
         lora = "" if self.enabled else f" --set {LORA}=true"
         return f"vllm-console restart {name}{lora}{'' if self.updates else f' --env {RUNTIME_LORA}=true'}"
 
     @property
     def unable(self) -> str:
-        """Why none can be loaded or unloaded, in a sentence; empty if they can."""
+        """A sentence why adapters can't be loaded or unloaded; empty if they can."""
         if not self.enabled:
             return f"{self.server} runs without --{LORA}"
         if self.updates:
@@ -80,7 +83,7 @@ class Adapters(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """An adapter was loaded, or unloaded; ``notes`` are sentences on what to know about it."""
+    """The result of loading or unloading an adapter; ``notes`` are sentences about what to expect."""
 
     server: str
     name: str
@@ -89,9 +92,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class ServerAdapters:
-    """The adapters of one server. Every method sends requests to it and blocks.
-
-    All of them raise OperationError where the server is not ready or does not answer.
+    """The adapters of one server. Every method sends requests to it, blocks, and raises OperationError if the server is
+    not ready or does not answer.
     """
 
     def __init__(self, record: ServerRecord) -> None:
@@ -105,7 +107,7 @@ class ServerAdapters:
         self._client = client_of(record, record.server)
 
     def served(self) -> Adapters:
-        """What it serves."""
+        """The adapters it serves."""
         flags, enabled = self._details.flags, self._enabled
         most = whole_number(flags, "max-loras") if enabled else None
         return Adapters(
@@ -122,8 +124,8 @@ class ServerAdapters:
         """Load an adapter from a folder, and serve it as ``name``.
 
         Raises:
-            UsageError: the name can't be used, or the folder holds no adapter.
-            RefusedError: it would not be loaded: no LoRA, no routes, too high a rank, too little memory.
+            UsageError: the name is invalid, or the folder holds no adapter.
+            RefusedError: it can't be loaded: no LoRA, no routes, rank too high, too little memory.
             OperationError: vLLM refuses it.
         """
         if not name or _HIDDEN.search(name):
@@ -139,11 +141,11 @@ class ServerAdapters:
         return Loaded(self._name, name, str(adapter.path), tuple(self._notes(adapter, before)))
 
     def unload(self, name: str) -> Loaded:
-        """Stop serving an adapter. Its requests under way end as usual.
+        """Unload an adapter. Its running requests finish normally.
 
         Raises:
-            NotFoundError: it serves none of that name.
-            RefusedError: it has no routes for that.
+            NotFoundError: the server has no adapter of that name.
+            RefusedError: the server has no route for it.
         """
         found = next((one for one in self._require_updates().adapters if one.name == name), None)
         if found is None:
@@ -157,10 +159,10 @@ class ServerAdapters:
 
     @property
     def _has_routes(self) -> bool:
-        """Whether it has the routes to load and unload adapters. Without LoRA it is not asked: it would log a 404."""
+        """Whether it has the routes to load and unload adapters. Without LoRA, don't ask: vLLM would log a 404."""
         if not self._enabled:
             return updates_adapters(self._details.environment)
-        return self._ask("GET", LOAD).status == 405  # it exists, and takes POST
+        return self._ask("GET", LOAD).status == 405  # it exists, and accepts POST
 
     @property
     def _enabled(self) -> bool:
@@ -173,7 +175,7 @@ class ServerAdapters:
         return found
 
     def _check(self, adapter: AdapterFolder, before: Adapters) -> None:
-        """Raises RefusedError: vLLM would not load it, or the host has no memory for it."""
+        """Raise RefusedError if vLLM would not load the adapter, or the host lacks the memory."""
         if before.max_lora_rank is not None and adapter.rank > before.max_lora_rank:
             needed = adapter.needed_rank
             fix = (
@@ -208,7 +210,7 @@ class ServerAdapters:
         return notes
 
     def _based_on(self, base: str) -> bool:
-        """Whether a name of a model may mean the one that is served: folders and hub ids end alike."""
+        """Whether a model name may mean the served model: folder names and hub ids end alike."""
         own = self._details.model
         return base.rstrip("/").rpartition("/")[2].lower() == own.rstrip("/").rpartition("/")[2].lower()
 
@@ -227,7 +229,7 @@ class ServerAdapters:
             raise OperationError(f"{failed}: {self._name} answered {answer.message}")
 
     def _in_use(self) -> tuple[frozenset[str] | None, float | None, float | None]:
-        """The adapters with requests, and how many requests run and wait."""
+        """The adapters with requests, and the numbers of running and waiting requests."""
         body = self._ask("GET", "/metrics").body.decode(errors="replace")
         try:
             engines = parse_metrics(body, 0.0).engines.values()
@@ -267,7 +269,7 @@ def _adapter(
 
 
 def _some(name: str, used: frozenset[str] | None, these: float | None, others: float | None) -> bool | None:
-    """Whether an adapter has requests of one kind: vLLM tells which have any, and how many requests of a kind exist."""
+    """Whether an adapter has requests of one kind, from which adapters have any and how many of each kind exist."""
     if these == 0 or (used is not None and name not in used):
         return False
     return True if used is not None and others == 0 else None
@@ -286,9 +288,9 @@ _LABEL = lazy_pattern(r'(\w+)="((?:[^"\\]|\\.)*)"')
 def adapters_with_requests(body: str) -> frozenset[str] | None:
     """The adapters that had requests at the newest step; None if the server reports none.
 
-    The gauge's value is when it was written (Unix seconds), and each set of names is a series of its own: the newest
-    counts. vLLM 0.32 names an adapter in both labels, running and waiting, as soon as it has either, so the labels do
-    not tell them apart.
+    The gauge's value is the time of writing (Unix seconds), and each set of names is its own series, so the newest one
+    counts. vLLM 0.32 lists an adapter in both labels, running and waiting, as soon as it has either, so the labels do
+    not distinguish them.
     """
     found = max(((float(value), labels) for labels, value in _LINE.findall(body) if _is_number(value)), default=None)
     if found is None:
@@ -307,7 +309,7 @@ def _is_number(text: str) -> bool:
 
 
 def request_states(adapter: Adapter) -> str:
-    """Which requests an adapter has: ``running``, ``waiting``, both, ``none``, or unknown."""
+    """The kinds of requests an adapter has: ``running``, ``waiting``, both, ``none``, or unknown."""
     if adapter.running is None and adapter.waiting is None:
         return UNKNOWN
     states = [word for word, has in (("running", adapter.running), ("waiting", adapter.waiting)) if has]
@@ -315,6 +317,6 @@ def request_states(adapter: Adapter) -> str:
 
 
 def limits_text(found: Adapters) -> str:
-    """What a server's flags allow."""
+    """The adapter limits of a server's flags, as text."""
     batch, host = count(found.max_loras), count(found.max_cpu_loras)
     return f"at most {batch} per batch, {host} in host memory, rank {found.max_lora_rank}"

@@ -45,27 +45,27 @@ if TYPE_CHECKING:
     from vllm_launchers.launch.details import ServerRecords
 
 CHECK_SECONDS = 5.0
-"""How often it is checked that an endpoint has a recorder."""
+"""How often to check that an endpoint has a recorder."""
 
 RECORDER_ENDS_SECONDS = 12.0
-"""How long a recorder may take to end: longer than an answer may take."""
+"""How long a recorder may take to end: longer than a response may take."""
 
 NOT_RECORDED = "nothing asks it now: this console is read-only and starts no recorder"
 LOCK_SECONDS = 0.5
-"""How often it is looked for a record that a recorder has written meanwhile."""
+"""How often to check for a record that a recorder has rewritten in the meantime."""
 
 _SETTING_ASIDE = "record.detaching"
 _ATTACHING = ".attaching"
 
 ATTACH_SECONDS = 15.0
-"""How long another command that attaches is waited for: longer than its recorder may take to end."""
+"""How long to wait for another command that is attaching: longer than its recorder may take to end."""
 
 
 class RecordSource(Protocol):
-    """What has records of servers."""
+    """A source of server records."""
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
-        """The records, and a sentence for each that can't be read."""
+        """The records, and a sentence for each one that can't be read."""
 
 
 class AllRecords:
@@ -75,7 +75,7 @@ class AllRecords:
         self._servers, self._attached = servers, attached
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
-        """All of them; a server hides an endpoint of its name."""
+        """All records; a server hides an endpoint of the same name."""
         servers, problems = self._servers.read()
         names = {record.name for record in servers}
         attached, more = self._attached.read()
@@ -94,7 +94,7 @@ class AttachedServers:
     # -- what is seen ----------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
-        """The endpoints' records by name, and a sentence for each that can't be read."""
+        """The endpoints' records by name, and a sentence for each one that can't be read."""
         records, problems = [], []
         names = self._names()
         for gone in self._known.keys() - set(names):
@@ -124,7 +124,7 @@ class AttachedServers:
     def views(
         self, records: Sequence[ServerRecord], now: float, selected: str | None, time_view: TimeView
     ) -> list[ServerView]:
-        """The endpoints now; starts the recorder of one that has none. Those that are gone are forgotten."""
+        """The endpoints now; start missing recorders, and forget endpoints that are gone."""
         present = {record_identity(record) for record in records}
         for gone in [key for key in self._watched if key not in present]:
             if (watched := self._watched.pop(gone, None)) is not None:
@@ -138,7 +138,7 @@ class AttachedServers:
             folder = attached_folder(self._state, record.name)
             self._watched[key] = WatchedServer(folder, interactive=self._interactive)
         watched = self._watched[key]
-        # Its GPUs are not this machine's, and nothing but metrics is asked of it.
+        # Its GPUs are on another machine, and nothing but metrics may be requested.
         context = JudgeContext(may_ask=False)
         view = watched.view(record, now, selected=chosen, load="", context=context, startup_stages=False)
         if chosen and self._interactive:
@@ -174,7 +174,7 @@ class AttachedServers:
         )
 
     def _is_recorded(self, name: str) -> bool:
-        """Whether an endpoint has a recorder; it is started where it lacks one, unless that is read-only."""
+        """Whether an endpoint has a recorder; starts a missing one unless this console is read-only."""
         at, found = self._checked.get(name, (float("-inf"), False))
         if time.monotonic() - at < CHECK_SECONDS:
             return found
@@ -195,10 +195,10 @@ class AttachedServers:
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def attach(self, url: str, name: str | None, key_env: str, ca: str, own: Mapping[int, str]) -> str:
-        """Record an endpoint and start its recorder; returns its name. It is asked, but need not answer.
+        """Record an endpoint and start its recorder; return its name. The endpoint need not answer.
 
-        Attaching the same endpoint again by its name replaces variable and certificates. ``own`` names this user's
-        servers by their ports.
+        Attaching the same endpoint again by its name replaces its key variable and certificates. ``own`` maps ports to
+        this user's servers.
 
         Raises:
             OperationError: the name is taken, or nothing can be written.
@@ -245,7 +245,7 @@ class AttachedServers:
         return name
 
     def _renew(self, name: str, endpoint: Endpoint) -> str:
-        """Attach an endpoint again, with its history."""
+        """Attach an endpoint again, keeping its history."""
         with self._set_aside(name) as folder:
             record = wire.loads((folder / _SETTING_ASIDE).read_bytes())
             details = {key: value for key, value in record.current.spec.details.items() if key != "attached"}
@@ -265,9 +265,10 @@ class AttachedServers:
         return name
 
     def detach(self, name: str, removed: RemovedServers, hosts: Sequence[str] = ()) -> tuple[ServerRecord, bool]:
-        """Forget an endpoint; its history is kept for replays. Returns its last record, and whether there is any.
+        """Detach an endpoint; its history is kept for replays. Returns its last record, and whether there is any
+        history.
 
-        ``hosts`` are attached machines, which the error names, too.
+        ``hosts`` are attached machines, which the error message lists as well.
 
         Raises:
             OperationError: its recorder does not end, or its history can't be kept.
@@ -293,7 +294,7 @@ class AttachedServers:
 
     @contextlib.contextmanager
     def _set_aside(self, name: str):  # type: ignore[no-untyped-def]
-        """Have an endpoint's recorder end; if what follows fails, the record is put back."""
+        """Make an endpoint's recorder end; if the body fails, restore the record."""
         folder = attached_folder(self._state, name)
         record, aside = folder / RECORD, folder / _SETTING_ASIDE
         try:
@@ -309,7 +310,7 @@ class AttachedServers:
                         if time.monotonic() > deadline:
                             raise
                     with contextlib.suppress(FileNotFoundError):
-                        record.rename(aside)  # its recorder was just writing it
+                        record.rename(aside)  # its recorder has just rewritten it
             finally:
                 os.close(opened)
             yield folder
@@ -327,10 +328,10 @@ def _delete(folder: Path) -> None:
 
 
 def endpoint_access(endpoint: Endpoint) -> ApiAccess:
-    """How an endpoint is reached: with its own key, and no other.
+    """How to access an endpoint: with its own key, and no other.
 
     Raises:
-        UsageError: no HTTP header can carry it.
+        UsageError: an HTTP header cannot carry the key.
     """
     from vllm_console.load.client import ApiAccess
 
@@ -338,7 +339,7 @@ def endpoint_access(endpoint: Endpoint) -> ApiAccess:
 
 
 def _checked(url: str, key_env: str, ca: str) -> Endpoint:
-    """The endpoint that the arguments of `attach` describe. Raises UsageError."""
+    """The endpoint described by the arguments of `attach`. Raises UsageError."""
     from vllm_console.metrics.scrape import ScrapeError, verifying
 
     endpoint = Endpoint(base_of(url), check_variable(key_env) if key_env else "", asked_at=time.time())
@@ -347,7 +348,7 @@ def _checked(url: str, key_env: str, ca: str) -> Endpoint:
         if not endpoint.tls:
             raise UsageError("--ca is for https addresses")
         endpoint = replace(endpoint, ca=str(Path(ca).expanduser().absolute()))
-        if not Path(endpoint.ca).is_file():  # a pipe would be waited for
+        if not Path(endpoint.ca).is_file():  # reading a pipe would block
             raise UsageError(f"--ca {plain(ca, 200)} is not a file")
         try:
             verifying(endpoint.ca)

@@ -1,9 +1,9 @@
-"""Judges the time without an open console afterwards, from the stored history.
+"""Compute findings for the time without an open console, from the stored history.
 
-History has no GPU samples, and does not show whether a silent engine would have answered a request. Ten-second rows
-reach back a day; older times can't be judged. They hold the longest queue of their step, not the shortest, so a growing
-queue looks like bursts that are processed at once: queues are judged only for the last half hour, which is stored
-second by second. The TTFT shows the effect of earlier queues.
+The history has no GPU samples, and does not show whether a silent engine would have answered a request. Ten-second rows
+reach back a day; older times are skipped. These rows hold the longest queue of their step, not the shortest, so a
+growing queue looks like bursts that are processed at once. Queues are therefore judged only for the last half hour,
+which is stored second by second. The TTFT shows the effect of earlier queues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import unpack
 
 INTERVAL_SECONDS = 60.0
-"""Between two evaluations, as in a console."""
+"""Interval between evaluations, as in a console."""
 
 DAY_SECONDS = TIERS[1].step * TIERS[1].rows - 600.0
 FINE_SECONDS = TIERS[0].step * TIERS[0].rows - 60.0
@@ -28,13 +28,13 @@ FINE_SECONDS = TIERS[0].step * TIERS[0].rows - 60.0
 
 _CHUNK_SECONDS = 3600.0
 _POINTS = 600
-"""Maximum rows per chunk: more than it has at ten seconds, and too few for one-second rows."""
+"""Maximum number of rows per chunk: more than an hour has at ten seconds, and too few for one-second rows."""
 
 Stretches = dict[str, list[tuple[float, float]]]
 
 
 def judge_past(folder: Path, record: ServerRecord, index: int, since: float, until: float) -> Stretches:
-    """Which findings were open in a generation of a server, by code, from ``since`` to ``until`` (Unix seconds).
+    """The findings that were open in a generation of a server, by code, from ``since`` to ``until`` (Unix seconds).
 
     ``index`` is the generation's position in the record. Times without data have no findings.
 
@@ -58,7 +58,7 @@ def judge_past(folder: Path, record: ServerRecord, index: int, since: float, unt
 
 
 def _rows(folder: Path, start: float, end: float) -> Iterator[HistoryEntry]:
-    """Reads an hour at a time, since a day of histograms would fill the memory; the last half hour second by second."""
+    """Read an hour at a time, since a day of histograms takes too much memory; the last half hour second by second."""
     reader, fine = HistoryReader(folder / HISTORY), end - FINE_SECONDS
     try:
         while start < end:

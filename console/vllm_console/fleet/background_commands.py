@@ -1,6 +1,6 @@
-"""Commands that a console runs in processes of their own, ended with it: loads, ramps, predictions of staged changes.
+"""Commands that a console runs in separate processes and ends on exit: loads, ramps, predictions of staged changes.
 
-A separate process keeps their work off the screen's, and the times that they measure exact.
+Separate processes keep the screen responsive and the measured times exact.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESULT_SECONDS = 60.0
 WITH_SERVER = "load ended with the server"
 
 MOST_SPANS = 20
-"""How many loads per server have their times kept."""
+"""How many load spans to keep per server."""
 
 
 class _Load(msgspec.Struct):
@@ -58,7 +58,7 @@ class _Load(msgspec.Struct):
 class Loads:
     """Starts, watches and ends loads, one per server.
 
-    Several threads may use it: snapshots describe a load while a verb ends it.
+    Thread-safe: snapshots describe a load while an action ends it.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Loads:
             self._loads[name] = _Load(process, output, errors, rate, until, time.time(), concurrency)
 
     def describe(self, name: str) -> str:
-        """What is being sent, in a few words; empty if nothing is."""
+        """The running load in a few words; empty if there is none."""
         with self._lock:
             load = self._loads.get(name)
             if load is None or load.process.poll() is not None:
@@ -98,7 +98,7 @@ class Loads:
             return sending if left else "load: waiting for the last answers"
 
     def result(self, name: str) -> str:
-        """How a load that has just ended went, in a few words; empty while it runs, and later than a minute after."""
+        """The result of a finished load in a few words; empty while it runs, and a minute after it ended."""
         with self._lock:
             load = self._loads.get(name)
             if load is None or load.process.poll() is None:
@@ -112,7 +112,7 @@ class Loads:
             return load.result if time.monotonic() - load.ended_at < RESULT_SECONDS else ""
 
     def server_ended(self, name: str) -> None:
-        """A server has ended by itself: what is being sent to it is over. Does not wait for its report."""
+        """End the load on a server that has ended. Does not wait for its report."""
         with self._lock:
             load = self._loads.get(name)
             if load is not None and not load.server_ended and load.process.poll() is None:
@@ -120,7 +120,7 @@ class Loads:
                 load.process.terminate()
 
     def spans(self, name: str) -> tuple[LoadSpan, ...]:
-        """When this console sent load to a server, oldest first."""
+        """The times at which this console sent load to a server, oldest first."""
         with self._lock:
             load, past = self._loads.get(name), tuple(self._past.get(name, ()))
         if load is None or load.result:
@@ -157,7 +157,7 @@ class Loads:
         load.errors.close()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all loads."""
         with self._lock:
             names = list(self._loads)
         for name in names:
@@ -189,20 +189,20 @@ def _summary(output: str, errors: str, head: str) -> str:
 
 
 def _last_message(errors: str) -> str:
-    """The last line that a command wrote to standard error, without the program's name."""
+    """The last line that a command wrote to stderr, without the program name."""
     lines = [line for line in errors.splitlines() if line.strip()]
     return lines[-1].removeprefix("vllm-console: ") if lines else ""
 
 
 BUDGET_SECONDS = 600.0
-"""How long a ramp takes at most."""
+"""Maximum duration of a ramp."""
 
 ENDING_SECONDS = 5.0
-"""How long a canceled one may take to report what it has."""
+"""How long a canceled ramp may take to report its results."""
 
 
 class RampView(msgspec.Struct, frozen=True):
-    """A ramp as far as it has come. ``steps`` are as ``ramp --json`` prints them; ``limits`` are the objectives."""
+    """The state of a ramp. ``steps`` are as ``ramp --json`` prints them; ``limits`` are the objectives."""
 
     steps: tuple[Mapping[str, Any], ...] = ()
     limits: Mapping[str, float] = msgspec.field(default_factory=dict)
@@ -211,19 +211,19 @@ class RampView(msgspec.Struct, frozen=True):
     running: bool = True
     canceled: bool = False
     others: str = ""
-    """Why the server is taken to serve others, where it was not begun because of that."""
+    """Why the server seems to have other traffic, if the ramp did not start because of it."""
     result: Measurement | None = None
     problem: str = ""
-    """Why it could not begin or ended without a result, or why its result is not kept."""
+    """Why it could not start, ended without a result, or could not store its result."""
 
     @property
     def measured(self) -> Measurement:
-        """The result, or what there is of it by now."""
+        """The result, or the partial result so far."""
         return self.result or Measurement(RAMP, 0.0, self.steps, limits=self.limits)
 
 
 class _Ramp:
-    """One process, and a thread that reads what it prints."""
+    """A ramp process, and the thread that reads its output."""
 
     def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         self.process, self._errors = process, errors
@@ -242,7 +242,7 @@ class _Ramp:
             self._view = replace(self._view, **changes)
 
     def cancel(self) -> None:
-        """Have it end with what it has."""
+        """End it early, with the results so far."""
         if self.view.running:
             self._change(canceled=True)
             self.process.terminate()
@@ -251,7 +251,7 @@ class _Ramp:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # a line of something else
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # some other line
                     self._take(json.loads(line))
         self.process.wait()
         self._errors.seek(0)
@@ -265,7 +265,7 @@ class _Ramp:
         self._change(running=False, progress=None, problem=problem)
 
     def _take(self, event: Mapping[str, Any]) -> None:
-        """One line of ``ramp --events``."""
+        """Process one line of ``ramp --events``."""
         view = self.view
         if "progress" in event:
             from vllm_console.load.ramp import RampProgress  # most consoles run no ramp
@@ -293,10 +293,10 @@ class Ramps:
         self._ramps: dict[str, _Ramp] = {}
 
     def start(self, name: str, state: Path, *, others_allowed: bool) -> None:
-        """Begin one; with ``others_allowed`` also on a server that serves others.
+        """Start a ramp; with ``others_allowed``, also on a server with other traffic.
 
         Raises:
-            RefusedError: this console runs one on that server already.
+            RefusedError: this console is already running a ramp on that server.
         """
         import subprocess  # most consoles run no ramp
         import tempfile
@@ -312,27 +312,27 @@ class Ramps:
             self._ramps[name] = _Ramp(process, errors)
 
     def view(self, name: str) -> RampView | None:
-        """How far the newest one on a server has come; None if there was none."""
+        """The state of the newest ramp on a server; None if there was none."""
         with self._lock:
             ramp = self._ramps.get(name)
         return ramp.view if ramp is not None else None
 
     def cancel(self, name: str) -> None:
-        """Have the one on a server end; it reports and keeps what it has."""
+        """End the ramp on a server early; it reports and keeps the results so far."""
         with self._lock:
             ramp = self._ramps.get(name)
         if ramp is not None:
             ramp.cancel()
 
     def stop(self, name: str) -> None:
-        """End the one on a server, and wait until it has."""
+        """End the ramp on a server, and wait for it to end."""
         with self._lock:
             ramp = self._ramps.pop(name, None)
         if ramp is not None:
             _end(ramp)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all ramps."""
         with self._lock:
             ramps = list(self._ramps.values())
             self._ramps.clear()
@@ -351,11 +351,11 @@ def _end(ramp: _Ramp) -> None:
 
 
 DEADLINE = 30.0
-"""Seconds after which a prediction is given up."""
+"""Prediction timeout in seconds."""
 
 
 class StagedPredictions:
-    """Runs the command `predict` for one change at a time; a later question ends the earlier one's process."""
+    """Runs the command `predict` for one change at a time; a new request ends the previous one's process."""
 
     def __init__(self, state: Path, host_file: Path | None = None, deadline: float = DEADLINE) -> None:
         host = ("--host", str(host_file)) if host_file is not None else ()
@@ -365,7 +365,7 @@ class StagedPredictions:
         self._closed = False
 
     def ask(self, name: str, changes: Changes) -> PredictedChange | None:
-        """Predict a change; nothing is kept. Blocks for seconds. None if it was ended by another question or `close`.
+        """Predict a change without storing it. Takes seconds. None if another request or `close` ended it.
 
         Raises:
             OperationError: nothing can be predicted, or it took too long.
@@ -400,12 +400,12 @@ class StagedPredictions:
         raise OperationError(_last_message(errors.decode(errors="replace")) or "the prediction gave no result")
 
     def cancel(self) -> None:
-        """End what is being computed."""
+        """End the running prediction."""
         with self._lock:
             self._end()
 
     def close(self) -> None:
-        """End what is being computed, and refuse further questions."""
+        """End the running prediction, and refuse new ones."""
         with self._lock:
             self._closed = True
             self._end()
@@ -413,4 +413,4 @@ class StagedPredictions:
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()  # whoever waits for it reaps it
+            process.kill()  # the thread waiting for it reaps it

@@ -1,4 +1,4 @@
-"""The GPU board shared by the users of a machine: others' servers and claims, and this user's own."""
+"""The GPU board that the users of a machine share: others' servers and claims, and this user's own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _CLOCK = r"([01]?\d|2[0-3]):([0-5]\d)"
 
 
 class SharedBoard:
-    """One board. In a console (``watched``) a thread reads and writes it, so that a hanging folder delays nothing else;
-    in a command it is read and written on request. ``trouble`` is why it cannot be used, in a sentence.
+    """One GPU board.
+
+    In a console (``watched``) a thread reads and writes it, so that an unresponsive folder delays nothing else; in a
+    command, it is read and written on request. ``trouble`` is a sentence why the board cannot be used, or empty.
     """
 
     def __init__(self, folder: Path, *, watched: bool, read_only: bool) -> None:
@@ -41,7 +43,7 @@ class SharedBoard:
         self._newest: Board | None = None
         self._read_at = float("-inf")
         self._servers: tuple[Announced, ...] | None = None
-        """The servers that the page should list; None before the first announcement."""
+        """The servers that this user's page should list; None before the first announcement."""
         self._known: frozenset[tuple[int, int]] = frozenset()
         self._written: object = None
         self._thread: threading.Thread | None = None
@@ -59,13 +61,13 @@ class SharedBoard:
         return self._newest
 
     def announce(self, records: Sequence[ServerRecord]) -> None:
-        """Announce on this user's page which of these servers run."""
+        """Announce the running ones of these servers on this user's page."""
         if self._read_only:
             return
         servers, known = announced(records), known_keepers(records)
         if servers == self._servers or (not servers and self._servers is None):
             return
-        # A keeper that is no longer in its record may live a moment longer.
+        # A keeper that was removed from its record may still run for a moment.
         self._servers, self._known = servers, self._known | known
         if self._watched:
             self._wake.set()
@@ -100,7 +102,7 @@ class SharedBoard:
         return found
 
     def claim(self, gpus: Sequence[int], until: float, why: str, check_gpus: Callable[[Sequence[int]], None]) -> Board:
-        """Claim GPUs until ``until`` (Unix seconds); replaces own claims of the same GPUs.
+        """Claim GPUs until ``until`` (Unix seconds); replaces this user's claims of the same GPUs.
 
         Raises:
             RefusedError: another user has claimed one of them.
@@ -125,7 +127,7 @@ class SharedBoard:
         return self.read()
 
     def release(self, gpus: Sequence[int] = ()) -> Board:
-        """Release own claims of these GPUs, or all of them.
+        """Release this user's claims of these GPUs, or all of them.
 
         Raises:
             RefusedError: another user holds the claim.
@@ -153,8 +155,9 @@ class SharedBoard:
     def exchange(
         self, records: Sequence[ServerRecord], views: list[ServerView], *, announce: bool, always: bool
     ) -> list[ServerView]:
-        """Update at a snapshot: with ``announce``, write what runs; adds the announced preset and model to others'
-        servers. The board is read if there are others' servers, or ``always``.
+        """Update the board at a snapshot, and add the announced preset and model to others' servers.
+
+        ``announce`` writes what runs. The board is read if there are others' servers, or ``always``.
         """
         if announce:
             self.announce(records)
@@ -175,7 +178,7 @@ class SharedBoard:
             self._wake.wait(READ_SECONDS)
 
     def _sync(self) -> None:
-        """Write pending changes, then read. Errors are kept in `trouble` and retried next time."""
+        """Write pending changes, then read. Errors are kept in `trouble`; the next call retries."""
         self._read_at = time.monotonic()
         servers, known = self._servers, self._known
         try:
@@ -189,7 +192,7 @@ class SharedBoard:
 
 
 def announced(records: Sequence[ServerRecord]) -> tuple[Announced, ...]:
-    """The servers that are up or will be restarted, as their owner's page lists them."""
+    """This user's servers that are up or will be restarted, as the page lists them."""
     from vllm_launchers.host.board import Announced
     from vllm_launchers.launch.details import exposed_message, unpack
 
@@ -210,7 +213,7 @@ def announced(records: Sequence[ServerRecord]) -> tuple[Announced, ...]:
 
 
 def with_announced(views: Sequence[ServerView], servers: Sequence[Announced]) -> list[ServerView]:
-    """Others' servers with what their owners announce: matched by owner and port, and only if seen to run."""
+    """Add to others' servers what their owners announce: matched by owner and port, only if seen running."""
     from msgspec.structs import replace
 
     announced_by = {(one.user, one.port): one for one in servers if one.seen and one.uid != os.getuid()}
@@ -225,12 +228,12 @@ def with_announced(views: Sequence[ServerView], servers: Sequence[Announced]) ->
 
 
 def known_keepers(records: Sequence[ServerRecord]) -> frozenset[tuple[int, int]]:
-    """The keepers of all these servers, so that servers of another state folder stay on the page."""
+    """The keepers of these servers; entries of other state folders stay on the page."""
     return frozenset((r.keeper.pid, r.keeper.start_time) for r in records if r.keeper is not None)
 
 
 def page_with_servers(page: BoardPage, servers: Sequence[Announced], known: frozenset[tuple[int, int]]) -> BoardPage:
-    """The page with these servers replacing those of the ``known`` keepers."""
+    """The page with ``servers`` replacing those of the ``known`` keepers."""
     from msgspec.structs import replace
 
     others = [one for one in page.servers if (one.pid, one.start_time) not in known]
@@ -238,7 +241,7 @@ def page_with_servers(page: BoardPage, servers: Sequence[Announced], known: froz
 
 
 def without_claims(page: BoardPage, gpus: Sequence[int], *new: object) -> BoardPage:
-    """The page without claims of these GPUs, and with ``new`` ones."""
+    """The page without claims of these GPUs, and with the ``new`` claims."""
     from msgspec.structs import replace
 
     left = [replace(one, gpus=tuple(index for index in one.gpus if index not in gpus)) for one in page.claims]
@@ -246,7 +249,7 @@ def without_claims(page: BoardPage, gpus: Sequence[int], *new: object) -> BoardP
 
 
 def gpu_claims(board: Board | None) -> Mapping[int, tuple[GpuClaim, ...]]:
-    """Who claims which GPU, earliest claim first."""
+    """The claims of each GPU, earliest first."""
     found: dict[int, tuple[GpuClaim, ...]] = {}
     if board is None:
         return found
@@ -266,10 +269,10 @@ def gpu_claims(board: Board | None) -> Mapping[int, tuple[GpuClaim, ...]]:
 def until_from(text: str, now: float) -> float:
     """Parse when a claim ends: local time ``18:00`` (tomorrow if past), or a duration with its unit.
 
-    A number alone is refused: it could be meant as seconds or as an hour of the day.
+    A bare number is refused: it could be seconds or an hour of the day.
 
     Raises:
-        UsageError: it is in none of these forms.
+        UsageError: it is in neither form.
     """
     text = text.strip()
     if clock := re.fullmatch(_CLOCK, text):
@@ -284,10 +287,10 @@ def until_from(text: str, now: float) -> float:
 
 
 def parse_gpu_indices(words: Sequence[str]) -> tuple[int, ...]:
-    """The GPUs that arguments such as ``2`` or ``0,1`` name.
+    """Parse GPU indices from arguments such as ``2`` or ``0,1``.
 
     Raises:
-        UsageError: an argument names none.
+        UsageError: an argument is not an index.
     """
     parts = [part for word in words for part in word.split(",")]
     if not parts or not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):

@@ -1,7 +1,7 @@
-"""Charts over any range: read from a history in a thread, a slice at a time, and kept up to date.
+"""Charts over any range, read from a history in a thread, one slice at a time, and kept up to date.
 
-A week is ten thousand rows. They are read once per range; after that only new rows are read, no more often than every
-fraction of a point's duration.
+A week is ten thousand rows. They are read once per range; after that only new rows are read, at most once per quarter
+of a point's duration.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from vllm_console.history.timeline import Timeline
 from vllm_console.metrics.sample import Series
 
 SLICE_ROWS = 400
-"""Rows per read: some 30 ms."""
+"""Rows per read, about 30 ms."""
 
 REST_PER_WORK = 0.5
-"""Seconds of rest per second of reading, so that the screen gets its turn."""
+"""Seconds of rest per second of reading, so that the screen stays responsive."""
 
 WAIT_SECONDS = 0.15
-"""How long a snapshot waits for a range being read: enough for a short one."""
+"""How long a snapshot waits for a range being read: enough for a short range."""
 
 KEPT = 4
 """How many ranges are cached; the least recently shown is dropped first."""
 
 MOST_SECONDS_BETWEEN = 60.0
 OUTDATED_SECONDS, BACK_SECONDS = 900.0, 60.0
-"""A range not shown for this long is reread, as is one where the clock was set back by more than the latter."""
+"""A range not shown for the former is reread; so is one after the clock was set back by more than the latter."""
 
 
 class Row(Protocol):
@@ -48,23 +48,23 @@ _Row = TypeVar("_Row", bound=Row)
 
 
 class Rows(Protocol[_Row]):
-    """What rows are read from: `vllm_console.history.store.HistoryReader`, and its like for GPUs."""
+    """A source of rows: `vllm_console.history.store.HistoryReader`, and its GPU counterpart."""
 
     def first_at(self) -> float | None:
         """When the oldest row was taken."""
 
     def stretches(self, start: float, end: float, step: float) -> list[Stretch]:
-        """Which tables have the rows of a span, for points of ``step`` seconds."""
+        """The tables that have the rows of a span, for points of ``step`` seconds."""
 
     def read(self, part: Stretch, most: int, step: float = 0.0, /) -> list[_Row]:
-        """The first rows of a stretch; those within ``step`` seconds may come as one."""
+        """The first rows of a stretch; rows within ``step`` seconds may be merged."""
 
     def close(self) -> None:
         """Close the file."""
 
 
 class Points(Protocol):
-    """What makes points of rows. A pause of more than ``gap`` seconds between rows stays empty."""
+    """Aggregates rows into points. A pause of more than ``gap`` seconds between rows stays empty."""
 
     gap: float
 
@@ -76,9 +76,9 @@ _Points = TypeVar("_Points", bound=Points)
 
 
 class ChartSource(Generic[_Row, _Points]):
-    """Where charts come from: how a history is opened, and how its rows become points.
+    """Opens a history, and turns its rows into points.
 
-    ``append`` gives the next row to what ``points`` has made for a range.
+    ``append`` adds the next row to the object that ``points`` created for a range.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ChartSource(Generic[_Row, _Points]):
 
 
 def server_source(path: Path) -> ChartSource[HistoryEntry, Timeline]:
-    """A server's history."""
+    """The chart source for a server's history."""
     return ChartSource(
         lambda: HistoryReader(path),
         lambda span: Timeline(span.step, span.points),
@@ -100,7 +100,7 @@ def server_source(path: Path) -> ChartSource[HistoryEntry, Timeline]:
 
 
 class _Range(Generic[_Row, _Points]):
-    """One range; ``ends`` is whether it ends at a fixed moment, not now."""
+    """One range; ``ends`` is whether it ends at a fixed moment instead of now."""
 
     def __init__(self, source: ChartSource[_Row, _Points], span: ChartRange, end: float, *, ends: bool) -> None:
         self.problem = ""
@@ -109,7 +109,7 @@ class _Range(Generic[_Row, _Points]):
         self.points = source.points(span)
         self._append = source.append
         self._newest = end - span.seconds - span.step
-        """When the newest row that was read was taken: one that is written late is still newer."""
+        """Time of the newest row read; a row that is written late is still newer."""
         self._reader = source.rows()
         self._span = span
         self._ends = ends
@@ -162,17 +162,17 @@ class _Range(Generic[_Row, _Points]):
                     self._closed.wait((time.monotonic() - began) * REST_PER_WORK)
 
     def _take(self, rows: list[_Row], apart: float) -> None:
-        """Take in rows that are at most ``apart`` seconds from each other where nothing is missing."""
+        """Add rows that are at most ``apart`` seconds apart unless some are missing."""
         with self._lock:
             for row in rows:
-                # Where finer rows follow coarser ones, the first of them is as far from its predecessor as those were.
+                # The first finer row after coarser ones is as far from its predecessor as the coarser rows were.
                 self.points.gap = max(15.0, apart, self._apart)
                 self._apart = apart
                 self._append(self.points, row)
 
 
 class ChartHistory(Generic[_Row, _Points]):
-    """The ranges of one history that were shown lately."""
+    """The recently shown ranges of one history."""
 
     def __init__(self, source: ChartSource[_Row, _Points]) -> None:
         self._source = source
@@ -202,13 +202,13 @@ class ChartHistory(Generic[_Row, _Points]):
         return self._range(span, now, end).series(now if end is None else end)
 
     def points(self, span: ChartRange, now: float, end: float | None = None) -> _Points:
-        """What those points were made by. Raises as `series`."""
+        """The aggregator of these points. Raises as `series`."""
         return self._range(span, now, end).points
 
     def _range(self, span: ChartRange, now: float, end: float | None) -> _Range[_Row, _Points]:
         key = (span.seconds, end)
         found = self._ranges.pop(key, None)
-        # Where the clock was set back, what was read lies ahead.
+        # After the clock was set back, the rows read so far lie in the future.
         if found is not None and end is None and not -BACK_SECONDS <= now - found.read_until <= OUTDATED_SECONDS:
             found.close()
             found = None

@@ -1,4 +1,4 @@
-"""Downloads: of a model from the Hugging Face hub, and the progress of any as text."""
+"""Model downloads from the Hugging Face hub, and download progress as text."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.vllm.hub import Hub
 
 WINDOW = 10.0
-"""The speed is that of this many seconds."""
+"""Interval over which the speed is averaged, in seconds."""
 
 
 class DownloadText:
-    """Bytes, speed and time left of a download of so many bytes."""
+    """Progress text of a download of ``total`` bytes: bytes, speed and time left."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._points: deque[tuple[float, int]] = deque()
 
     def of(self, step: str, done: int) -> str:
-        """``downloading: 3.2 GiB of 15 GiB, 110 MiB/s, 1m50s left``; ``done`` of the bytes are here now."""
+        """``downloading: 3.2 GiB of 15 GiB, 110 MiB/s, 1m50s left``; ``done`` is the number of bytes present."""
         now = time.monotonic()
         self._points.append((now, done))
         while now - self._points[0][0] > WINDOW:
@@ -36,12 +36,13 @@ class DownloadText:
 
 
 class ModelDownload:
-    """Asks the hub about a model; blocks. ``engines`` are paths of further installations of vLLM, as in the settings.
+    """A model download; the constructor queries the hub and blocks.
 
-    ``code`` is whether it has Python code of its own; ``missing_bytes`` are still to be downloaded.
+    ``engines`` are paths of additional vLLM installations, as in the settings. ``code`` is whether the model has its
+    own Python code; ``missing_bytes`` are still to be downloaded.
 
     Raises:
-        OperationError: it can't be downloaded: no such model, no access, no answer, no room.
+        OperationError: it can't be downloaded: no such model, no access, no answer, no disk space.
     """
 
     def __init__(self, model: str, engines: Sequence[str]) -> None:
@@ -55,7 +56,7 @@ class ModelDownload:
         self.cache = str(self._hub.cache)
 
     def run(self, progress: Callable[[str, int], None]) -> None:
-        """Download and verify it; blocks. ``progress`` gets the step and its bytes, in other threads.
+        """Download and verify the model; blocks. ``progress`` gets the step and its bytes, in other threads.
 
         Raises:
             OperationError: it could not be downloaded, or was canceled; complete files stay.
@@ -63,5 +64,5 @@ class ModelDownload:
         self._hub.get(self._found, progress)
 
     def cancel(self) -> None:
-        """End it; from any thread."""
+        """Cancel the download; callable from any thread."""
         self._hub.cancel()

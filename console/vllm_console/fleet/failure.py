@@ -1,4 +1,4 @@
-"""Why a start failed, by the lines that it wrote: of a server, of a restart, or of a launch that vLLM judged."""
+"""Diagnoses a failed start from its log lines: of a server, a restart, or a launch that vLLM checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vllm_launchers.vllm.flags.changes import FlagValue
 
 
 def diagnosed(lines: Sequence[str], code: int | None, details: Details) -> Diagnosis:
-    """Why a start with these details failed, by its last lines and its exit code."""
+    """Diagnose a failed start with these details from its last lines and its exit code."""
     from vllm_console.diagnosis.failure.diagnose import diagnose
 
     shown = [redact(redrawn(line)) for line in lines]
@@ -37,7 +37,7 @@ def diagnosed(lines: Sequence[str], code: int | None, details: Details) -> Diagn
 def diagnosed_part(
     log: Path, code: int | None, details: Details, inode: int | None, begin: int, end: int | None = None
 ) -> Diagnosis | None:
-    """Why the generation that wrote this part of a log failed, with the line's number in the log.
+    """Diagnose the generation that wrote this part of a log; includes the line's number in the log.
 
     None if it wrote nothing and was not killed.
     """
@@ -57,14 +57,14 @@ class LastRestart:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._refused: tuple[float, Diagnosis] | None = None
-        """When the refused restart was requested, and why it was."""
+        """When the refused restart was requested, and its diagnosis."""
         self._rolled_back: tuple[int, str] | None = None
-        """The number of the generation that replaced a failed one, and why."""
+        """The number of the generation that replaced a failed one, and the reason."""
 
     def view(self, preparation: Preparation, details: Details) -> PreparedRestart:
-        """The restart that is being prepared, or how the last one ended that did not happen as requested.
+        """The restart being prepared, or the outcome of the last one that did not happen as requested.
 
-        ``details`` are those of the present generation.
+        ``details`` are those of the current generation.
         """
         process = preparation.process
         return PreparedRestart(
@@ -78,7 +78,7 @@ class LastRestart:
         )
 
     def _refusal(self, preparation: Preparation) -> Diagnosis | None:
-        """Why vLLM refused the flags, computed once; None if it did not, or nothing is known of the reason."""
+        """Why vLLM refused the flags, computed once; None if it did not."""
         if preparation.step is not PreparationStep.REFUSED:
             return None
         if self._refused is None or self._refused[0] != preparation.asked_at:
@@ -87,7 +87,7 @@ class LastRestart:
         return self._refused[1]
 
     def rolled_back(self, record: ServerRecord) -> str:
-        """Why it runs the flags of an earlier generation, with the log line that shows it; empty if it does not."""
+        """Why it runs the flags of an earlier generation, with the relevant log line; empty if it does not."""
         back = record.current.rollback
         if back is None:
             return ""
@@ -106,7 +106,7 @@ class LastRestart:
 
 
 def _changes(before: Details, after: Details) -> tuple[str, ...]:
-    """What a restart changes, as text: the preset, or flags."""
+    """The changes of a restart as text: the preset, or flags."""
     if before.preset != after.preset:
         return (f"preset {before.preset} → {after.preset}",)
     difference = flag_difference(before.flags, after.flags)
@@ -119,7 +119,7 @@ def _shown(value: FlagValue | None) -> str:
 
 
 class LaunchVerdicts:
-    """Prepares launches, asks for verdicts and applies them to plans with the same flags."""
+    """Prepares launches, asks vLLM for verdicts, and applies them to plans with the same flags."""
 
     def __init__(self) -> None:
         self._asked = EngineVerdicts()
@@ -127,21 +127,23 @@ class LaunchVerdicts:
 
     @property
     def pid(self) -> int | None:
-        """The process that is prepared; None if there is none, or it is not known yet."""
+        """The prepared process; None if there is none, or its pid is not known yet."""
         return self._asked.pid
 
     @property
     def memory_mib(self) -> int | None:
-        """Its memory."""
+        """Memory of the prepared process."""
         return self._asked.memory_mib
 
     @property
     def unused(self) -> str:
-        """Why the last launch did not use what was prepared; empty if it did, or nothing was."""
+        """Why the last launch did not use the prepared process; empty if it did, or there was none."""
         return self._asked.unused
 
     def ask(self, launch: LaunchPlan, folder: Path, *, elsewhere: bool) -> bool:
-        """Ask the engine about a plan, for a recorded host if ``elsewhere``; False if another question came first."""
+        """Ask the engine about a plan (for a recorded host if ``elsewhere``); False if another request replaced this
+        one.
+        """
         if elsewhere and launch.plan.engine.kind is EngineKind.VLLM:
             verdict: EngineVerdict | None = EngineVerdict(EngineAnswer.UNKNOWN, "the plan is for a recorded host")
         else:
@@ -161,9 +163,9 @@ class LaunchVerdicts:
         return with_verdict(plan, newest[1]) if newest is not None and newest[0] == question(plan) else plan
 
     def take(self, launch: LaunchPlan, folder: Path) -> PreparedLaunch | None:
-        """What was prepared, for this launch; None if that is another one by now."""
+        """The prepared process for this launch; None if it was prepared for another one."""
         return self._asked.take(launch, folder)
 
     def close(self) -> None:
-        """End what is prepared."""
+        """End the prepared process."""
         self._asked.end()

@@ -1,4 +1,4 @@
-"""The history of the machine's GPUs as a console sees it: read for charts, and written where no recorder does."""
+"""The history of the machine's GPUs as a console sees it: read for charts, and written if no recorder does."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.private import open_file
 
 WRITE_SECONDS = 0.25
-"""How long a snapshot waits for a file that another process writes to."""
+"""How long a snapshot waits for a file that another process is writing."""
 
 
 class GpuChart(msgspec.Struct, frozen=True):
-    """What one GPU did over the range that is shown, keyed as `Card.keys`. ``problem`` is why nothing can be read."""
+    """The chart of one GPU over the shown range, keyed as `Card.keys`. ``problem`` is why nothing can be read."""
 
     card: Card
     series: Series
@@ -44,7 +44,7 @@ class GpuChart(msgspec.Struct, frozen=True):
 
 
 def history_path(state: Path, host: Host | None) -> Path:
-    """Where the history of this machine's GPUs is, or of a recorded host's, which has a file of its own."""
+    """Path of this machine's GPU history, or of a recorded host's, which has its own file."""
     if host is None:
         return state / GPU_HISTORY
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", host.hostname)[:40] or "host"
@@ -52,7 +52,7 @@ def history_path(state: Path, host: Host | None) -> Path:
 
 
 def cards(path: Path) -> tuple[Card, ...]:
-    """The GPUs of which a history has rows, as they were last; none where nothing is recorded.
+    """The GPUs in a history, as last recorded; none if nothing is recorded.
 
     Raises:
         OperationError: the history cannot be read.
@@ -64,10 +64,10 @@ def cards(path: Path) -> tuple[Card, ...]:
 
 
 class GpuCharts:
-    """Reads what was recorded of GPUs, of one at a time.
+    """Reads the GPU history, for one GPU at a time.
 
-    The recorders of this person's servers write it. Where none runs, and for a recorded host, a console that is open
-    does; ``write`` is whether this one may.
+    The recorders of this user's servers write it. If none runs, and for a recorded host, an open console does;
+    ``write`` is whether this console may.
     """
 
     def __init__(self, state: Path, recorded: Host | None = None, *, write: bool = True) -> None:
@@ -76,15 +76,15 @@ class GpuCharts:
         self._writer = GpuHistoryWriter(self._path, WRITE_SECONDS) if write else None
         self._charts: ChartHistory[GpuEntry, GpuTimeline] | None = None
         self._of: tuple[int, str | None] | None = None
-        """Which GPU is read."""
+        """The index and uuid of the GPU being read."""
 
     @property
     def trouble(self) -> str:
-        """Why what is seen can't be written, in a sentence; empty if it can."""
+        """A sentence why the history can't be written; empty if it can."""
         return self._writer.trouble if self._writer is not None else ""
 
     def record(self, host: Host | None, now: float) -> None:
-        """Write what is seen now (Unix seconds), where nobody else does. What is not fresh is not written."""
+        """Write the current readings (``now`` in Unix seconds) if nobody else does. Stale readings are not written."""
         if self._writer is None or host is None or host.problem or not host.gpus:
             return
         with self._turn() as ours:
@@ -111,11 +111,11 @@ class GpuCharts:
             os.close(descriptor)
 
     def chart(self, gpu: Gpu, now: float, time: TimeView) -> GpuChart:
-        """What that GPU did over the range asked for, as far as it is read."""
+        """The chart of a GPU over the requested range, as far as it has been read."""
         return self.read(card_of(gpu), now, time)
 
     def read(self, card: Card, now: float, time: TimeView) -> GpuChart:
-        """What the GPU of that card did."""
+        """The chart of the GPU of a card."""
         try:
             return self._chart(self._source(card), card, now, time)
         except HistoryMissingError:
@@ -146,7 +146,7 @@ class GpuCharts:
         return GpuChart(then or card, replace(shown, recorded_from=first))
 
     def close_charts(self) -> None:
-        """Discard what was read, while no chart shows it."""
+        """Discard the data read, while no chart shows it."""
         if self._charts is not None:
             self._charts.close()
             self._charts = None

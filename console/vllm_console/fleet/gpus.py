@@ -1,4 +1,4 @@
-"""This machine's GPUs, or a recorded host's: samples, memory that a stopped server still holds, energy of a server."""
+"""This machine's GPUs, or a recorded host's: samples, memory still held by a stopped server, a server's energy."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class KnownGpus(msgspec.Struct, frozen=True):
-    """What is known now. ``host`` is None where no GPU can be; ``problem`` says why, or why it is not fresh."""
+    """The known GPUs. ``host`` is None if there are none; ``problem`` says why, or why the data is stale."""
 
     host: Host | None = None
     problem: str = ""
 
 
 class FleetGpus:
-    """Where the fleet's GPUs come from. `latest` never blocks.
+    """The source of the fleet's GPUs. `latest` never blocks.
 
     ``file`` names a recorded host, used in place of this machine; ``state`` is the folder of our servers.
     """
@@ -53,7 +53,7 @@ class FleetGpus:
             self._recorded = read_host(file)
         self._servers: Mapping[int, str] = {}
         self.claims: Mapping[int, tuple[GpuClaim, ...]] = {}
-        """What people claim of GPUs, by index; set by the fleet."""
+        """Claims of GPUs on the board, by index; set by the fleet."""
         self._occupants: Sequence[ServerView] = ()
         self._watch: GpuMonitor | None = None
         self._problem = ""
@@ -65,13 +65,13 @@ class FleetGpus:
         return self._recorded is not None
 
     def start(self) -> None:
-        """Begin to watch this machine's GPUs, in a thread that loads what that needs."""
+        """Start watching this machine's GPUs, in a thread that imports what that needs."""
         if self._recorded is None:
             threading.Thread(target=self._begin, name="gpus", daemon=True).start()
 
     def _begin(self) -> None:
         if not has_driver():
-            self._problem = no_driver()  # none will come while the console is open: not worth asking again
+            self._problem = no_driver()  # a driver won't appear while the console is open: don't check again
             return
         from vllm_launchers.host.gpu.monitor import GpuMonitor
 
@@ -89,11 +89,11 @@ class FleetGpus:
 
     @property
     def has_driver(self) -> bool:
-        """Whether GPUs can be asked after at all; costs next to nothing."""
+        """Whether GPUs can be queried at all; costs next to nothing."""
         return has_driver()
 
     def latest(self) -> KnownGpus:
-        """What is known now."""
+        """The GPUs as last seen."""
         if self._recorded is not None:
             return KnownGpus(with_claims(occupied(self._recorded, self._occupants), self.claims))
         if self._watch is None:
@@ -106,7 +106,7 @@ class FleetGpus:
         return self.latest().host
 
     def read(self) -> Host:
-        """The host now; where nothing watches it, it is read once, which may take a second."""
+        """The host now; if nothing watches it, it is read once, which may take a second."""
         seen = self.latest()
         if seen.host is not None and (self._recorded is not None or seen.host.gpus or seen.problem):
             return seen.host
@@ -116,7 +116,7 @@ class FleetGpus:
 
     @property
     def watching(self) -> bool:
-        """Whether GPUs are in sight without asking for them."""
+        """Whether GPUs are known without querying them."""
         host = self.latest().host
         return host is not None and bool(host.gpus)
 
@@ -128,9 +128,9 @@ class FleetGpus:
 
 
 def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host]:
-    """What recorders saw of this machine's GPUs after ``since`` (Unix seconds), oldest first.
+    """Recorders' samples of this machine's GPUs after ``since`` (Unix seconds), oldest first.
 
-    Our servers are named, and claims on the board count from when they were made.
+    Holders are labeled with our servers, and board claims count from when they were made.
     """
     from vllm_console.fleet.board import gpu_claims
     from vllm_launchers.launch.details import ServerRecords
@@ -148,8 +148,7 @@ def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host
 
 
 def roots(records: Iterable[ServerRecord], state: Path) -> dict[int, str]:
-    """Pids of servers that run and of their keepers, each with its server's name; and of workers that Ray runs, which
-    descend from neither."""
+    """Map pids to server names: of running servers, their keepers, and Ray workers, which descend from neither."""
     alive = [record for record in records if record.state.alive]
     owned = [(identity, record.name) for record in alive for identity in (record.server, record.keeper)]
     found = {identity.pid: name for identity, name in owned if identity is not None}
@@ -161,10 +160,10 @@ def roots(records: Iterable[ServerRecord], state: Path) -> dict[int, str]:
 
 
 def occupied(host: Host, servers: Collection[ServerView]) -> Host:
-    """The host with simulated servers on the GPUs that they were given: the memory they take, and what they do to them.
+    """The host with simulated servers on their GPUs: the memory they hold and the load they cause.
 
-    A GPU works while requests run. Its power then lies between what it draws idle and its limit, the higher the more
-    requests share a step; one that computes nothing is at rest.
+    A GPU works while requests run. Its power is then between idle and its limit, rising with the requests per step; a
+    GPU without requests is idle.
     """
     taken: dict[int, list[ServerView]] = {}
     for server in servers:
@@ -199,7 +198,7 @@ def _held(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
 
 
 def _asleep_gib(server: ServerView) -> float | None:
-    """GiB that a simulated server holds of each of its GPUs while it sleeps; None while it is awake."""
+    """GiB that a sleeping simulated server holds on each of its GPUs; None while it is awake."""
     if server.state is not State.ASLEEP:
         return None
     from vllm_launchers.simulated.memory import bytes_asleep
@@ -212,7 +211,7 @@ def _running(server: ServerView) -> float:
 
 
 def _linked(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
-    """The GPU with what these servers send over its NVLinks; of a GPU that others use, that is not known."""
+    """The GPU with the NVLink traffic of these servers; unchanged if others use it (their traffic is unknown)."""
     if not servers or not gpu.nvlinks or gpu.holders:
         return gpu
     peers = {index for server in servers for index in server.gpus} - {gpu.index}
@@ -229,7 +228,7 @@ def _linked(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
 
 
 def _exchanged_gbs(server: ServerView) -> float:
-    """GB/s that each GPU of a tensor-parallel server sends: two all-reduces of 16 bits per layer and token."""
+    """GB/s that each GPU of a tensor-parallel server sends: two 16-bit all-reduces per layer and token."""
     ranks, window = whole_number(server.flags, "tensor-parallel-size"), server.window
     if ranks < 2 or window is None:
         return 0.0
@@ -239,7 +238,7 @@ def _exchanged_gbs(server: ServerView) -> float:
 
 @lru_cache(maxsize=16)
 def _bytes_reduced(model: str) -> int:
-    """Bytes per token that the all-reduces of all layers add up; 0 for a model that is not known."""
+    """Bytes per token in the all-reduces of all layers; 0 for an unknown model."""
     from vllm_launchers.simulated.settings import ModelNotFoundError, resolve_model
 
     try:
@@ -250,15 +249,15 @@ def _bytes_reduced(model: str) -> int:
 
 
 BUSY_PERCENT = 97.0
-"""What nvidia-smi reports as a GPU's use while steps follow each other without a pause."""
+"""GPU utilization that nvidia-smi reports while steps run back to back."""
 FULL_BATCH = 64
-"""About so many sequences in a step make a GPU draw all it may."""
+"""About this many sequences per step drive a GPU to its power limit."""
 DEGREES_PER_WATT = 0.15
-"""How much warmer a card of this size gets, from the recorded hosts: 71 °C at 265 W, 34 °C at 28 W."""
+"""Temperature rise of a card of this size, from the recorded hosts: 71 °C at 265 W, 34 °C at 28 W."""
 
 
 def _working(gpu: Gpu, running: float) -> Gpu:
-    """A GPU on which ``running`` sequences are decoded: bound by its memory, and by arithmetic as they get more."""
+    """A GPU that decodes ``running`` sequences: memory-bound, and increasingly compute-bound as they grow in number."""
     batch = min(1.0, running / FULL_BATCH)
     seen = replace(
         gpu,
@@ -278,16 +277,17 @@ def _working(gpu: Gpu, running: float) -> Gpu:
 
 
 TOLERANCE_GIB = 0.5
-"""A driver keeps a little for itself; less than this does not count as missing."""
+"""A driver keeps a little memory for itself; less than this does not count as missing."""
 
 TIMEOUT_SECONDS = 30.0
-"""How long memory may take to be freed after the server's end; 80 GiB takes a second or two."""
+"""How long memory may take to be freed after the server ended; 80 GiB takes a second or two."""
 
 POLL_SECONDS = 0.25
 
 
 def still_held(name: str, before: Host, read: Callable[[], Host]) -> str:
-    """Wait until an ended server's memory is free; returns who holds it after `TIMEOUT_SECONDS`, or nothing.
+    """Wait until an ended server's memory is free; return who still holds it after `TIMEOUT_SECONDS`, or an empty
+    string.
 
     ``before`` is the host before the stop, ``read`` returns the newest.
     """
@@ -313,7 +313,7 @@ class Releases:
         self._watched: dict[str, threading.Event] = {}
 
     def watch(self, name: str, ended: Callable[[], bool]) -> None:
-        """Begin when a server is asked to stop; ``ended`` returns whether it has."""
+        """Start watching when a server is asked to stop; ``ended`` returns whether it has ended."""
         host = self._latest()
         before = _Before.of(host, name) if host is not None else None
         if before is None or not before.wanted:
@@ -324,11 +324,11 @@ class Releases:
         threading.Thread(target=self._run, args=args, name=f"release-{name}", daemon=True).start()
 
     def notice(self, name: str) -> str:
-        """Who still holds a stopped server's memory, in a sentence; empty if no one does."""
+        """A sentence on who still holds a stopped server's memory; empty if no one does."""
         return self._notices.get(name, "")
 
     def forget(self, name: str) -> None:
-        """The server is restarted, or its record is gone: its old memory no longer matters."""
+        """Stop watching a server that was restarted or removed: its old memory no longer matters."""
         if (over := self._watched.pop(name, None)) is not None:
             over.set()
         self._notices.pop(name, None)
@@ -354,7 +354,7 @@ class Releases:
                 self._notices.pop(name, None)
                 return
             self._notices[name] = f"ended, but {release.reason}"
-            if over.is_set():  # forgotten meanwhile
+            if over.is_set():  # forgotten in the meantime
                 self._notices.pop(name, None)
                 return
             timeout = 0.0
@@ -362,7 +362,7 @@ class Releases:
 
 
 class _Before(msgspec.Struct, frozen=True):
-    """State before the stop: GiB that will be free, by GPU, once the server is gone; what others held."""
+    """State before the stop: free GiB expected by GPU once the server is gone, and what others held."""
 
     wanted: Mapping[int, float]
     ours: frozenset[int]
@@ -386,7 +386,7 @@ class _Before(msgspec.Struct, frozen=True):
         return cls(wanted, frozenset(ours), others)
 
     def less_growth(self, host: Host) -> Host:
-        """The host as if others had neither appeared nor grown since: the memory they took was freed by the server."""
+        """The host without others' growth since the stop: memory they took was freed by the server."""
 
         def grown(gpu: Gpu) -> float:
             others = (holder for holder in gpu.holders if holder.pid not in self.ours)
@@ -398,12 +398,14 @@ class _Before(msgspec.Struct, frozen=True):
 
 
 STALE_SECONDS = 30.0
-"""What ended longer ago is not the present."""
+"""Energy that ends longer ago than this is not current."""
 
 
 def recent_energy(state: Path, record: ServerRecord, gpus: Sequence[int], now: float) -> Energy | None:
-    """The energy of a server since it was ready, of the half hour before ``now`` (Unix seconds) at most; None where it
-    is not known. ``gpus`` are those that it was given.
+    """The energy of a server since it was ready, at most of the half hour before ``now`` (Unix seconds); None if
+    unknown.
+
+    ``gpus`` are the GPUs assigned to it.
     """
     ready_at = record.current.ready_at
     if record.server is None or not record.state.alive or ready_at is None:
@@ -416,7 +418,7 @@ def recent_energy(state: Path, record: ServerRecord, gpus: Sequence[int], now: f
         try:
             entries = reader.since(since)
         except HistoryError:
-            return None  # the snapshot says what is wrong with it
+            return None  # the snapshot reports the history's problem
     totals = [totals_of(entry.sample) for entry in entries if entry.generation == record.current.number]
     found = newest_energy(hosts, record.server.pid, totals)
     if found is None or set(found.gpus) != set(gpus):

@@ -1,4 +1,4 @@
-"""The open findings of one of our servers, from its frames and samples of its GPUs."""
+"""The open findings of one of our servers, from frames of its metrics and samples of its GPUs."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 20.0
 REST_SECONDS = 60.0
-"""Between the starts of two requests."""
+"""Minimum interval between the starts of two requests."""
 
 
 class OneToken:
-    """One server's test request. `silent_seconds` is its result; all methods may be called by one thread only."""
+    """One server's test request. `silent_seconds` is its result; all methods must be called from the same thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -66,10 +66,12 @@ class OneToken:
         self._silent_since: float | None = None
         self._answered: bool | None = None
         self.refused = ""
-        """The API server's response in place of the engine's, which says nothing about the engine; else empty."""
+        """The API server's response if it answered instead of the engine, which says nothing about the engine; else
+        empty.
+        """
 
     def ask(self, owner: Owner, port: int, model: str, *, tls: bool = False) -> None:
-        """Send it to the server's own process, unless one is in flight or was sent within the last minute."""
+        """Send the request to the server's own process, unless one is in flight or was sent within the last minute."""
         if self._busy or time.monotonic() - self._asked_at < REST_SECONDS:
             return
         self._asked_at = time.monotonic()
@@ -80,13 +82,13 @@ class OneToken:
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is answered, at most this long."""
+        """Wait for the answer, at most this long."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     @property
     def silent_seconds(self) -> float | None:
-        """How long it has been unanswered; 0 if the engine answered, None if unknown."""
+        """How long the request has been unanswered; 0 if the engine answered, None if unknown."""
         if self._silent_since is None:
             return None
         if self._busy or self._answered is False:
@@ -94,7 +96,7 @@ class OneToken:
         return 0.0 if self._answered else None
 
     def forget(self) -> None:
-        """Reset: the server makes progress again, or is another one now; the pause between requests is kept."""
+        """Reset after progress or a restart; the minimum interval between requests still applies."""
         if not self._busy:
             self._silent_since = self._answered = None
             self.refused = ""
@@ -117,7 +119,7 @@ class OneToken:
             status = client.ask("POST", "/v1/completions", body, seconds=DEADLINE_SECONDS).status
         except RequestTimeoutError:
             self._answered, self.refused = False, ""
-        except OSError as error:  # no connection, or cut off: not the engine's answer
+        except OSError as error:  # no connection, or cut off: not an answer from the engine
             self._refuse(f"it could not be sent: {plain(str(error), 120) or type(error).__name__}")
         else:
             if status == 200:
@@ -131,20 +133,20 @@ class OneToken:
 
 
 HISTORY_SECONDS = FRAMES * STEP_SECONDS
-"""How much history a server is judged by."""
+"""How much history findings are based on."""
 
 MOMENT_SECONDS = 5.0
-"""Between two stored samples of its GPUs."""
+"""Interval between two stored samples of its GPUs."""
 
 FRAME_DELAY_SECONDS = STEP_SECONDS / 2
-"""How late a frame may be. Then findings are recomputed without it, once per step."""
+"""How late a frame may be. After that, findings are recomputed without it, once per step."""
 
 ENOUGH_LOOKED_UP = 5_000
 """Prompt tokens looked up in the prefix cache before an earlier generation's hit rate is meaningful."""
 
 
 class Judge:
-    """Judges one server. Its findings are recomputed once per frame, not at every sample."""
+    """Computes the findings of one server, once per frame instead of at every sample."""
 
     def __init__(
         self,
@@ -152,8 +154,8 @@ class Judge:
         earlier_runs: Callable[[ServerRecord], Sequence[PastRun]] = lambda _: (),
         log: Path | None = None,
     ) -> None:
-        """``earlier_runs``: what ran before the record's current run, newest first. Called only where a finding has a
-        fix that changes flags. ``log`` is read only where requests were refused.
+        """``earlier_runs`` returns the runs before the record's current run, newest first; called only if a finding has
+        a fix that changes flags. ``log`` is read only if requests were refused.
         """
         self._name = name
         self._log = log
@@ -167,9 +169,9 @@ class Judge:
         self._request = OneToken()
         self._facts: tuple[object, _Facts] | None = None
         self._found: tuple[tuple[object, ...], Evidence, tuple[Finding, ...]] | None = None
-        """The findings of the newest frame, and by what they were found."""
+        """The findings of the newest frame, with their cache key and evidence."""
         self._stuck: tuple[Sequence[Frame], Sequence[Frame]] | None = None
-        """The frames of the newest snapshot, and those of them that show that it seems to hang."""
+        """The frames of the newest snapshot, and those of them that suggest a hang."""
 
     def append(self, sample: Sample, generation: int) -> None:
         """Add the next sample of its metrics."""
@@ -186,7 +188,7 @@ class Judge:
         return max(0.0, self._latest.at - self._busy_at)
 
     def add_gpus(self, host: Host | None, gpus: Iterable[int], now: float) -> None:
-        """Add a sample of its GPUs; one from before a driver fault says nothing about now."""
+        """Add a sample of its GPUs; samples from before a driver fault are skipped."""
         if host is None or host.problem or (self._moments and 0 <= now - self._moments[-1].at < MOMENT_SECONDS):
             return
         found = [gpu for index in gpus if (gpu := host.gpu(index)) is not None]
@@ -195,7 +197,7 @@ class Judge:
             self._link = slowest_link(host, [gpu.index for gpu in found])
 
     def set_resumed(self, resumed: Sequence[Resumed]) -> None:
-        """What its probe recorded of requests that were resumed in the last minutes."""
+        """Set the requests that were resumed in the last minutes, as its probe recorded them."""
         self._resumed = resumed
 
     def findings(
@@ -244,9 +246,9 @@ class Judge:
     def _ask_if_hanging(
         self, record: ServerRecord, frames: Sequence[Frame], context: JudgeContext, *, wait: bool
     ) -> str:
-        """Send a test request to a server that seems to hang; returns why that is not possible, if so.
+        """Send a test request to a server that seems to hang; return why that is not possible, if so.
 
-        None while its first requests are served: it compiles kernels.
+        No request is sent while its first requests are served, because it is still compiling kernels.
         """
         if self._stuck is None or self._stuck[0] is not frames:  # once per frame
             served = [frame for frame in frames if not frame.compiling]
@@ -322,12 +324,12 @@ class Judge:
         )
 
     def _refusals(self, frames: Sequence[Frame]) -> Refusals:
-        """What the log says of the requests refused in the last minute; read only if there are any."""
+        """The reasons in the log for the requests refused in the last minute; read only if there are any."""
         refused = round(answered(frames, len(frames) - 1).all_refused) if frames else 0
         return read_refusals(self._log, refused) if refused and self._log is not None else Refusals()
 
     def _known(self, record: ServerRecord, details: Details) -> _Facts:
-        """Looked up once per generation, and again when GPUs become known."""
+        """Cached per generation; recomputed when GPUs become known."""
         gpu = self._moments[-1].gpus[0] if self._moments else None
         key = (record.current.number, gpu.name if gpu else None)
         if self._facts is None or self._facts[0] != key:
@@ -358,7 +360,7 @@ def _is_simulated(details: Details) -> bool:
 
 
 def _facts(details: Details, gpu: Gpu | None) -> _Facts:
-    """What decides which fixes are possible: the GPU as seen, recorded or simulated, and the model."""
+    """The facts that decide which fixes are possible: the GPU as seen, recorded or simulated, and the model."""
     name = (gpu.name if gpu and not _is_simulated(details) else None) or details.gpu_name
     model = find_model(name) if name else None
     reported = gpu.compute_capability if gpu is not None and gpu.name == name else None
@@ -384,9 +386,9 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
 
 
 def _cache_free(details: Details, facts: ModelFacts | None, gpu: GpuShape) -> float | None:
-    """What the KV cache would take of a GPU without the flag that fixes its size, by the plan's estimate.
+    """GPU memory for the KV cache without the flag that fixes its size, by the plan's estimate.
 
-    None if no flag does, or if that is not known.
+    None if no flag fixes it, or if the estimate is unknown.
     """
     flags = {name: value for name, value in details.flags.items() if name not in (BLOCKS, BYTES)}
     if facts is None or len(flags) == len(details.flags):
@@ -423,7 +425,7 @@ def _quantized(details: Details, facts: ModelFacts | None) -> bool | None:
 
 
 def slowest_link(host: Host, gpus: Sequence[int]) -> str:
-    """How the two GPUs that are farthest apart are connected; empty if unknown."""
+    """The connection between the two GPUs that are farthest apart; empty if unknown."""
     pairs = [(a, b) for at, a in enumerate(gpus) for b in gpus[at + 1 :]]
     kinds = [link.kind for a, b in pairs if (link := host.link(a, b)) is not None]
     return max(kinds, key=link_level, default="") if len(kinds) == len(pairs) else ""

@@ -1,4 +1,4 @@
-"""What ended servers left on this machine: processes without a keeper, and files in ``/dev/shm``."""
+"""Leftovers of ended servers on this machine: processes without a keeper, and files in ``/dev/shm``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from vllm_launchers.keeper.orphans import Orphan
 
 FIRST_SEARCH_SECONDS, SEARCH_SECONDS = 5.0, 300.0
-"""When a console first searches for leftovers, and how often after: a search takes a quarter second of CPU."""
+"""When a console first searches for leftovers, and how often after that: a search takes 0.25 s of CPU time."""
 
 
 class Leftovers(msgspec.Struct, frozen=True):
-    """Processes and files that can be removed, and a sentence for each that must not be touched."""
+    """Processes and files that can be removed, and a sentence for each one that must not be touched."""
 
     processes: Sequence[Orphan] = ()
     files: Sequence[LeftFile] = ()
@@ -41,7 +41,7 @@ class Leftovers(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """What was ended and removed, and a sentence for each thing that was not."""
+    """The ended processes and removed files, and a sentence for each one that was not."""
 
     processes: Sequence[Orphan] = msgspec.field(default_factory=tuple)
     files: Sequence[LeftFile] = msgspec.field(default_factory=tuple)
@@ -49,7 +49,7 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 def find_leftovers(state: Path) -> Leftovers:
-    """Search once. ``state``: the state folder whose keepers' processes to search for."""
+    """Search once; ``state`` is the state folder whose keepers' processes to search for."""
     from vllm_launchers.host import shared_memory
     from vllm_launchers.keeper import orphans
 
@@ -59,18 +59,18 @@ def find_leftovers(state: Path) -> Leftovers:
 
 
 def remove_leftovers(state: Path, wanted: Leftovers) -> Removed:
-    """End and remove what a search found, each only if a second search finds it too. Takes about 10 s at most."""
+    """End and remove what a search found, each only if a second search finds it too. Takes up to about 10 s."""
     from vllm_launchers.host import shared_memory
     from vllm_launchers.keeper import orphans
 
     ended, unended = orphans.end(wanted.processes, state)
-    # Only now: a later search finds files that these processes used.
+    # Search after the processes ended, to find files that they used.
     gone, problems = shared_memory.remove(wanted.files, shared_memory.find(_recorded(state)))
     return Removed(ended, gone, (*unended, *problems))
 
 
 def format_leftovers(found: Leftovers) -> str:
-    """The amount, as ``2 processes and 10 files (674 MiB) in /dev/shm``."""
+    """The amount as text: ``2 processes and 10 files (674 MiB) in /dev/shm``."""
     parts = []
     if number := len(found.processes):
         parts.append("1 process" if number == 1 else f"{number} processes")
@@ -80,7 +80,7 @@ def format_leftovers(found: Leftovers) -> str:
 
 
 def format_lost(found: Leftovers) -> str:
-    """Which servers may still serve but can't be reached, in one sentence; empty if none."""
+    """A sentence naming servers that may still serve but can't be reached; empty if none."""
     from vllm_launchers.keeper.orphans import FOLDER_DELETED
 
     names = sorted({os.path.basename(one.folder) for one in found.processes if one.why == FOLDER_DELETED})  # noqa: PTH119
@@ -94,7 +94,7 @@ def format_lost(found: Leftovers) -> str:
 
 
 def lost_server(state: Path, name: str) -> str:
-    """The same of the server of that name alone."""
+    """`format_lost` for the server of that name alone."""
     from vllm_launchers.keeper import orphans
 
     found = orphans.find(state).found
@@ -117,7 +117,7 @@ def name_and_size(file: LeftFile) -> str:
 
 
 class LeftoversWatch:
-    """Searches from time to time in its own thread; ``notices`` is the result, for people."""
+    """Searches periodically in its own thread; ``notices`` is the result, as sentences."""
 
     def __init__(self, state: Path) -> None:
         self.notices: list[str] = []
@@ -143,7 +143,7 @@ class LeftoversWatch:
             wait = SEARCH_SECONDS
             with contextlib.suppress(OSError, ValueError):
                 found = find_leftovers(self._state)
-                # What any program may have left disturbs nobody here; X and ``leftovers`` list it.
+                # Files that any program may have left are no reason for a notice; X and ``leftovers`` list them.
                 sure = replace(found, files=[file for file in found.files if file.sure])
                 removes = "the command 'remove leftovers' lists and removes them"
                 what = format_lost(sure) or f"Ended servers left {format_leftovers(sure)} behind"
@@ -151,7 +151,7 @@ class LeftoversWatch:
 
 
 def _recorded(state: Path) -> dict[str, int]:
-    """The shared memory that keepers recorded for their servers, name to inode."""
+    """The shared memory that keepers recorded for their servers: name to inode."""
     from vllm_launchers.keeper import folders, process_group
 
     found: dict[str, int] = {}

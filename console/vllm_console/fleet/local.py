@@ -1,4 +1,4 @@
-"""The fleet on this machine: this user's servers through their records and keepers, others' from outside."""
+"""The servers on this machine: this user's through their records and keepers, other users' from outside."""
 
 from __future__ import annotations
 
@@ -79,23 +79,23 @@ if TYPE_CHECKING:
 
 
 HOSTS = "hosts.json"
-"""Names the attached machines."""
+"""The file that lists the attached machines."""
 
 HOSTS_ANSWER_SECONDS = 12.0
-"""How long a command waits for the machines that it shows."""
+"""How long a command waits for attached machines to answer."""
 
 LOAD_SECONDS = 60.0
-"""How long a load is sent that a console starts."""
+"""Duration of a load that a console starts."""
 
 
 class LocalFleet:
-    """All servers of this machine as one user sees them: what commands and screens show, and the verbs that act.
+    """All servers of this machine as one user sees them, and the actions on them.
 
-    A verb that fails raises a `OperationError` with one clear sentence.
+    An action that fails raises an `OperationError` with one clear sentence.
 
-    ``interactive`` is for a console, which refreshes once a second: GPUs, board and leftovers are then watched by
-    threads, ``leftovers`` where it is asked for. A command reads them when it needs them. A stop never waits for a
-    snapshot that another thread takes.
+    ``interactive`` is for a console, which refreshes once a second: threads then watch the GPUs, the board and, with
+    ``leftovers``, leftovers. A command reads them when it needs them. A stop never waits for a snapshot in another
+    thread.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LocalFleet:
         tariff: Tariff | None = None,
     ) -> None:
         self.tariff = tariff
-        """What energy costs; None without a price."""
+        """Energy prices; None if none are set."""
         self.read_only, self.read_only_by = read_only, read_only_by
         self.judge_launches = judge_launches and not read_only
         self._interactive = interactive
@@ -138,7 +138,7 @@ class LocalFleet:
         self._shares, self._reserves = tuple(shares), tuple(reserves)
         self._host_file, self._with_gpus = host_file, gpus
         self._window_seconds = window_seconds
-        """How long the windows are in which runs are compared, for the servers that it starts; None is a minute."""
+        """Length of the windows in which runs are compared, for the servers it starts; None means one minute."""
         self._report_leftovers = interactive and leftovers
         self._acted = False
         """Whether this fleet has started, restarted or stopped a server."""
@@ -169,12 +169,12 @@ class LocalFleet:
     # -- snapshot --------------------------------------------------------------------------------------------------
 
     def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
-        """All servers now; starts a new keeper for each server that lost its own. One snapshot at a time.
+        """Return all servers as of now; start a new keeper for each server that lost its own. One snapshot at a time.
 
-        Never raises because of one bad server. ``selected``, a name or `FIRST` for the first one with a record, gets
-        its chart series too, over the range of ``time``; if that names a moment, the snapshot has its view of then as
-        well. If it names a GPU, the snapshot has what that did over the range; if it names a run, the snapshot has that
-        run as ``replay``.
+        One bad server never makes it raise. ``selected`` is a server name, or `FIRST` for the first one with a record;
+        that server also gets its chart series over the range of ``time``. If ``time`` names a moment, the snapshot
+        includes the server's state at that moment; if a GPU, that GPU's chart over the range; if a run, that run as
+        ``replay``.
         """
         with self._snapshot_lock:
             return self._take_snapshot(selected, time)
@@ -242,7 +242,7 @@ class LocalFleet:
         )
 
     def _gpu_chart(self, source: FleetGpus, host: Host, now: float, view: TimeView) -> GpuChart | None:
-        """Keep what the GPUs do now, where no recorder does; and what the one asked for did."""
+        """Record the GPUs' current readings where no recorder does, and return the chart of the requested GPU."""
         if not host.gpus:
             return None
         if self._gpu_charts is None:
@@ -274,7 +274,7 @@ class LocalFleet:
         held = self._releases.notice(name) if self._releases is not None else ""
         elsewhere = client.elsewhere(self._state, record)
         if elsewhere:
-            # Its pids are not of this machine.
+            # Its pids belong to another machine.
             view = replace(view, elsewhere=elsewhere, pid=None, tuner=None, load_test=None)
             elsewhere = f"runs {elsewhere}: read-only here, shown as last recorded there"
         notices = [*filter(None, (elsewhere, client.keeper_silence(record), held))]
@@ -283,7 +283,7 @@ class LocalFleet:
     def _earlier(
         self, records: Sequence[ServerRecord], views: Sequence[ServerView], selected: str | None, at: float | None
     ) -> ServerView | None:
-        """The selected server of ours at an earlier moment."""
+        """One of our servers, if selected, at an earlier moment."""
         record = next((one for one in records if one.name == selected), None)
         view = next((one for one in views if one.name == selected and one.recorded), None)
         if at is None or record is None or view is None:
@@ -293,7 +293,7 @@ class LocalFleet:
         return self._watched[record_identity(record)].earlier(view, record, at)
 
     def _view_apart(self, record: ServerRecord) -> ServerView:
-        """A server after a verb, without snapshot caches: another thread's snapshot may be running, or hang."""
+        """A server after an action, without snapshot caches: another thread's snapshot may be running or hang."""
         with contextlib.closing(WatchedServer(client.folder(self._state, record.name), interactive=False)) as watched:
             load = self._loads.describe(record.name)
             return watched.view(record, time.time(), selected=False, load=load, startup_stages=False)
@@ -313,7 +313,7 @@ class LocalFleet:
         return []
 
     def _leftovers_notices(self) -> list[str]:
-        """Only in a console that may remove them; commands search for leftovers when they are asked to."""
+        """Only in a console that may remove them; commands search for leftovers on request."""
         if not self._report_leftovers or self.read_only:
             return []
         if self._leftovers_watch is None:
@@ -324,7 +324,7 @@ class LocalFleet:
 
     @cached_property
     def _launcher(self) -> Launcher:
-        # Imported when first needed: a good part of a command's start-up time.
+        # Imported lazily: takes a considerable part of a command's start-up time.
         from vllm_launchers.launch.earlier_starts import report_store
         from vllm_launchers.launch.inputs import PlanInputsReader
         from vllm_launchers.launch.launcher import Launcher
@@ -359,7 +359,7 @@ class LocalFleet:
         )
 
     def _open_gpus(self) -> None:
-        """Have GPUs available; a console watches them, a command that launches reads them once."""
+        """Open the GPU source; a console watches it, a command that launches reads it once."""
         from vllm_console.fleet.gpus import FleetGpus
 
         self._gpus = FleetGpus(self._host_file, self._state)
@@ -371,7 +371,7 @@ class LocalFleet:
             self._releases = None if self._gpus.recorded else Releases(self._gpus.host)
 
     def _refresh_gpus(self) -> None:
-        """Before a launch: which processes, and which GPUs of a recorded host, belong to which server."""
+        """Before a launch, map processes (and the GPUs of a recorded host) to servers."""
         if self._gpus is None and self._with_gpus:
             self._open_gpus()
         if self._gpus is not None and not self._interactive:
@@ -395,16 +395,16 @@ class LocalFleet:
         return self._launcher.planner.engines()
 
     def models(self) -> LocalModels:
-        """The models in the Hugging Face cache and in the folders of the settings; reads files, asks no network."""
+        """The models in the Hugging Face cache and in the configured folders; reads files only, no network."""
         from vllm_launchers.vllm.modelfacts.local import local_models
 
         return local_models(self._model_folders)
 
     def model_download(self, model: str) -> ModelDownload:
-        """Ask the hub what a model's download would be; nothing is downloaded yet. Ends with the fleet.
+        """Ask the hub what downloading a model would involve; downloads nothing yet. Ends with the fleet.
 
         Raises:
-            OperationError: it can't be downloaded; the console is read-only.
+            OperationError: it can't be downloaded, or this console is read-only.
         """
         self._refuse_read_only()
         from vllm_console.fleet.downloads import ModelDownload
@@ -413,27 +413,27 @@ class LocalFleet:
         return self._download
 
     def flags(self, engine: Engine | None = None) -> FlagTable | None:
-        """All flags of an engine; without one, of the engine that a launch would use.
+        """All flags of an engine; by default, of the engine that a launch would use.
 
-        Learned from its files if that has been done, else those of its release, else None. Learning continues in the
-        background, so a later call may know more.
+        Uses flags learned from the engine's files, else those of its release, else None. Learning continues in the
+        background, so a later call may return more.
         """
         planner = self._launcher.planner
         return planner.inputs.flags(engine or planner.engine("auto", None))
 
     def plan(self, request: LaunchRequest) -> Plan:
-        """Plan a launch without doing it; problems are in its findings."""
+        """Plan a launch without executing it; problems are in its findings."""
         return self._launcher.plan(request).plan
 
     def launch_name(self, request: LaunchRequest) -> str:
-        """The name that a server gets if it is launched now: that of its preset, with a number where it is taken."""
+        """The name a server would get if launched now: its preset's, with a number appended if that is taken."""
         return self._launcher.name_of(request)
 
     def judged_plan(self, request: LaunchRequest) -> Plan | None:
-        """Plan a launch and let the engine itself judge its flags, which takes seconds: its verdict is in the findings.
+        """Plan a launch and have the engine itself check the flags; the verdict is in the findings. Takes seconds.
 
-        The process that has accepted them waits to be launched. One question at a time: a new one ends the one before,
-        for which this then returns None.
+        The process that accepted the flags waits to be launched. There is one check at a time: a new call ends the
+        previous one, which then returns None.
 
         Raises:
             RefusedError: this console is read-only.
@@ -450,21 +450,21 @@ class LocalFleet:
 
     @property
     def judging_mib(self) -> int | None:
-        """The memory of the process that judges, or waits to be launched; None if none does, or not known yet."""
+        """Memory of the process that checks flags or waits to be launched; None if there is none or it is unknown."""
         return self._verdicts.memory_mib if self._verdicts is not None else None
 
     def stop_judging(self) -> None:
-        """End that process."""
+        """End the process that checks flags or waits to be launched."""
         if self._verdicts is not None:
             self._verdicts.close()
 
     @property
     def unused_preparation(self) -> str:
-        """Why the last launch did not use what was prepared; empty if it did, or nothing was."""
+        """Why the last launch did not use the prepared process; empty if it did, or there was none."""
         return self._verdicts.unused if self._verdicts is not None else ""
 
     def prepared_pids(self) -> tuple[int, ...]:
-        """The process that is prepared for a launch, if there is one."""
+        """The pid of the process prepared for a launch, if any."""
         pid = self._verdicts.pid if self._verdicts is not None else None
         return (pid,) if pid is not None else ()
 
@@ -475,7 +475,7 @@ class LocalFleet:
         return self._verdicts.judged(plan) if self._verdicts is not None else plan
 
     def plan_restart(self, name: str, changes: Changes) -> Plan:
-        """Plan a restart with changed flags without doing it; what the server holds now counts as free."""
+        """Plan a restart with changed flags without executing it; what the server holds now counts as free."""
         return self._launcher.plan_restart(self._ours(name), changes).plan
 
     def seen_workload(self, name: str) -> SeenWorkload | None:
@@ -488,10 +488,10 @@ class LocalFleet:
     def suggest(
         self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
     ) -> Sequence[Choice]:
-        """The flag changes that traffic calls for, each with its reason; empty if the flags already fit.
+        """Suggest flag changes for a workload, each with its reason; empty if the flags already fit.
 
-        ``room`` is what its KV cache was observed to hold. The flags to ``keep`` stay, and so do steps that were made
-        shorter because prompts held up streams.
+        ``room`` is the observed KV cache capacity. Flags in ``keep`` are not changed. Steps that were shortened because
+        prompts held up streams stay short.
         """
         from vllm_console.fleet.probe import kept_for_streams
 
@@ -503,10 +503,10 @@ class LocalFleet:
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def start(self, request: LaunchRequest, planned: Callable[[Plan], None] | None = None) -> ServerView:
-        """Launch; returns as soon as a keeper has the server. ``planned`` gets the plan before it is executed.
+        """Launch a server; return as soon as a keeper has it. ``planned`` gets the plan before it is executed.
 
         Raises:
-            UnfitError, OperationError: as `Launcher.start`; the name is that of an attached endpoint.
+            UnfitError, OperationError: as `Launcher.start`; or an attached endpoint has the name.
         """
         self._refuse_read_only()
         attached = {one.name for one in self._attached.read()[0]}
@@ -515,7 +515,7 @@ class LocalFleet:
         return self._launched(self._launcher.start(request, planned))
 
     def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerView:
-        """Launch a simulated server that continues a recording, as `Launcher.resume` says."""
+        """Launch a simulated server that continues a recording; see `Launcher.resume`."""
         self._refuse_read_only()
         return self._launched(self._launcher.resume(name, runs, recorded))
 
@@ -544,10 +544,10 @@ class LocalFleet:
         return self._launched(self._launcher.switch(name, preset, options, planned))
 
     def cancel_restart(self, name: str) -> ServerView:
-        """Cancel the restart that is being prepared, or going to sleep; the server keeps serving.
+        """Cancel a restart that is being prepared, or a pending sleep; the server keeps serving.
 
         Raises:
-            OperationError: there is neither, or the server is being stopped for it.
+            OperationError: neither is pending, or the server is already being stopped for it.
         """
         self._ours(name)
         return self._view_apart(client.cancel(self._state, name))
@@ -555,7 +555,7 @@ class LocalFleet:
     def sleep(
         self, name: str, *, level: int = 1, drain_seconds: float = DRAIN_SECONDS, say: Say = silently
     ) -> ServerView:
-        """Put a server to sleep; blocks until it is. ``say`` gets each step; errors as `Sleeping.sleep`."""
+        """Put a server to sleep; block until it sleeps. ``say`` gets each step; errors as `Sleeping.sleep`."""
         from vllm_launchers.launch.node_start import refuse_node
 
         record = self._ours(name)
@@ -565,14 +565,14 @@ class LocalFleet:
     def wake(
         self, name: str, *, level: int = 1, drain_seconds: float = DRAIN_SECONDS, say: Say = silently
     ) -> ServerView:
-        """Wake a server up; blocks until it answers as before. ``say`` gets each step as a sentence.
+        """Wake a server; block until it answers as before. ``say`` gets each step as a sentence.
 
-        The other server of its pair is put to sleep first, at ``level``. Errors as `Sleeping.wake`.
+        The other server of its pair is first put to sleep at ``level``. Errors as `Sleeping.wake`.
         """
         return self._launched(self._sleeping.wake(self._ours(name), level, drain_seconds, say))
 
     def adapters(self, name: str) -> Adapters:
-        """The LoRA adapters that one of our servers serves.
+        """The LoRA adapters of one of our servers.
 
         Raises:
             RefusedError: the server is another user's.
@@ -614,8 +614,8 @@ class LocalFleet:
         return self._launched(self._launcher.start_beside(name, changes, options))
 
     def engine(self, word: str) -> Engine:
-        """The engine that a word names: ``simulated``, ``vllm`` (the first one found), the version of one that
-        `engines` lists, or the path of a vLLM.
+        """Find an engine: ``simulated``, ``vllm`` (the first one found), the version of one listed by `engines`, or the
+        path of a vLLM.
 
         Raises:
             OperationError: there is no such engine.
@@ -638,7 +638,7 @@ class LocalFleet:
         return self._launched(self._launcher.start_trial(name, trial, engine, changes))
 
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
-        """Compare the greedy answers of two ready servers to the golden prompts; takes seconds.
+        """Compare the greedy answers of two ready servers to the golden prompts. Takes seconds.
 
         Raises OperationError.
         """
@@ -647,7 +647,7 @@ class LocalFleet:
         return compare_answers(self._ours(old), self._ours(new))
 
     def listener(self, name: str) -> Listener | None:
-        """Where one of our servers listens; None if it does not, or is removed.
+        """Where one of our servers listens; None if it does not, or was removed.
 
         Raises:
             OSError: another process has its port.
@@ -658,7 +658,7 @@ class LocalFleet:
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
 
     def energy(self, name: str) -> Energy | None:
-        """What the GPUs of one of our servers took in the last half hour; None where that is not known."""
+        """Energy used by the GPUs of one of our servers in the last half hour; None if unknown."""
         from vllm_console.fleet.gpus import recent_energy
 
         record = client.read(self._state, name)
@@ -666,7 +666,7 @@ class LocalFleet:
         return replace(found, tariff=self.tariff) if found is not None else None
 
     def stop(self, name: str) -> ServerView:
-        """Ask its keeper to stop it; returns at once."""
+        """Ask the server's keeper to stop it; return at once."""
         if (there := self._elsewhere(name)) is not None:
             return self._done_elsewhere(name, *there, "stop")
         record = self._ours(name)
@@ -676,7 +676,7 @@ class LocalFleet:
             try:
                 record = client.stop(self._state, name)
             except OperationError:
-                self._forget_release(name)  # it serves on, and may do so for weeks
+                self._forget_release(name)  # it continues to serve, perhaps for weeks
                 raise
             self._announce()
         self._loads.stop(name)  # only now: a server that can't be stopped keeps its load
@@ -684,10 +684,10 @@ class LocalFleet:
         return self._view_apart(record)
 
     def forget(self, name: str, *, purge: bool = False) -> bool:
-        """Remove a server that has stopped or failed: its record and log are deleted, its history is kept for replays.
+        """Remove a stopped or failed server: delete its record and log, keep its history for replays.
 
-        ``purge`` keeps nothing, and deletes what was kept of servers with this name before. Returns whether there is
-        something to replay.
+        ``purge`` keeps nothing, and also deletes histories of earlier servers with this name. Returns whether there is
+        a history to replay.
         """
         if purge and self._purged(name):
             return False
@@ -708,15 +708,15 @@ class LocalFleet:
         return kept
 
     def _purged(self, name: str) -> bool:
-        """Whether there was no server of that name, but histories of removed ones, which are deleted now."""
+        """Delete histories of removed servers of that name if no server has it now; return whether there were any."""
         self._refuse_read_only()
         return not client.exists(self._state, name) and self._removed.delete(name)
 
     def start_load(self, name: str) -> None:
-        """Send the preset's workload for a minute, from a process of its own.
+        """Send the preset's workload for a minute, from a separate process.
 
-        The rate keeps about the preset's concurrency in flight, and never more: a server slower than the rate assumes
-        is kept busy without an ever longer queue.
+        The rate keeps about the preset's concurrency in flight. The concurrency is also the limit, so that a server
+        slower than assumed stays busy without an ever-growing queue.
         """
         from vllm_console.load.shape import suggested_rate
 
@@ -731,7 +731,7 @@ class LocalFleet:
         self._loads.stop(name)
 
     def chat_server(self, name: str) -> ChatServer:
-        """Where one of our ready servers, or an attached endpoint, can be talked to.
+        """Where to chat with one of our ready servers, or with an attached endpoint.
 
         Raises:
             OperationError: it is not ready.
@@ -753,14 +753,14 @@ class LocalFleet:
         return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), access, partial(self.listener, name))
 
     def start_ramp(self, name: str, *, others_allowed: bool = False) -> None:
-        """Search the highest rate at which a server meets its objectives, from a process of its own.
+        """Search for the highest rate at which a server meets its objectives, from a separate process.
 
-        `ramp` says how far it is. The result is kept with the server's run. Of a server that serves others, the view
+        `ramp` returns its progress. The result is kept with the server's run. If the server has other traffic, the view
         says so and nothing is measured, unless ``others_allowed``.
 
         Raises:
             OperationError: it is not ready.
-            NotFoundError, RefusedError: it may not be acted on, or a ramp runs on it.
+            NotFoundError, RefusedError: it may not be acted on, or a ramp is running on it.
         """
         record = self._ours(name)
         if record.state is not State.READY:
@@ -768,11 +768,11 @@ class LocalFleet:
         self._ramps.start(name, self._state, others_allowed=others_allowed)
 
     def ramp(self, name: str) -> RampView | None:
-        """How far the newest ramp of this console on a server is; None if there was none. Never blocks."""
+        """Progress of this console's newest ramp on a server; None if there was none. Never blocks."""
         return self._ramps.view(name)
 
     def cancel_ramp(self, name: str) -> None:
-        """Have this console's ramp on a server end with what it has."""
+        """End this console's ramp on a server early, with the results so far."""
         self._refuse_read_only()
         self._ramps.cancel(name)
 
@@ -786,7 +786,7 @@ class LocalFleet:
         return self._recorder.enter(record)
 
     def _announce(self) -> None:
-        """After a verb: announce what runs now. A board that cannot be written does not keep a server from running."""
+        """Announce what runs now, after an action. Ignores a board that cannot be written: the servers run anyway."""
         self._acted = True
         if self._board is not None:
             with contextlib.suppress(KeeperError):
@@ -806,9 +806,9 @@ class LocalFleet:
     # -- attached endpoints ----------------------------------------------------------------------------------------
 
     def attach(self, url: str, name: str | None = None, *, key_env: str = "", ca: str = "") -> str:
-        """Attach the vLLM endpoint at a URL: it is recorded from now on, and never changed. Returns its name.
+        """Attach the vLLM endpoint at a URL: record it from now on, never change it. Returns its name.
 
-        ``key_env`` names the variable with its API key, ``ca`` a file with the certificates to trust.
+        ``key_env`` names the environment variable with its API key, ``ca`` a file of certificates to trust.
 
         Raises:
             OperationError: the name is taken, or the endpoint is attached under another one.
@@ -820,30 +820,30 @@ class LocalFleet:
         return self._attached.attach(url, name, key_env, ca, own)
 
     def detach(self, name: str) -> bool:
-        """Forget an attached endpoint; its history is kept for replays. Returns whether there is any.
+        """Detach an endpoint; its history is kept for replays. Returns whether there is any.
 
         Raises:
             OperationError: its recorder does not end.
             NotFoundError: no endpoint of that name is attached.
-            RefusedError: this console is read-only, or it is no attached endpoint.
+            RefusedError: this console is read-only, or the name is not that of an attached endpoint.
         """
         self._refuse_read_only()
         with_hosts = (self._state / HOSTS).exists()
         if with_hosts and self._hosts.detach(name):
             return False
         self._recorder.catch_up()
-        self.snapshot()  # enters its runs
+        self.snapshot()  # records its runs
         hosts = [host.name for host in self._hosts.hosts()] if with_hosts else []
         record, kept = self._attached.detach(name, self._removed, hosts)
         self._recorder.enter(record)
         return kept
 
     def attach_host(self, url: str, name: str | None) -> RemoteHost:
-        """Attach the fleet of a machine that ssh reaches: ``ssh://[user@]host[:port][/path/to/vllm-console]``.
+        """Attach the fleet of a machine reachable by ssh: ``ssh://[user@]host[:port][/path/to/vllm-console]``.
 
         Raises:
             OperationError: the name is taken.
-            RefusedError, UsageError: this console is read-only; it is no such address.
+            RefusedError, UsageError: this console is read-only; the address is invalid.
         """
         from vllm_console.fleet.remote_hosts import host_from
 
@@ -856,14 +856,15 @@ class LocalFleet:
 
     @cached_property
     def _hosts(self) -> RemoteHosts:
-        # Imported when a machine is attached: most people have none.
+        # Imported lazily: most users have no attached machine.
         from vllm_console.fleet.remote_hosts import RemoteHosts
 
         patience = FIRST_ANSWER_SECONDS if self._interactive else HOSTS_ANSWER_SECONDS
         return RemoteHosts(self._state, patience, read_only=self.read_only)
 
     def _elsewhere(self, name: str) -> tuple[Connection, str] | None:
-        """The connection to the machine that ``HOST/NAME`` names, and the server there; None for one of this machine.
+        """The connection to the machine in ``HOST/NAME``, and the server's name there; None for a server of this
+        machine.
 
         Raises:
             NotFoundError: no such machine is attached.
@@ -879,7 +880,7 @@ class LocalFleet:
         return self._hosts.connection(found[0]), found[1]
 
     def _done_elsewhere(self, name: str, there: Connection, server: str, verb: str, **more: Any) -> ServerView:
-        """Have a verb carried out on another machine; returns the server as last seen."""
+        """Carry out an action on another machine; return the server as last seen."""
         there.do(verb, server, **more)
         view = next((one for one in there.views(None)[0] if one.name == name), None)
         if view is None:
@@ -900,19 +901,19 @@ class LocalFleet:
             return None
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
-        """The newest runs, newest first, of one server or of all; and notices about the store of runs."""
+        """The newest runs of one server or of all, newest first; and notices about the run database."""
         found, notices = self._history.runs(name)
         self._prune_removed()
         return self._removed.marked(found, self._all_records.read()[0]), notices
 
     def keep_measurement(self, word: str, found: Measurement) -> str:
-        """Keep what a client measured with a run; result and errors as `RunHistory.keep_measurement`."""
+        """Keep a client's measurement with a run; result and errors as `RunHistory.keep_measurement`."""
         self._refuse_read_only()
         return self._history.keep_measurement(word, found)
 
     def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
-        """A server's finished requests as its probe recorded them, oldest first: those of its present or last run, or
-        of all runs ``since`` then.
+        """A server's finished requests as its probe recorded them, oldest first: those of its current or last run, or
+        of all runs since ``since``.
 
         Raises:
             OperationError: it has no probe, or its records cannot be read.
@@ -931,15 +932,15 @@ class LocalFleet:
         return engine_steps(self._state, record, since, most)
 
     def cached_prefixes(self, name: str, since: float | None) -> PrefixUse:
-        """What a server's prefix cache did for the requests that its probe recorded; errors as `requests`."""
+        """Prefix cache use of the requests that the server's probe recorded; errors as `requests`."""
         from vllm_console.fleet.probe import cached_prefixes
 
         record = self._recorded(name)
         return cached_prefixes(self._state, record, since)
 
     def predict(self, name: str, changes: Changes, traffic_scale: float = 1.0, *, keep: bool = True) -> PredictedChange:
-        """What a restart with changed flags, or ``traffic_scale`` times the requests per second, would do to a running
-        server's own traffic. Takes seconds. With ``keep`` it is kept, to be scored after the restart.
+        """Predict how a restart with changed flags, or ``traffic_scale`` times the request rate, affects a running
+        server's own traffic. Takes seconds. With ``keep``, the prediction is stored and scored after the restart.
 
         Raises:
             OperationError: the server is not up, or too little is recorded.
@@ -954,9 +955,8 @@ class LocalFleet:
         return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
 
     def rank_changes(self, name: str, target: TuneTarget) -> CandidateRanking:
-        """The combinations of batch sizes and memory shares that are predicted to be better for a running server.
-
-        Errors as `predict`.
+        """Combinations of batch sizes and memory shares that are predicted to improve a running server; errors as
+        `predict`.
         """
         from vllm_console.fleet.tuning import rank_changes
 
@@ -968,7 +968,7 @@ class LocalFleet:
         )
 
     def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
-        """`predict` in a process of its own, which keeps nothing. None if another call or `cancel_prediction` ended it.
+        """Run `predict` in a separate process and store nothing. None if another call or `cancel_prediction` ended it.
 
         Raises:
             OperationError: nothing can be predicted, or it took too long.
@@ -980,7 +980,7 @@ class LocalFleet:
         self._staged_predictions.cancel()
 
     def keep_prediction(self, name: str, generation: int, prediction: PredictedChange) -> None:
-        """Keep what `predict_staged` returned, to score it after the restart; nothing if another run has begun.
+        """Store a result of `predict_staged`, to score it after the restart; does nothing if another run has begun.
 
         Raises:
             OperationError: the run database cannot be read.
@@ -994,7 +994,9 @@ class LocalFleet:
             keep_prediction(record, self._recorder, prediction.kept)
 
     def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
-        """The record of a server of ours, for reading; ``without`` completes the refusal for a server that has none."""
+        """The record of one of our servers, for reading; ``without`` completes the refusal for a server without a
+        record.
+        """
         if (record := self.record(name)) is not None:
             return record
         if (seen := self.snapshot().server(name)) is not None:
@@ -1018,12 +1020,12 @@ class LocalFleet:
     def replay(self, word: str, at: float | None = None) -> Replay:
         """The finished run of that number, ``NAME@GENERATION`` or ``NAME``; errors as `Replays.find`.
 
-        ``NAME`` is its newest run, or that of the moment ``at``.
+        ``NAME`` means its newest run, or the one at the moment ``at``.
         """
         return self._replaying().find(word, at)
 
     def removed_at(self, name: str, at: float) -> Replay | None:
-        """The run of a removed server that had this name at a moment; None if the present one had it by then."""
+        """The run of a removed server that had this name at a moment; None if the current server had it by then."""
         if (present := self.record(name)) is not None and present.created_at <= at:
             return None
         with contextlib.suppress(NotFoundError):
@@ -1035,15 +1037,15 @@ class LocalFleet:
         return self._history.used_presets()
 
     def used_models(self) -> Mapping[str, float]:
-        """When each model was started last (Unix seconds), from what is recorded so far."""
+        """When each model was last started (Unix seconds), from what is recorded so far."""
         return self._history.used_models()
 
     def compare(self, before: str, after: str | None = None) -> Comparison:
-        """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` (its newest); with one name its last two."""
+        """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` (its newest); with one name, its last two."""
         return self._history.compare(before, after)
 
     def outcome(self, found: Comparison) -> KeptPrediction | None:
-        """What was predicted of the restart between two compared runs, and came of it; None if nothing is known."""
+        """The prediction for the restart between two compared runs, with its outcome; None if there is none."""
         from vllm_console.fleet.predictions import outcome
 
         before, after = found.before.run, found.after.run
@@ -1060,7 +1062,7 @@ class LocalFleet:
         return self._history.compare_again(before, after)
 
     def judge_past(self, name: str | None = None) -> str:
-        """Record which findings were open while no console was, and delete histories that were kept for long enough.
+        """Record which findings were open while no console was running, and delete expired histories.
 
         Takes seconds. Returns what went wrong, if anything.
         """
@@ -1073,7 +1075,7 @@ class LocalFleet:
 
     @cached_property
     def _removed(self) -> RemovedServers:
-        # Imported when first needed, like replays: most commands remove and replay nothing.
+        # Imported lazily, like replays: most commands remove and replay nothing.
         from vllm_console.fleet.removed import RemovedServers
 
         return RemovedServers(self._state)
@@ -1088,7 +1090,7 @@ class LocalFleet:
     # -- board and leftovers ---------------------------------------------------------------------------------------
 
     def board(self) -> Board:
-        """Who runs what here, and which GPUs are claimed until when, according to the board.
+        """The board: who runs what here, and which GPUs are claimed until when.
 
         Raises:
             OperationError: no board is configured, or it cannot be read.
@@ -1096,12 +1098,12 @@ class LocalFleet:
         return self._named_board().read()
 
     def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
-        """Claim GPUs on the board, until when (Unix seconds) and why; errors as `SharedBoard.claim`."""
+        """Claim GPUs on the board until ``until`` (Unix seconds), with a reason; errors as `SharedBoard.claim`."""
         self._refuse_read_only()
         return self._named_board().claim(gpus, until, why, self._check_gpus)
 
     def release(self, gpus: Sequence[int] = ()) -> Board:
-        """Release own claims of these GPUs, or all of them; errors as `SharedBoard.release`."""
+        """Release one's own claims of these GPUs, or all of them; errors as `SharedBoard.release`."""
         self._refuse_read_only()
         return self._named_board().release(gpus)
 
@@ -1170,7 +1172,7 @@ class LocalFleet:
             raise read_only_error(self.read_only_by)
 
     def _ours(self, name: str) -> ServerRecord:
-        """The record of a server that may be acted on.
+        """Return the record of a server that may be acted on.
 
         Raises:
             RefusedError: the console is read-only, another user started the server, or it runs on another host.
@@ -1192,9 +1194,9 @@ class LocalFleet:
 
 
 def _recorder_command(state: Path, window: float | None, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:
-    """The command line of the recorder of a server whose records are in ``folder``, below the state folder ``state``.
+    """The recorder's command line for a server whose records are in ``folder``; ``state`` is the state folder.
 
-    The keeper fills in what is in braces.
+    The keeper fills in the placeholders in braces.
     """
     from vllm_console.history.gpu_samples import GPU_SAMPLES
     from vllm_console.history.store import HISTORY
@@ -1203,7 +1205,7 @@ def _recorder_command(state: Path, window: float | None, launch: LaunchPlan, fol
 
     return (
         *(sys.executable, "-m", "vllm_console.recorder"),
-        *(() if launch.plan.flags.get("headless") is True else ("--url", launch.plan.url)),  # it serves no metrics
+        *(() if launch.plan.flags.get("headless") is True else ("--url", launch.plan.url)),  # no metrics there
         *("--history", str(folder / HISTORY), "--generation", "{generation}"),
         *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
         *("--runs", str(state / RUNS), "--run", f"{os.urandom(8).hex()}-{{generation}}"),

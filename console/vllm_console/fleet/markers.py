@@ -1,6 +1,6 @@
 """Events of a server as marks on the time axis of its charts.
 
-Starts with the flags that changed, stops, crashes, findings, load. Pure, but `ServerMarkers` reads the run database.
+Starts with the changed flags, stops, crashes, findings, load. Pure, except that `ServerMarkers` reads the run database.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from vllm_launchers.keeper.records import Generation, ServerRecord
 
 REFRESH_SECONDS = 15.0
-"""Between two reads of the run database."""
+"""Interval between two reads of the run database."""
 
 SAME_SECONDS = 120.0
-"""A stored finding that ended within this time is the present one, if it has the same name."""
+"""A stored finding that ended within this time is the open one, if it has the same name."""
 
 SAME_LOAD_SECONDS = 10.0
 """A load started by this console begins within this time in its own process."""
@@ -37,7 +37,7 @@ STOP_SECONDS = 5.0
 
 
 class MarkerKind(StrEnum):
-    """What a marker marks."""
+    """The kind of event."""
 
     START = "start"
     STOP = "stop"
@@ -102,7 +102,7 @@ def _end(generation: Generation, following: Generation | None) -> Iterator[Marke
 
 
 def _changed(before: Details | None, after: Details) -> str:
-    """What a restart changed: ``--max-num-seqs 256 → 128``; empty for a first start."""
+    """The changes of a restart: ``--max-num-seqs 256 → 128``; empty for a first start."""
     if before is None:
         return ""
     parts = [
@@ -131,7 +131,7 @@ def _value(value: object) -> str:
 
 
 def run_markers(runs: Iterable[PastRun], record: ServerRecord) -> list[Marker]:
-    """Starts no longer in the record, from the run database."""
+    """Starts that are no longer in the record, from the run database."""
     known = record.generations[0]
     return [
         start_marker(run.started_at, run.generation, ", ".join(flag_change(*change) for change in run.changed))
@@ -142,7 +142,7 @@ def run_markers(runs: Iterable[PastRun], record: ServerRecord) -> list[Marker]:
 
 
 def finding_markers(runs: Iterable[PastRun], holding: Sequence[Finding], created_at: float) -> list[Marker]:
-    """When findings began and ended: those in the run database and the open ones."""
+    """When findings began and ended: those in the run database, and the open ones."""
     from vllm_console.diagnosis.finding import title_of_code
 
     now = {one.code: one for one in holding if one.severity != "good"}
@@ -163,7 +163,7 @@ def _began(at: float, title: str) -> Marker:
 
 
 def load_markers(spans: Iterable[LoadSpan]) -> list[Marker]:
-    """Begin and end of the load that was sent."""
+    """Begin and end of each load."""
     markers = []
     for span in spans:
         who = "Load" if span.tuner is None else "Tuner"
@@ -175,7 +175,7 @@ def load_markers(spans: Iterable[LoadSpan]) -> list[Marker]:
 
 
 def started_by_tuners(markers: Iterable[Marker], spans: Sequence[LoadSpan]) -> list[Marker]:
-    """The markers, of which those of restarts by a tuner say so."""
+    """The markers, with restarts by a tuner labeled as such."""
     tuners = [(span.began_at, span.tuner) for span in spans if span.tuner is not None]
 
     def by_tuner(marker: Marker) -> bool:
@@ -191,12 +191,12 @@ def started_by_tuners(markers: Iterable[Marker], spans: Sequence[LoadSpan]) -> l
 
 
 def other_loads(own: Sequence[LoadSpan], noted: Iterable[LoadSpan]) -> list[LoadSpan]:
-    """The loads noted in the server's folder that this console did not send; the ends of its own are known exactly."""
+    """The loads noted in the server's folder that another process sent; this console knows its own loads exactly."""
     return [span for span in noted if not any(abs(span.began_at - one.began_at) < SAME_LOAD_SECONDS for one in own)]
 
 
 class ServerMarkers:
-    """The markers of one server, recomputed only if there may be news."""
+    """The markers of one server, recomputed only when its inputs change."""
 
     def __init__(self, folder: Path, runs_file: Path) -> None:
         self._folder, self._runs_file = folder, runs_file
@@ -204,7 +204,7 @@ class ServerMarkers:
         self._of_record: tuple[object, list[Marker]] = (None, [])
         self._runs: tuple[float, Sequence[PastRun]] = (float("-inf"), ())
         self._made: tuple[object, tuple[Marker, ...]] = (None, ())
-        """The markers, and what they were made of."""
+        """The markers, and their inputs."""
 
     def markers(
         self, record: ServerRecord, holding: Sequence[Finding], loads: Sequence[LoadSpan], now: float
@@ -212,7 +212,7 @@ class ServerMarkers:
         """All markers, oldest first."""
         if self._of_record[0] is not record.generations:
             self._of_record = (record.generations, record_markers(record))
-        if not 0 <= now - self._runs[0] < REFRESH_SECONDS:  # below 0 the clock was set back
+        if not 0 <= now - self._runs[0] < REFRESH_SECONDS:  # negative if the clock was set back
             from vllm_console.load.spans import read_spans
 
             self._runs = (now, self._read(record.name))
@@ -239,4 +239,4 @@ class ServerMarkers:
         try:
             return RunStore(self._runs_file, read_only=True).past(name)
         except RunStoreError:
-            return ()  # the fleet reports the problem when it enters a run
+            return ()  # the fleet reports the problem when it records a run

@@ -1,7 +1,7 @@
-"""A server at an earlier moment: the figures of the preceding minute, and the findings of that time.
+"""A server at an earlier moment: the metrics of the preceding minute, and the findings of that time.
 
 One-second rows reach back half an hour, ten-second rows a day, one-minute rows a month. Findings need ten-second rows:
-for an earlier moment none are given, which does not mean that there were none.
+for earlier moments, no findings does not mean that there were none.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS = 60.0
 JUDGED_SECONDS = 1800.0
-"""How far back the findings of a moment reach."""
+"""How much history before a moment its findings are based on."""
 
 _MOST_ROWS = 400
 _FINE, _TENS = TIERS[0].step, TIERS[1].step
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """``window`` is the minute before ``at`` (Unix seconds), None if nothing was recorded.
+    """A server at moment ``at``; ``window`` is the minute before it (Unix seconds), None if nothing was recorded.
 
     ``preset`` and ``objectives`` are those of the run that served then; ``preset`` is None if no run did.
     """
@@ -52,7 +52,7 @@ class Moment(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     judged: tuple[Judged, ...] = ()
     no_findings: str = ""
-    """Why findings are not known, in a clause; empty if they are."""
+    """A clause why findings are unknown; empty if they are known."""
     preset: str | None = None
     objectives: Objectives | None = None
 
@@ -60,9 +60,9 @@ class Moment(msgspec.Struct, frozen=True):
 def read_moment(
     history: HistoryReader, record: ServerRecord, at: float, context: JudgeContext, probe: Path | None = None
 ) -> Moment:
-    """The server at that moment, judged in ``context``, which has no past data: no GPUs, no test requests.
+    """The server at that moment. ``context`` has no past data: no GPUs, no test requests.
 
-    ``probe`` is the folder of what its probe may have recorded.
+    ``probe`` is the folder in which its probe may have recorded.
 
     Raises:
         HistoryError: the history cannot be read.
@@ -87,14 +87,14 @@ def read_moment(
 
 
 def _no_findings(history: HistoryReader, at: float, judged: tuple[Judged, ...]) -> str:
-    """Why findings of a moment are not known; empty if they are."""
+    """Why the findings of a moment are unknown; empty if they are known."""
     if all(part.tier.step > _TENS for part in history.stretches(at - WINDOW_SECONDS, at, 2 * _TENS)):
         return "only minutes are kept of it, which is too coarse to judge"
     return "" if any(one.ok is not None for one in judged) else "too little traffic then to judge by"
 
 
 def _fixes_still(finding: Finding, details: Details) -> tuple[Fix, ...]:
-    """Without fixes that take more of a GPU: who held the rest of it then is unknown."""
+    """The fixes, without those that take more GPU memory: who held the rest at that time is unknown."""
     return tuple(fix for fix in finding.fixes if not (details.gpus and {BLOCKS, BYTES}.intersection(fix.changes.unset)))
 
 
@@ -125,7 +125,7 @@ def _window(history: HistoryReader, at: float) -> tuple[Window | None, Timeline]
 
 
 def state_at(record: ServerRecord, at: float) -> StateThen:
-    """The state at a moment, by the times of the generations that the record still has."""
+    """The state at a moment, from the times of the generations still in the record."""
     if at < record.created_at:
         return StateThen(before=True)
     for generation in reversed(record.generations):
@@ -142,7 +142,7 @@ def state_at(record: ServerRecord, at: float) -> StateThen:
 
 
 def _generation(record: ServerRecord, at: float) -> int | None:
-    """The generation that served then; None if the record knows none."""
+    """The index of the generation that served then; None if the record has none."""
     for index, generation in reversed(list(enumerate(record.generations))):
         if (generation.ready_at or generation.started_at) <= at:
             return index if generation.ended_at is None or at <= generation.ended_at else None
@@ -156,7 +156,7 @@ def _findings(
     context: JudgeContext,
     minute: Mapping[str, Quantiles],
 ) -> tuple[Finding, ...]:
-    """The findings of that time, from ten-second rows."""
+    """The findings of that time, from rows of ten seconds or less."""
     judge = Judge(then.name)
     for part in history.stretches(at - JUDGED_SECONDS, at, 2 * _TENS):
         if part.tier.step <= _TENS:

@@ -1,6 +1,6 @@
 """Servers that this user's keepers did not start: observed from outside, in memory, never signaled.
 
-Each has its own thread, so one that hangs delays only itself.
+Each has its own thread, so an unresponsive server delays only itself.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from vllm_launchers.units import natural_key
 from vllm_launchers.vllm.engines import Engine, EngineKind, simulated_engine
 
 SCAN_SECONDS = 5.0
-"""How often the process table is searched."""
+"""How often to scan the process table."""
 
 FIRST_ANSWER_SECONDS = 0.5
-"""How long the first snapshot waits for the first answers, where another one follows."""
+"""How long a console's first snapshot waits for first answers; later snapshots show the rest."""
 
 ANSWER_SECONDS = 5.0
-"""How long an answer may take: a busy server may need seconds."""
+"""Request timeout: a busy server may need seconds."""
 
 UNANSWERED_SAMPLES = 3
-"""Samples in a row without an answer before a server that has answered is called unresponsive, as by the keepers."""
+"""Consecutive samples without an answer before a server that was ready counts as unresponsive, as with keepers."""
 
 ONLY_ANSWER_SECONDS = ANSWER_SECONDS + 0.5
-"""How long it waits where none follows: longer than a question can take, so that each server has answered or not."""
+"""How long a command's only snapshot waits: longer than the request timeout, so each server has answered or not."""
 
 REST_PER_WORK = 9.0
-"""Seconds of rest per second of computing: parsing others' metrics takes a tenth of a core at most."""
+"""Seconds of rest per second of computing, so that parsing others' metrics uses at most a tenth of a core."""
 
 
 PORT_UNKNOWN = "its port is not known: its processes belong to another user"
@@ -61,11 +61,11 @@ class ObservedWatch:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._state = State.STARTING
-        # When it became ready is unknown; only its process's start is known.
+        # Only the start of its process is known, not when it became ready.
         self._since = min(time.time(), started_at(server.start_time))
         self._reason = ""
         self._probed = False
-        # A container's ports are not this machine's: whoever answers there is another server.
+        # A container's ports are not this machine's: whatever answers there is another server.
         self._port = 0 if other_network(server.pid) else server.port or 0
         self._exposed = exposed(server) if self._port else ""
         self._engine: Engine | None = None
@@ -107,18 +107,18 @@ class ObservedWatch:
             )
 
     def _series(self, view: TimeView, now: float) -> Series:
-        """The requested range, as far as it is kept in memory: a quarter of an hour."""
+        """The requested range, limited to the quarter of an hour that is kept in memory."""
         first = self._first_at
         reach = min(view.range.seconds, self._timeline.points * self._timeline.step)
         shown = points_shown(replace(view.range, seconds=reach), now - first if first else 0.0, self._timeline.step)
         return replace(newest_points(self._timeline.series(now), shown), recorded_from=first)
 
     def close(self) -> None:
-        """Ask the thread to end; it does after its present sample."""
+        """Ask the thread to end; it does after its current sample."""
         self._ended.set()
 
     def _run(self) -> None:
-        # Imported when there is a server to sample: most machines have none of others'.
+        # Imported lazily: most machines have no servers of other users.
         from vllm_console.metrics.scrape import ScrapeError, Scraper
         from vllm_launchers.host.ports import user_name
 
@@ -135,7 +135,7 @@ class ObservedWatch:
             busy = time.thread_time()
             try:
                 first = self._take(scraper.sample(time.time()))
-                # Another user's server is asked for its metrics only.
+                # From another user's server, only metrics are requested.
                 if first and mine and (version := scraper.version()) is not None:
                     self._engine = Engine(EngineKind.VLLM, self.server.argv[:1], version, None, "")
                 unanswered = 0
@@ -151,7 +151,7 @@ class ObservedWatch:
         scraper.close()
 
     def _take(self, sample: Sample) -> bool:
-        """Keep a sample; returns whether it is the first since the server answers."""
+        """Store a sample; return whether it is the first since the server became ready."""
         with self._lock:
             self._timeline.append(sample)
             self._first_at = self._first_at or sample.at
@@ -160,7 +160,7 @@ class ObservedWatch:
         return first
 
     def _after(self, kind: str, unanswered: int) -> State:
-        """The state after a failed sample, and so many in a row without an answer."""
+        """The state after a failed sample and ``unanswered`` consecutive timeouts."""
         if kind == "refused":
             return State.STARTING
         busy = self._state is State.READY and 0 < unanswered < UNANSWERED_SAMPLES
@@ -190,7 +190,7 @@ def _tls(server: ObservedServer) -> bool:
 def exposed(server: ObservedServer) -> str:
     """The warning about an open server, as far as visible from outside; reads ``/proc``.
 
-    It listens where its command line says, unless the kernel lists only this machine's own addresses.
+    Its command line says where it listens, unless the kernel lists only loopback addresses.
     """
     flags = _flags(server)
     if "--uds" in flags:
@@ -217,7 +217,7 @@ def _whose(server: ObservedServer) -> str:
 
 
 class Observer:
-    """Finds others' servers and samples them. The first snapshot waits ``patience`` seconds for a server's answer."""
+    """Finds others' servers and samples them. The first snapshot waits up to ``patience`` seconds for answers."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience

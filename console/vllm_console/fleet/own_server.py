@@ -51,38 +51,38 @@ CHART_POINTS = 180
 """Charts cover a quarter of an hour in steps of five seconds."""
 
 STALE_SECONDS = 30.0
-"""Nothing is judged after this long without a sample: the present state is unknown."""
+"""Findings are withheld after this long without a sample, because the current state is unknown."""
 
 UNRECORDED_SECONDS = 10.0
-"""After this long without a sample, the disk is checked."""
+"""After this long without a sample, check whether the disk is full."""
 
 LEAST_FREE_BYTES = 64 << 10
-"""The recorder can't write with less space than this."""
+"""The recorder can't write with less free space than this."""
 
 RECENT_SECONDS = 65.0
-"""How far back every single sample is read: a one-minute window, and the sample before it."""
+"""How far back every single sample is read: a one-minute window plus the sample before it."""
 
 EARLIER_RUNS_SECONDS = 300.0
-"""Earlier runs are read again after this long: a run's findings are stored a while after it ended."""
+"""Interval at which earlier runs are reread: a run's findings are stored some time after it ended."""
 
 MENTIONED_SECONDS = 600.0
-"""How long a restart that did not happen is mentioned."""
+"""How long to mention a restart that did not happen."""
 
 
 Identity = tuple[str, float]
-"""A server's name and when it was created (Unix seconds): a name may be given again to another server."""
+"""A server's name and when it was created (Unix seconds): a name may be reused by another server."""
 
 
 def record_identity(record: ServerRecord) -> Identity:
-    """Which server a record is of."""
+    """The identity of a record's server."""
     return record.name, record.created_at
 
 
 class JudgeContext(msgspec.Struct, frozen=True):
-    """Judging inputs besides a server's own figures: GPUs, and how they are shared.
+    """Inputs for findings besides a server's own metrics: GPUs, and how they are shared.
 
-    ``reserves`` is what is kept for other tenants. ``may_ask`` is whether a server may be sent a test request;
-    ``board`` is where people announce which GPUs they take.
+    ``reserves`` is GPU memory kept for other tenants. ``may_ask`` is whether test requests may be sent to a server;
+    ``board`` is where people announce which GPUs they use.
     """
 
     gpus: FleetGpus | None = None
@@ -93,12 +93,12 @@ class JudgeContext(msgspec.Struct, frozen=True):
 
     @property
     def host(self) -> Host | None:
-        """The machine's GPUs as last seen; a recorded host's do not show what happens now."""
+        """The machine's GPUs as last seen; None for a recorded host, whose GPUs do not show the current state."""
         return self.gpus.host() if self.gpus is not None and not self.gpus.recorded else None
 
 
 class WatchedServer:
-    """What is read of one server, cached between snapshots so that each is cheap."""
+    """Everything read about one server, cached between snapshots so that each snapshot is cheap."""
 
     def __init__(self, folder: Path, *, interactive: bool) -> None:
         self._folder, self._probe_folder = folder, folder / PROBE
@@ -107,7 +107,7 @@ class WatchedServer:
         self._argv: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         """A command line as recorded, and with its secrets redacted."""
         self._history: HistoryReader | None = None
-        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS + 1)  # charts leave out the one that still fills
+        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS + 1)  # charts omit the incomplete point
         self._sequence: int | None = None
         self._startup: tuple[tuple[int, int], StartupProgress] | None = None
         self._failure: tuple[tuple[int, int], Diagnosis | None] | None = None
@@ -116,7 +116,7 @@ class WatchedServer:
         self._judge: Judge | None = None
         self._charts: ChartHistory[HistoryEntry, Timeline] | None = None
         self._chart_cache: tuple[object, tuple[Series, ProbeView]] | None = None
-        """What was charted last, and of which moment and range."""
+        """The last chart, keyed by its moment and range."""
         self._markers: ServerMarkers | None = None
         self._past: Moment | None = None
         self._past_of = 0
@@ -124,9 +124,9 @@ class WatchedServer:
         self._probe: ServerProbe | None = None
         self._loads = LoadWatch(folder)
         self._runs: tuple[int, float, Sequence[PastRun]] | None = None
-        """The runs up to a generation, and when they were read."""
+        """A generation, when its runs were read, and the runs up to it."""
         self._begun: tuple[float, Mapping[tuple[int, str], float]] = (0.0, {})
-        """When the open findings began, by generation and code, as of a moment (Unix seconds)."""
+        """When the open findings began, by generation and code; and the moment of that list (Unix seconds)."""
         self._window: Window | None = None
         """The last minute, as of the newest snapshot."""
 
@@ -140,9 +140,9 @@ class WatchedServer:
         context: JudgeContext | None = None,
         startup_stages: bool = True,
     ) -> ServerView:
-        """The server as of ``now`` (Unix seconds); it is judged if selected, and always in a console.
+        """The server as of ``now`` (Unix seconds). Findings are computed if it is selected, and always in a console.
 
-        Without ``startup_stages`` a start's log is not read.
+        Without ``startup_stages``, the log of a starting server is not read.
         """
         spec = record.current.spec
         details = self._read_details(spec.details)
@@ -237,7 +237,7 @@ class WatchedServer:
     def in_time(
         self, view: ServerView, record: ServerRecord, now: float, time: TimeView, loads: Sequence[LoadSpan] = ()
     ) -> ServerView:
-        """The view with charts over the requested range, and its events."""
+        """Add charts over the requested range, and event markers."""
         if self._charts is None:
             from vllm_console.fleet.chart_history import ChartHistory, server_source
             from vllm_console.fleet.markers import ServerMarkers
@@ -254,8 +254,8 @@ class WatchedServer:
             return _with_notice(view, error)
 
     def earlier(self, view: ServerView, record: ServerRecord, at: float) -> ServerView:
-        """The view with figures and findings of an earlier moment (Unix seconds), and the preset and objectives of the
-        run that served then; its state and flags are current.
+        """The view with metrics, findings, preset and objectives at an earlier moment (Unix seconds); state and flags
+        are current.
 
         ``then`` is the state at that moment.
         """
@@ -277,10 +277,10 @@ class WatchedServer:
     def _cached_chart(
         self, charts: ChartHistory[HistoryEntry, Timeline], record: ServerRecord, now: float, time: TimeView
     ) -> tuple[Series, ProbeView]:
-        """The range asked for, from what is recorded of it on; and what the probe recorded of it.
+        """Chart series and probe records over the requested range.
 
-        Charts change where a point ends, every `CHART_STEP_SECONDS`: between two ends it is the same series, which
-        nobody has to draw again.
+        A chart changes only when a point is complete, every `CHART_STEP_SECONDS`. Until then the same objects are
+        returned, so nothing needs to be redrawn.
         """
         until = self._newest_complete(now)
         key = (time, record.current.number, record.state.alive, until)
@@ -292,7 +292,7 @@ class WatchedServer:
         return series, replace(probe, last=last) if probe.last is not last else probe
 
     def _newest_complete(self, now: float) -> float:
-        """When the newest point ended of which every sample and record is there (Unix seconds)."""
+        """End of the newest point for which all samples and records have arrived (Unix seconds)."""
         from vllm_console.history.probe_records import SETTLED_SECONDS
 
         newest, known = self._timeline.latest, now - CHART_STEP_SECONDS
@@ -355,16 +355,16 @@ class WatchedServer:
         return self._probe_of(record).window(window, self._timeline.recent, now)
 
     def _answered(self, record: ServerRecord) -> bool:
-        """Whether the newest sample is from the running process, and not from an earlier start."""
+        """Whether the newest sample is from the running process, not from an earlier start."""
         newest = self._timeline.latest
         if newest is None or not record.state.alive or self._timeline.generation != record.current.number:
             return False
-        # An automatic restart begins no new generation: while it starts, only samples since then are its own.
+        # An automatic restart does not begin a new generation: while starting, only samples since then are its own.
         began = record.state_since if record.state is State.STARTING else record.current.started_at
         return newest.at >= began
 
     def _last_window(self, record: ServerRecord) -> Window | None:
-        """In a console, the last minute of one that crashed: nothing runs or waits there any more."""
+        """In a console, the last minute of a crashed server, without gauges: nothing runs or waits there now."""
         if self._window is None or not self._interactive or not self._crashed(record):
             return None
         return replace(self._window, requests_running=None, requests_waiting=None, longest_wait=None)
@@ -382,13 +382,13 @@ class WatchedServer:
         return self._details[1]
 
     def _shown_argv(self, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Computed once: redacting it took a quarter of a snapshot."""
+        """Cached: redacting takes a quarter of a snapshot."""
         if self._argv is None or self._argv[0] != argv:
             self._argv = (argv, redact_argv(argv))
         return self._argv[1]
 
     def _read_history(self, now: float) -> str:
-        """Read what the recorder wrote since the last snapshot; returns a sentence if that fails."""
+        """Read what the recorder wrote since the last snapshot; return an error sentence, or an empty string."""
         try:
             if self._history is None:
                 self._history = HistoryReader(self._folder / HISTORY)
@@ -408,7 +408,7 @@ class WatchedServer:
         return ""
 
     def _not_recorded(self, record: ServerRecord, now: float) -> str:
-        """Why nothing has been recorded for a while, if that is a full disk; one sentence or nothing."""
+        """A sentence if nothing has been recorded for a while because the disk is full; else empty."""
         newest = self._timeline.latest
         since = newest.at if newest is not None and self._answered(record) else record.state_since
         if record.state is not State.READY or now - since < UNRECORDED_SECONDS:
@@ -416,20 +416,20 @@ class WatchedServer:
         try:
             disk = os.statvfs(self._folder)
         except OSError:
-            return ""  # the record's own reader says what is wrong with the folder
+            return ""  # the history reader reports what is wrong with the folder
         if disk.f_bavail * disk.f_frsize >= LEAST_FREE_BYTES:
             return ""
         return f"no metrics are recorded: the disk of {self._folder.parents[1]} is full"
 
     def _series(self, record: ServerRecord, now: float) -> Series:
-        """What charts show: the last quarter of an hour, or the last one with data."""
+        """The charted series: the last quarter of an hour, or the last one with data."""
         newest = self._timeline.latest
         if newest is None or (record.state.alive and now - newest.at < CHART_POINTS * CHART_STEP_SECONDS):
             return self._timeline.series(now)
         return replace(self._timeline.series(newest.at), as_of=newest.at)
 
     def _recall(self, judge: Judge, gpus: Sequence[int], context: JudgeContext, now: float) -> None:
-        """What its recorder, or one beside it, has sampled of its GPUs so far."""
+        """Feed the judge the recent GPU samples, from its own or another recorder."""
         from vllm_console.fleet.gpus import earlier_samples
         from vllm_console.fleet.judge import HISTORY_SECONDS
 
@@ -438,8 +438,8 @@ class WatchedServer:
             judge.add_gpus(host, gpus, host.at or now)
 
     def _read_past(self, history: HistoryReader, now: float) -> list[HistoryEntry]:
-        """The history a first snapshot needs: half an hour to judge by (every sample, for the shortest queue), a
-        quarter hour for charts, else a minute.
+        """Read the history that a first snapshot needs: half an hour for findings (every sample, for the shortest
+        queue), a quarter of an hour for charts, else a minute.
         """
         span = CHART_POINTS * CHART_STEP_SECONDS if self._interactive else 0.0
         recent = RECENT_SECONDS
@@ -449,7 +449,7 @@ class WatchedServer:
             span = recent = HISTORY_SECONDS
         newest = history.since(now - recent)
         if self._interactive and not newest and (last := history.latest()) is not None and last.at < now:
-            now = last.at  # it reports no more: its last frame is shown
+            now = last.at  # no newer samples: its last frame is shown
             newest = history.since(now - recent)
         begin = newest[0].at if newest else now
         older = history.range(now - span, begin, CHART_POINTS) if begin > now - span else []
@@ -458,9 +458,9 @@ class WatchedServer:
     def _judged(
         self, record: ServerRecord, details: Details, context: JudgeContext | None, now: float
     ) -> tuple[tuple[Finding, ...], tuple[Judged, ...]]:
-        """Its findings, and the last minute against its objectives; the two agree."""
+        """Findings, and the last minute judged against its objectives; the two agree."""
         found = self._findings(record, details, context, now)
-        ready = record.state is State.READY and self._answered(record)  # not by samples of the generation before
+        ready = record.state is State.READY and self._answered(record)  # ignore samples of the previous generation
         if self._judge is None or context is None or not ready:
             return found, ()
         from vllm_console.diagnosis.objectives import agreed, judge_window
@@ -482,7 +482,7 @@ class WatchedServer:
         self._judge.add_gpus(context.host, details.gpus, now)
         if self._has_probe:
             self._judge.set_resumed(self._probe_of(record).resumed(now))
-        # A command takes one snapshot, and waits for the test request to a server that seems to hang.
+        # A command takes only one snapshot, so it waits for the test request to a server that seems to hang.
         minute = self._window.latencies if self._window is not None else None
         found = self._judge.findings(record, details, context, now, minute=minute, wait=not self._interactive)
         return self._from_their_beginning(found, record, now)
@@ -490,7 +490,7 @@ class WatchedServer:
     def _from_their_beginning(
         self, found: tuple[Finding, ...], record: ServerRecord, now: float
     ) -> tuple[Finding, ...]:
-        """The findings since when they are open: they are judged by half an hour, and may be older than that."""
+        """The findings with their true start: findings use half an hour of samples, but may have begun earlier."""
         number = record.current.number
         at, known = self._begun
         if not 0 <= now - at <= RECENT_SECONDS:
@@ -507,7 +507,7 @@ class WatchedServer:
         )
 
     def _recorded_since(self, found: Finding, record: ServerRecord, now: float) -> float:
-        """When a finding began that is as old as what it is judged by, as a console recorded it."""
+        """When a finding as old as the samples behind it really began, according to the run database."""
         from vllm_console.fleet.judge import HISTORY_SECONDS
         from vllm_console.fleet.markers import SAME_SECONDS
 
@@ -527,7 +527,7 @@ class WatchedServer:
         return [run for run in self._past_runs(record) if run.generation < record.current.number]
 
     def _past_runs(self, record: ServerRecord) -> Sequence[PastRun]:
-        """This server's runs up to the current one, newest first; read again after `EARLIER_RUNS_SECONDS`."""
+        """This server's runs up to the current one, newest first; reread after `EARLIER_RUNS_SECONDS`."""
         from vllm_console.runs.store import past_runs
 
         number, now = record.current.number, time.monotonic()
@@ -538,20 +538,20 @@ class WatchedServer:
         return self._runs[2]
 
     def _reason(self, record: ServerRecord, details: Details) -> str:
-        """The keeper's sentence; for a failed server with the log line that shows the cause."""
+        """The keeper's sentence; for a failed server, with the log line that shows the cause."""
         found = self._diagnosis(record, details)
         if found is None or not found.evidence or found.evidence.startswith(NODE_MARK):
             return redact(plain(record.reason))
         from vllm_console.diagnosis.failure.diagnose import UNNAMED
 
-        # The meaning comes first and the exit code last: a table row shows only the beginning.
+        # The meaning comes first and the exit code last, because a table row shows only the beginning.
         meaning = "" if found.explanation == UNNAMED else found.explanation.removesuffix(".")
         parts = (meaning, found.evidence)
         line = ": ".join(filter(None, map(plain, parts)))
         return redact(plain(f"{line} ({record.reason})"))
 
     def _diagnosis(self, record: ServerRecord, details: Details) -> Diagnosis | None:
-        """Why it failed, computed once per failure; None for a server that has not."""
+        """Why it failed, computed once per failure; None if it has not."""
         if record.state is not State.FAILED:
             return None
         key = (record.current.number, record.attempt)
@@ -564,7 +564,7 @@ class WatchedServer:
         return self._failure[1]
 
     def _prepared(self, record: ServerRecord, details: Details) -> PreparedRestart | None:
-        """The restart that is being prepared, or the last one if that did not happen as requested."""
+        """The restart being prepared, or the last one if it did not happen as requested."""
         return self._last_restart().view(record.preparation, details) if record.preparation is not None else None
 
     def _rolled_back(self, record: ServerRecord) -> str:
@@ -583,7 +583,7 @@ class WatchedServer:
     def _startup_progress(
         self, record: ServerRecord, details: Details, now: float, *, selected: bool
     ) -> tuple[tuple[Stage, ...], Startup | None]:
-        """Its stages and their progress, for a server that is starting or selected."""
+        """Startup stages and their progress, for a server that is starting or selected."""
         if not selected and record.state is not State.STARTING:
             return (), None
         key = (record.current.number, record.attempt)
@@ -597,7 +597,7 @@ class WatchedServer:
     def _startup_advice(
         self, record: ServerRecord, details: Details, stages: Sequence[Stage], startup: Startup | None
     ) -> Finding | None:
-        """What would make its next start shorter, computed once per start."""
+        """A finding on how to shorten the next start, computed once per start."""
         ready_at = record.current.ready_at
         if self._judge is None or startup is None or ready_at is None or record.state is not State.READY:
             return None
@@ -609,7 +609,7 @@ class WatchedServer:
         return self._advice[1]
 
     def _unset_flags(self, record: ServerRecord, details: Details) -> UnsetFlags:
-        """What vLLM takes for flags that are not set, looked up once per generation."""
+        """vLLM's values for flags that are not set, looked up once per generation."""
         if not self._interactive:
             return UnsetFlags()
         if self._unset is None or self._unset[0] != record.current.number:
@@ -620,7 +620,7 @@ class WatchedServer:
 
 
 def _about_restart(restart: PreparedRestart | None, tuner: TunerProgress | None, now: float) -> str:
-    """What is mentioned of the restart that is being prepared, or did not happen; empty if nothing is."""
+    """A notice about a restart that is being prepared or did not happen; empty if there is none."""
     if restart is None or not (restart.under_way or now - restart.since < MENTIONED_SECONDS):
         return ""
     by_tuner = tuner is not None and tuner.asked(restart.asked_at)
@@ -628,7 +628,7 @@ def _about_restart(restart: PreparedRestart | None, tuner: TunerProgress | None,
 
 
 def _left_by_tuner(record: ServerRecord, details: Details, killed: TunerProgress | None) -> str:
-    """That it still has the flags of a tuner that was killed, and what restores its own; empty if it has not."""
+    """A notice if a killed tuner left its flags behind, and the command that restores the original ones."""
     if killed is None or not killed.started(record.current.number):
         return ""
     restoring = killed.restoring(details.flags)
@@ -649,7 +649,7 @@ def _sleep(record: ServerRecord, details: Details) -> SleepView | None:
 
 
 def _generation_before(record: ServerRecord) -> Generation | None:
-    """The generation to revert to: the one before, after a rollback the one before that whose flags are back."""
+    """The generation to revert to: the previous one; after a rollback, the last one served before the restored one."""
     back = record.current.rollback
     if back is None:
         return record.generations[-2] if len(record.generations) > 1 else None

@@ -1,4 +1,4 @@
-"""Predicts a change of a running server: its records, its limits before and after, and what came of earlier ones."""
+"""Predicts the effect of a change to a running server from its records and limits; settles earlier predictions."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 FIT_REQUESTS = 250
-"""Requests that the fit replays, dozens of times; the prediction itself replays more."""
+"""Number of requests that the fit replays, dozens of times; the prediction itself replays more."""
 TRAFFIC = "traffic"
-"""In the list of what is changed, the factor on the rate of requests."""
+"""Name of the request rate factor in the list of changes."""
 _UNLIMITED = 1 << 30
 _FEWEST_TO_SETTLE = 100
 _FEWEST_BLOCKS = 2
-"""Of a KV cache; one is vLLM's null block."""
+"""Minimum KV cache size; one block is vLLM's null block."""
 PROBE_RECORDS = "the probe's records"
 METRICS = "metrics"
-"""Where the evidence is from."""
+"""Sources of the evidence."""
 RECONSTRUCTIONS = 3
-"""Traffics that agree with the metrics, each with a fit of its own."""
+"""Number of traffic reconstructions that agree with the metrics, each with its own fit."""
 
 _BATCH = ("max-num-seqs", "max-num-batched-tokens", "enable-chunked-prefill")
 _CACHE = (
@@ -79,12 +79,14 @@ _NOT_MODELED = {
     "pipeline-parallel-size": 1, "data-parallel-size": 1, "kv-transfer-config": None, "kv-offloading-size": None,
     "scheduling-policy": "fcfs", "long-prefill-token-threshold": 0, "stream-interval": 1, "enable-lora": False,
 }  # fmt: skip
-"""Flags that change how requests are scheduled in ways that are not modeled, unless they have this value."""
+"""Flags that affect scheduling in ways that are not modeled, unless they have this value."""
 
 
 class PredictedChange(msgspec.Struct, frozen=True):
-    """A prediction with what it rests on. ``drift`` is how much slower the engine was after the last restart that a
-    prediction came before (0.05 is 5 %)."""
+    """A prediction and its basis.
+
+    ``drift`` is how much slower the engine was after the last restart with a prediction (0.05 is 5%).
+    """
 
     changed: tuple[FlagChange, ...]
     prediction: Prediction
@@ -94,7 +96,7 @@ class PredictedChange(msgspec.Struct, frozen=True):
     record: TrackRecord
     drift: float | None = None
     kept: KeptPrediction | None = None
-    """As it is to be kept, if it has figures."""
+    """The prediction in the form to be stored, if it has figures."""
 
 
 def predict_change(
@@ -110,7 +112,7 @@ def predict_change(
     """Predict a restart of a running server; ``plans`` are its restart without and with the change.
 
     Raises:
-        OperationError: too little is recorded, or it does not answer.
+        OperationError: too little is recorded, or the server does not answer.
         UsageError: nothing is changed.
     """
     details, (before, after) = unpack(record.current.spec.details), plans
@@ -176,10 +178,10 @@ def evidence_of(
 ) -> tuple[TrafficEvidence, TrafficEvidence]:
     """The traffic of a run: all that a prediction uses, and the part that a step cost is fitted to.
 
-    ``limits`` are the server's. Where the traffic is reconstructed, each ``seed`` gives another one.
+    ``limits`` are the server's. If the traffic is reconstructed, each ``seed`` gives a different reconstruction.
 
     Raises:
-        OperationError: too little is recorded, or it does not tell what a step costs.
+        OperationError: too little is recorded, or the records do not determine the step cost.
     """
     one = limits.scheduler
     try:
@@ -196,7 +198,7 @@ def evidence_of(
 def limits_after(
     details: Details, facts: ModelFacts | None, cache: CacheConfig, before: Plan, after: Plan
 ) -> EngineLimits | str:
-    """What the server may do after a change; a sentence if it would not start, or if the change is not modeled."""
+    """The server's limits after a change; a sentence if it would not start, or if the change is not modeled."""
     changed = changes(details.flags, after.flags)
     outside = _refused(before, after) or _uncovered(details.flags, changed)
     if outside := outside or _bounded_layers(facts, changed) or _unknown_cache(before, after, changed):
@@ -208,7 +210,7 @@ def limits_after(
 
 
 def reported_cache(record: ServerRecord) -> CacheConfig:
-    """The running server's KV cache, as it reports it, if it has one engine. Raises OperationError."""
+    """The KV cache as reported by the running server, if it has one engine. Raises OperationError."""
     spec, server = record.current.spec, record.server
     if server is None or not record.state.alive:
         raise OperationError(f"{record.name} is {record.state}: a prediction needs a server that is up")
@@ -228,7 +230,7 @@ def reported_cache(record: ServerRecord) -> CacheConfig:
 
 
 def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
-    """What a server with these flags and this KV cache may do."""
+    """The engine limits of a server with these flags and this KV cache."""
     seqs, batched = batch_sizes(facts, flags, details.engine.release if details.engine else None, _gpu(details))
     length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
     caching = flags.get("enable-prefix-caching")
@@ -248,7 +250,7 @@ def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: C
 
 
 def _gpu(details: Details) -> GpuShape | None:
-    """The GPU by which vLLM chooses its defaults; None for a CPU."""
+    """The GPU from which vLLM derives its defaults; None for a CPU."""
     if details.engine is not None and details.engine.build == "cpu":
         return None
     model = find_model(details.gpu_name)
@@ -256,7 +258,7 @@ def _gpu(details: Details) -> GpuShape | None:
 
 
 def _kv_bytes(before: Flags, after: Flags) -> float:
-    """By which factor the bytes of a cached token change."""
+    """The factor by which the bytes of a cached token change."""
     one, other = (1 if _eight_bits(flags) else 2 for flags in (before, after))
     return other / one
 
@@ -275,7 +277,7 @@ def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[
         return now._replace(blocks=((other and other.kv_tokens) or 0) // now.block_size)
     if one is None or other is None or one.kv_gib <= 0 or other.kv_gib <= 0:
         return now
-    # By bytes: tokens are counted in requests of the full length, and a windowed layer holds less of longer ones.
+    # Scale by bytes: the token count assumes full-length requests, and a windowed layer keeps less of longer ones.
     blocks = now.blocks * other.kv_gib / one.kv_gib
     if "kv-cache-dtype" in names and one.kv_bytes_per_token and other.kv_bytes_per_token:
         blocks *= one.kv_bytes_per_token / other.kv_bytes_per_token
@@ -295,7 +297,7 @@ def _refused(before: Plan, after: Plan) -> str:
 
 
 def _uncovered(flags: Flags, changed: Sequence[FlagChange]) -> str:
-    """A sentence if something is changed, or set, that is not modeled."""
+    """A sentence if a changed or set flag is not modeled."""
     names = [one.flag for one in changed if one.flag not in COVERED]
     if names:
         effect = f"The effect of {' and '.join(names)} on speed is not modeled"
@@ -316,7 +318,7 @@ def _uncovered(flags: Flags, changed: Sequence[FlagChange]) -> str:
 
 
 def _bounded_layers(facts: ModelFacts | None, changed: Sequence[FlagChange]) -> str:
-    """A sentence if the KV cache or its requests change in size, and some layers don't keep all tokens of a request."""
+    """A sentence if the KV cache or request sizes change and some layers don't keep all tokens of a request."""
     sizes = [one.flag for one in changed if one.flag in _CACHE]
     if facts is None or not sizes or set(facts.layers) <= {LayerKind.FULL, LayerKind.NONE}:
         return ""
@@ -325,7 +327,7 @@ def _bounded_layers(facts: ModelFacts | None, changed: Sequence[FlagChange]) -> 
 
 
 def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> str:
-    """A sentence if the KV cache's size after the change is not known."""
+    """A sentence if the KV cache's size after the change is unknown."""
     if whole_number(after.flags, BLOCKS, 0):
         return ""
     sizes = [one.flag for one in changed if one.flag in _CACHE and one.flag != "max-model-len"]
@@ -339,7 +341,7 @@ def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> 
 
 
 class RunRecording(msgspec.Struct, frozen=True):
-    """What is recorded of a run: by its probe, or else only its metrics."""
+    """The records of a run: the probe's, or else only its metrics."""
 
     requests: Sequence[FinishedRequest]
     steps: Sequence[EngineStep]
@@ -347,31 +349,31 @@ class RunRecording(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Where the traffic is known from."""
+        """The source of the traffic."""
         return PROBE_RECORDS if self.requests else METRICS
 
     @property
     def versions(self) -> int:
-        """How many traffics it may have been."""
+        """Number of traffic reconstructions to consider."""
         return 1 if self.requests else RECONSTRUCTIONS
 
     def evidence(
         self, block_size: int, budget: int, longest: int, most: int = MOST_REQUESTS, seed: int = 0
     ) -> TrafficEvidence:
-        """The newest ``most`` requests or so. Raises NoEvidenceError."""
+        """Evidence from about the newest ``most`` requests. Raises NoEvidenceError."""
         if self.requests:
             return gather(self.requests, self.steps, block_size, budget, most=most)
         return reconstruct(self.samples, budget, longest, seed=seed, most=most)
 
 
 def present_run(state: Path, record: ServerRecord) -> RunRecording:
-    """What is recorded of the present run. Raises OperationError."""
+    """The records of the current run. Raises OperationError."""
     current = record.current
     return _seen(state, record, current.number, current.ready_at or current.started_at)
 
 
 def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> RunRecording:
-    """What is recorded of a run in a time (Unix seconds). Raises OperationError."""
+    """The records of a run in a time span (Unix seconds). Raises OperationError."""
     folder, end = client.folder(state, record.name), until or math.inf
     try:
         reader = ProbeReader(folder / PROBE)
@@ -392,7 +394,7 @@ def _seen(state: Path, record: ServerRecord, generation: int, begin: float, unti
 
 
 def settled_predictions(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:
-    """A server's kept predictions, oldest first, with what came of those whose restart followed."""
+    """A server's stored predictions, oldest first, with the outcome of those whose restart followed."""
 
     store = runs.open()
     found: list[KeptPrediction] = []
@@ -408,14 +410,14 @@ def settled_predictions(state: Path, record: ServerRecord, runs: RunRecorder, bl
 
 
 def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, after: Run) -> KeptPrediction | None:
-    """What was predicted of the restart that made one run the next, with what came of it; None if nothing was, or not
-    enough is known yet.
+    """The prediction for the restart from one run to the next, with its outcome; None if there is no prediction, or too
+    little data yet.
 
     Raises:
         OperationError: the run database cannot be read.
     """
 
-    with contextlib.suppress(OperationError):  # not up: what is noted is all there is
+    with contextlib.suppress(OperationError):  # the server is not up: use only what is stored
         settled_predictions(state, record, runs, reported_cache(record).block_size)
     noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
     changed = {one.flag: one.after for one in after.changed}
@@ -426,7 +428,7 @@ def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, a
 def _settle(
     state: Path, record: ServerRecord, kept: KeptPrediction, run: Run, after: Run | None, block_size: int
 ) -> KeptPrediction:
-    """Enter what came of a prediction, if the next run has exactly the flags that it was made for."""
+    """Add the outcome to a prediction, if the next run has exactly the flags that it was made for."""
     if kept.settled or after is None or after.ready_at is None or after.before != run.id:
         return kept
     if {one.flag: one.after for one in after.changed} != dict(kept.changed):
@@ -445,7 +447,7 @@ def _settle(
 
 
 def keep_prediction(record: ServerRecord, runs: RunRecorder, new: KeptPrediction) -> None:
-    """Keep a prediction with the server's present run; the newest one of each change counts.
+    """Store a prediction with the server's current run; only the newest of each change is kept.
 
     Raises:
         OperationError: the run database cannot be read.

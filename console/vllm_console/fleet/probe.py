@@ -1,4 +1,4 @@
-"""What the probe of a server of yours recorded: for a snapshot, and its requests, steps and traffic for the verbs."""
+"""The records of our servers' probes: for snapshots, and as requests, steps and traffic for commands."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ RESUMED_SECONDS = 300.0
 """How far back a server's findings consider resumed requests."""
 
 MOST_REQUESTS = 20_000
-"""Of so many newest requests the slowest are found."""
+"""Number of newest requests that are read, for lists such as the slowest ones."""
 
 MOST_LISTED = 200
-"""Requests of each order that a snapshot has."""
+"""Maximum number of requests per list in a snapshot."""
 
 MOST_DOTS = 2000
-"""Newest requests of which a snapshot has prompt length and TTFT."""
+"""Number of newest requests whose prompt length and TTFT a snapshot has."""
 
 ENDED_EARLY = ("abort", "error")
-"""Why a request ended that was not answered in full."""
+"""Finish reasons of requests that were not fully answered."""
 
 ORDERS = ("slowest", "newest", "preempted", "aborted")
-"""How requests are listed: by their whole time, or by their end; the last two only those of that kind."""
+"""Lists of requests: by total time, by end, and by end only the preempted or aborted ones."""
 
 
 class RequestsSeen(msgspec.Struct, frozen=True):
     """The requests that finished in a span of time (Unix seconds).
 
-    ``listed`` has for each of `ORDERS` the first ones, ``counts`` how many there are. ``dots`` are prompt tokens and
-    TTFT in seconds of the newest. ``prefixes`` is what the prefix cache did for them. ``partial``: there were more than
-    `MOST_REQUESTS`, and the oldest were left out.
+    ``listed`` has the first requests of each of `ORDERS`, ``counts`` their total numbers. ``dots`` are prompt tokens
+    and TTFT in seconds of the newest requests. ``prefixes`` is their use of the prefix cache. ``partial``: there were
+    more than `MOST_REQUESTS`, and the oldest were left out.
     """
 
     since: float
@@ -89,10 +89,10 @@ class RequestsSeen(msgspec.Struct, frozen=True):
 
 
 class ProbeView(msgspec.Struct, frozen=True):
-    """What a snapshot has of a server's records.
+    """A server's probe records in a snapshot.
 
-    ``steps`` are points over the range that is shown, keyed as `vllm_console.history.step_timeline.SERIES`, ``last`` is
-    the newest step, ``requests`` are there where they are asked for. ``problem`` says in a sentence why not.
+    ``steps`` are points over the shown range, keyed as `vllm_console.history.step_timeline.SERIES`; ``last`` is the
+    newest step; ``requests`` are present if asked for. ``problem`` is a sentence why something is missing.
     """
 
     steps: Series | None = None
@@ -102,21 +102,21 @@ class ProbeView(msgspec.Struct, frozen=True):
 
 
 def no_probe_message(name: str, details: Details) -> str:
-    """Why the requests of a server without a probe are not recorded, and what would change that, in a sentence."""
+    """A sentence why a server without a probe has no recorded requests, and how to change that."""
     message = f"{name} has no probe, so its requests are not recorded: {details.no_probe}"
     engine = details.engine
     if engine is None or not plan_probe(engine, details.flags, {}, "on", asked=True).variables:
-        return message  # it can have none
+        return message  # it can't have a probe
     return f"{message.removesuffix('. --probe turns it on')}; 'vllm-console restart {name} --probe' adds it"
 
 
 def exact_window(folder: Path, window: Window, samples: Sequence[Sample]) -> Window:
-    """A window of the past with exact latencies where the records in a folder have them. ``samples`` are its own."""
+    """A past window with exact latencies where the records in a folder have them. ``samples`` are the window's."""
     return _with_exact(window, recorded_latencies(folder, samples))
 
 
 def recorded_latencies(folder: Path, samples: Sequence[Sample]) -> dict[str, Quantiles]:
-    """The latencies of the time between the first and the last sample that the records in a folder know exactly."""
+    """The exact latencies, as far as recorded in a folder, between the first and the last sample."""
     if len(samples) < 2:
         return {}
     try:
@@ -147,9 +147,9 @@ def _mean(window: Window, key: str) -> float | None:
 
 
 class _Listing:
-    """The requests of a range, read once and kept up to date. Without ``end`` it ends now.
+    """The requests of a range, read once and kept up to date. Without ``end``, the range ends now.
 
-    ``key`` tells it from others: how long it is or when it begins, and its end.
+    ``key`` identifies the range: its length or begin, and its end.
     """
 
     def __init__(self, folder: Path, key: tuple[float, float | None], start: float, end: float | None) -> None:
@@ -161,7 +161,7 @@ class _Listing:
         self._seen: RequestsSeen | None = None
 
     def seen(self, start: float, until: float) -> RequestsSeen:
-        """Those between two moments. Raises OSError."""
+        """The requests between two moments. Raises OSError."""
         added, again = self._reader.requests(), self._reader.resumed()
         self._found += added
         self._again += again
@@ -186,8 +186,7 @@ def listed(
     *,
     partial: bool = False,
 ) -> RequestsSeen:
-    """Requests of a span of time, in the order of their end, listed in each of `ORDERS`; with what resumed ones found
-    in the prefix cache."""
+    """List requests of a time span (in order of their end) in each of `ORDERS`; ``resumed`` adds to the prefix use."""
     slowest = heapq.nlargest(MOST_LISTED, found, key=lambda one: one.e2e_seconds or 0.0)
     preempted = [one for one in found if one.preemptions]
     aborted = [one for one in found if one.finish_reason in ENDED_EARLY]
@@ -210,7 +209,7 @@ def listed(
 
 
 def step_source(folder: Path, begin: float) -> ChartSource[Timed, StepTimeline]:
-    """The steps in a folder from a moment on (Unix seconds): it has those of earlier runs, too."""
+    """The chart source for steps since ``begin`` (Unix seconds), because the folder also has steps of earlier runs."""
     from vllm_console.fleet.chart_history import ChartSource
     from vllm_console.history.step_timeline import ProbeRows, StepTimeline
 
@@ -222,7 +221,7 @@ def step_source(folder: Path, begin: float) -> ChartSource[Timed, StepTimeline]:
 
 
 class ServerProbe:
-    """Reads a server's records, each once; from a moment on (Unix seconds) for one of its runs."""
+    """Reads a server's records, each once; ``begin`` (Unix seconds) excludes earlier runs."""
 
     def __init__(self, folder: Path, name: str, begin: float = 0.0) -> None:
         self._folder, self._name, self._begin = folder, name, begin
@@ -239,7 +238,7 @@ class ServerProbe:
         self._listing: _Listing | None = None
 
     def of(self, spec: LaunchSpec) -> ServerProbe:
-        """The same, of a server that was launched like this now."""
+        """Set how the server was launched; return self."""
         self._spec = spec
         return self
 
@@ -249,9 +248,9 @@ class ServerProbe:
         return self._last
 
     def window(self, window: Window, samples: Sequence[Sample], now: float) -> Window:
-        """The window of the last minute with exact latencies where the records have them; ``samples`` are its own.
+        """The last minute with exact latencies where the records have them; ``samples`` are the window's.
 
-        The newest records may not be written yet, so that minute ends a moment before the window.
+        The newest records may not be written yet, so the exact part ends slightly before the window.
         """
         self._update(now)
         settled = [one for one in samples if one.at <= now - SETTLED_SECONDS - BOUNDARY_SECONDS]
@@ -262,13 +261,13 @@ class ServerProbe:
         return _with_exact(window, _recorded(settled, records))
 
     def _update(self, now: float) -> None:
-        """Read what is new, and drop what is too old."""
+        """Read new records, and drop those that are too old."""
         if self._reader is None:
             self._reader = ProbeReader(self._folder, now - SPAN_SECONDS)
         try:
             added = self._reader.added()
         except OSError:
-            return  # what cannot be read is missing, and then nothing is exact
+            return  # unreadable records are treated as missing, and nothing is exact then
         self._steps += added.steps
         self._intervals += added.intervals
         self._first_tokens += added.first_tokens
@@ -281,7 +280,7 @@ class ServerProbe:
         del self._requests[: bisect_left(self._requests, since, key=_end_of)]
 
     def resumed(self, now: float) -> Sequence[Resumed]:
-        """What requests found that were resumed in the last `RESUMED_SECONDS`; empty if that cannot be read."""
+        """Prefix cache hits of the requests resumed in the last `RESUMED_SECONDS`; empty if they cannot be read."""
         if self._resumed_reader is None:
             self._resumed_reader = ProbeReader(self._folder, now - RESUMED_SECONDS)
         try:
@@ -296,7 +295,7 @@ class ServerProbe:
     def in_time(
         self, series: Series, span: ChartRange, now: float, time: TimeView, end: float | None
     ) -> tuple[Series, ProbeView]:
-        """What is recorded of a chart's range, which ends at ``end`` (None: now), and the chart with exact points.
+        """The chart with exact points, and the records of its range, which ends at ``end`` (None: now).
 
         Raises:
             HistoryError: the records cannot be read.
@@ -336,7 +335,7 @@ class ServerProbe:
         return self._charts
 
     def _requests_between(self, start: float, end: float | None, now: float, length: float) -> RequestsSeen:
-        """Those of a range of that length. While it ends now it moves on, and its requests are not read again."""
+        """The requests of a range. If it ends now, it moves on, and its requests are not reread."""
         start = max(start, self._begin)
         key = (length if end is None else start, end)
         if self._listing is None or self._listing.key != key:
@@ -344,14 +343,14 @@ class ServerProbe:
         return self._listing.seen(start, now if end is None else end)
 
     def close(self) -> None:
-        """Discard what was read."""
+        """Discard the records read."""
         if self._charts is not None:
             self._charts.close()
             self._charts = None
 
 
 def kept_for_streams(state: Path, record: ServerRecord) -> tuple[str, ...]:
-    """The flags of a server that traffic alone shall not change: shorter steps that ended an earlier contention."""
+    """Flags of a server that traffic alone must not change: a smaller batch that ended an earlier contention."""
     from vllm_console.diagnosis.live.latency import answered_by_shorter_steps
     from vllm_console.runs.store import past_runs
 
@@ -361,13 +360,13 @@ def kept_for_streams(state: Path, record: ServerRecord) -> tuple[str, ...]:
 
 
 MOST_SAMPLES = 720
-"""Samples read per hour: one in five seconds is enough for counters that only grow."""
+"""Samples read per hour: one in five seconds is enough for counters, which only grow."""
 
 
 def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload | None:
-    """The traffic of the last hour before ``now`` (Unix seconds), of the present run alone where that is enough.
+    """The traffic of the last hour before ``now`` (Unix seconds); of the current run alone if that is enough.
 
-    None if the record has too little data.
+    None if the record has no workload.
     """
     details = unpack(record.current.spec.details)
     if details.workload is None:
@@ -383,7 +382,7 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
             )
             present = [one for one in samples if one.generation == record.current.number]
             own = seen_workload(present, details.workload, longest=longest, span=PRESENT_RUN, recorded=ended)
-            # Other flags had other queues; what the KV cache has room for is also known from them.
+            # Other flags led to other queues, but earlier runs also show what fits into the KV cache.
             return whole if own.workload is None or len(present) == len(samples) else replace(own, room=whole.room)
         except HistoryMissingError:
             return seen_workload((), details.workload, longest=longest)
@@ -392,7 +391,7 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
 
 
 def _ended(folder: Path, now: float) -> Sequence[FinishedRequest]:
-    """The requests that ended in the last hour; none where that can't be read: lengths are then estimated."""
+    """The requests that ended in the last hour; none if they can't be read: lengths are then estimated."""
     try:
         return ProbeReader(folder, now - SEEN_SECONDS - BOUNDARY_SECONDS).requests()
     except OSError:
@@ -405,10 +404,10 @@ T = TypeVar("T", FinishedRequest, EngineStep)
 
 
 def finished_requests(state: Path, record: ServerRecord, since: float | None) -> tuple[FinishedRequest, ...]:
-    """Those of its present or last run since it was ready, or of all runs ``since`` then (Unix seconds), oldest first.
+    """Finished requests since the current or last run was ready, or since ``since`` (Unix seconds), oldest first.
 
     Raises:
-        OperationError: it has no probe and nothing was recorded; the records cannot be read.
+        OperationError: there is no probe and nothing was recorded; or the records cannot be read.
     """
     begin = _begin(record, since)
     found = _read_records(record, ProbeReader(_folder(state, record), begin).requests)
@@ -424,7 +423,7 @@ def engine_steps(state: Path, record: ServerRecord, since: float | None, most: i
 
 
 def cached_prefixes(state: Path, record: ServerRecord, since: float | None) -> PrefixUse:
-    """What the prefix cache did for the requests of that time; else as `finished_requests`."""
+    """Prefix cache use of the requests of that time; else as `finished_requests`."""
     begin = _begin(record, since)
     reader = ProbeReader(_folder(state, record), begin)
     requests = [one for one in _read_records(record, reader.requests) if one.finished_at >= begin]
@@ -440,7 +439,7 @@ def _folder(state: Path, record: ServerRecord) -> Path:
 
 
 def _begin(record: ServerRecord, since: float | None) -> float:
-    """Since when records count (Unix seconds)."""
+    """Begin of the records to use (Unix seconds)."""
     return (record.current.ready_at or record.current.started_at) if since is None else since
 
 

@@ -1,7 +1,7 @@
 """The fleets of other machines, read over the user's own ssh: one long-lived command on each, no open port.
 
-``hosts.json`` in the state folder (mode 0600) names the machines. Each has a thread of its own, so one that hangs or is
-gone delays only itself; a connection that is lost is made again after growing pauses.
+``hosts.json`` in the state folder (mode 0600) lists the machines. Each has its own thread, so one that does not respond
+delays only itself; a lost connection is retried with increasing pauses.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from vllm_launchers.secrets import redact
 HOSTS = "hosts.json"
 CONNECT_SECONDS = 10
 ASK_SECONDS = 1.0
-"""Between an answer and the next question."""
+"""Pause between a response and the next request."""
 
 ANSWER_SECONDS = 15.0
-"""How long the other side may take for an answer before the connection counts as lost."""
+"""Response timeout, after which the connection counts as lost."""
 
 LONGEST_PAUSE_SECONDS = 60.0
 LONGEST_GREETING = 64 << 10
 GREETING_LINES = 50
-"""So many lines of something else, as a shell's start-up files print, may come before the greeting."""
+"""Maximum number of other lines, such as output of shell start-up files, before the greeting."""
 
 VERB_SECONDS = 120.0
 
@@ -67,24 +67,24 @@ class RemoteHost(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """As it was attached."""
+        """The URL as it was attached."""
         path = f"/{self.command.lstrip('/')}" if "/" in self.command else ""
         return f"ssh://{self.destination}{f':{self.port}' if self.port else ''}{path}"
 
     def argv(self, words: Sequence[str], *, terminal: bool = False) -> list[str]:
         """The command line that runs this program there with ``words``.
 
-        ssh asks nothing where there is no terminal: keys, agents and known hosts are the user's own.
+        Without a terminal, ssh never prompts: keys, agents and known hosts are the user's own.
         """
         options = ["-T", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "ServerAliveInterval=10"]
         options += ["-o", "ServerAliveCountMax=2", *(() if terminal else ("-o", "BatchMode=yes"))]
         options += ["-p", str(self.port)] if self.port else []
-        # ssh hands the words to a shell there.
+        # ssh passes the words to a shell there.
         return ["ssh", *options, "--", self.destination, f"{self.command} {shlex.join(words)}"]
 
 
 def host_from(url: str, name: str | None) -> RemoteHost:
-    """The machine that ``ssh://[user@]host[:port][/path/to/vllm-console]`` names. Raises UsageError."""
+    """Parse ``ssh://[user@]host[:port][/path/to/vllm-console]``. Raises UsageError."""
     shown = plain(url, 120)
     try:
         parts = urlsplit(url)
@@ -108,7 +108,7 @@ def host_from(url: str, name: str | None) -> RemoteHost:
 
 
 def read_hosts(state: Path) -> tuple[RemoteHost, ...]:
-    """The machines that are attached.
+    """The attached machines.
 
     Raises:
         OperationError: the file can't be read.
@@ -127,7 +127,7 @@ def read_hosts(state: Path) -> tuple[RemoteHost, ...]:
 
 
 def _is_sound(host: RemoteHost) -> bool:
-    """Whether a host of the file is one that `host_from` could have made: nothing else gets into a command line."""
+    """Whether `host_from` could have created this host, so that nothing else gets into a command line."""
     sound = _DESTINATION.fullmatch(host.destination) and _COMMAND.fullmatch(host.command)
     return bool(sound and NAME.fullmatch(host.name))
 
@@ -148,7 +148,7 @@ def split_host(name: str) -> tuple[str, str] | None:
 
 
 class Session:
-    """One run of the command on a machine: requests to its standard input, answers from its standard output."""
+    """One run of the command on a machine: requests to its stdin, answers from its stdout."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Start it. Raises OSError."""
@@ -166,10 +166,10 @@ class Session:
             thread.start()
 
     def greet(self) -> None:
-        """Wait for the greeting, and check that both sides speak the same protocol.
+        """Wait for the greeting, and check that both sides use the same protocol.
 
         Raises:
-            ProtocolError: they don't, or there is none.
+            ProtocolError: they don't, or there is no greeting.
         """
         hello = self._answer(0, CONNECT_SECONDS + ANSWER_SECONDS).get("hello")
         if not isinstance(hello, dict) or hello.get("protocol") != PROTOCOL:
@@ -180,7 +180,7 @@ class Session:
             )
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a request and wait for its answer; several threads may ask at once. Raises ProtocolError."""
+        """Send a request and wait for its answer; thread-safe. Raises ProtocolError."""
         with self._changed:
             self._ids += 1
             number = self._ids
@@ -202,14 +202,14 @@ class Session:
             raise ProtocolError(self._problem or f"no answer within {seconds:g}s")
 
     def _read(self) -> None:
-        """In a thread of its own: take answers in until there are no more."""
+        """Thread: read answers until the output ends."""
         assert self._process.stdout is not None
         problem, others = CLOSED, 0
         try:
             with self._process.stdout as stdout:
                 while line := stdout.readline(LONGEST_LINE if self._greeted else LONGEST_GREETING):
                     if not self._greeted and not line.lstrip().startswith(b"{"):
-                        others += 1  # what a shell's start-up files print
+                        others += 1  # output of a shell's start-up files
                         if others > GREETING_LINES:
                             raise ProtocolError("it prints something else than vllm-console does")
                         continue
@@ -237,10 +237,10 @@ class Session:
                 self._said.append(redact(plain(line.decode(errors="replace").strip(), 300)))
 
     def close(self) -> str:
-        """End it; returns the last line of its standard error.
+        """End the process; return the last line of its stderr.
 
-        Its output is closed by the threads that read it: a process that ssh has left behind, such as the master of
-        shared connections, may hold the other end open for hours, and closing from here would wait for that.
+        Its output is closed by the threads that read it. A process left behind by ssh, such as the master of shared
+        connections, may hold the other end open for hours, and closing from here would wait for that.
         """
         process = self._process
         with contextlib.suppress(OSError):
@@ -259,7 +259,9 @@ class Session:
 
 
 class Connection:
-    """One machine, and the thread that reads its fleet, there ``read_only``, too. The lock guards the shared state."""
+    """One machine, and the thread that reads its fleet (``read_only`` applies there, too). The lock guards shared
+    state.
+    """
 
     def __init__(self, host: RemoteHost, *, read_only: bool = False) -> None:
         self.host = host
@@ -279,7 +281,7 @@ class Connection:
     def views(self, selected: str | None) -> tuple[list[ServerView], list[str]]:
         """Its servers as of its newest answer, and its notices.
 
-        While it can't be reached, or has no servers, one row stands for the machine.
+        If it can't be reached, or has no servers, one row represents the machine.
         """
         named = split_host(selected) if selected else None
         with self._lock:
@@ -298,10 +300,10 @@ class Connection:
         )  # fmt: skip
 
     def do(self, verb: str, name: str, **more: Any) -> None:
-        """Have a verb carried out there, under that machine's rules; blocks until it is.
+        """Carry out an action there, under that machine's rules; block until it is done.
 
         Raises:
-            OperationError: it was refused or failed there, in its words; or the machine can't be reached.
+            OperationError: it was refused or failed there (with that message), or the machine can't be reached.
         """
         with self._lock:
             session, problem = self._session, self._problem
@@ -343,7 +345,7 @@ class Connection:
         self.answered.set()
 
     def _converse(self) -> str:
-        """Connect and ask for snapshots until the connection ends; returns why it did."""
+        """Connect and request snapshots until the connection ends; return why it did."""
         try:
             session = Session(self.host.argv(self._words))
         except OSError as error:
@@ -368,12 +370,12 @@ class Connection:
             with self._lock:
                 self._session = None
             message = session.close()
-        # What ssh says is the reason why the connection was closed.
+        # ssh's message explains why the connection was closed.
         return message if message and problem == CLOSED else problem
 
 
 class RemoteHosts:
-    """The machines of one state folder, each with its connection once it is asked for."""
+    """The machines of one state folder; each is connected when first needed."""
 
     def __init__(self, state: Path, patience: float, *, read_only: bool = False) -> None:
         self._state, self._patience, self._read_only = state, patience, read_only
@@ -381,7 +383,7 @@ class RemoteHosts:
         self._known: tuple[object, tuple[RemoteHost, ...]] = (None, ())
 
     def hosts(self) -> tuple[RemoteHost, ...]:
-        """Those that are attached. Raises OperationError."""
+        """The attached machines. Raises OperationError."""
         try:
             status = (self._state / HOSTS).stat()
             stamp: object = (status.st_mtime_ns, status.st_ino)
@@ -392,13 +394,13 @@ class RemoteHosts:
         return self._known[1]
 
     def views(self, selected: str | None) -> tuple[list[ServerView], list[str]]:
-        """The servers of all machines, and notices; the first time it waits for answers, within its patience."""
+        """The servers of all machines, and notices; waits for a new machine's first answer, within its patience."""
         try:
             hosts = self.hosts()
         except OperationError as error:
             return [], [str(error)]
         for name, connection in list(self._connections.items()):
-            if connection.host not in hosts:  # detached, or the name leads to another machine now
+            if connection.host not in hosts:  # detached, or the name now refers to another machine
                 self._connections.pop(name).close()
         new = [host for host in hosts if host.name not in self._connections]
         self._connections.update({host.name: Connection(host, read_only=self._read_only) for host in new})
@@ -414,7 +416,7 @@ class RemoteHosts:
         return found, notices
 
     def connection(self, name: str) -> Connection:
-        """That of an attached machine. Raises NotFoundError."""
+        """The connection to an attached machine. Raises NotFoundError."""
         if name not in self._connections:
             raise NotFoundError(f"no machine is attached as '{plain(name)}'")
         return self._connections[name]
@@ -424,7 +426,7 @@ class RemoteHosts:
         write_hosts(self._state, [*(one for one in self.hosts() if one.name != host.name), host])
 
     def detach(self, name: str) -> bool:
-        """Forget a machine; returns whether there was one. Raises OperationError."""
+        """Forget a machine; return whether there was one. Raises OperationError."""
         hosts = self.hosts()
         if all(host.name != name for host in hosts):
             return False

@@ -1,8 +1,8 @@
-"""What two consoles say to each other over ssh: one JSON object per line, requests one way, answers the other.
+"""The protocol between two consoles over ssh: one JSON object per line, requests one way, answers the other.
 
-The side that is asked greets first: ``{"hello": {"protocol": 1, "version": …, "host": …}}``. A request is
-``{"id": 1, "do": "snapshot", "selected": NAME}``, ``{"id": 2, "do": "stop", "name": NAME}`` or ``{"id": 3, "do":
-"restart", "name": NAME, "changes": {…}}``. The answer has its id and either ``snapshot``, ``done`` or ``error``.
+The answering side greets first: ``{"hello": {"protocol": 1, "version": …, "host": …}}``. A request is ``{"id": 1, "do":
+"snapshot", "selected": NAME}``, ``{"id": 2, "do": "stop", "name": NAME}`` or ``{"id": 3, "do": "restart", "name": NAME,
+"changes": {…}}``. The answer has its id and either ``snapshot``, ``done`` or ``error``.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from vllm_launchers.vllm.flags.changes import Changes
 PROTOCOL = 1
 
 LONGEST_LINE = 32 << 20
-"""Bytes; a longer one ends the connection."""
+"""Maximum length in bytes; a longer line ends the connection."""
 
 MOST_SERVERS = 200
 
 LEFT_OUT = frozenset({"restart", "startup", "probe", "markers", "folder", "log_path", "load_result", "pid"})
-"""What of a server is only of use on its own machine; how a restart is going is part of its notice."""
+"""Fields of a server that are useful only on its own machine. The notice includes the progress of a restart."""
 
 MOST = 1e16
-"""No number is larger: times stay dates, and sums finite."""
+"""Larger numbers are rejected, so that times are valid dates and sums finite."""
 
 NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
 class ProtocolError(Exception):
-    """The other side violated the protocol. One sentence."""
+    """The other side violated the protocol. The message is one sentence."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as a line, in ASCII: the other side may have any locale."""
+    """A message as a line, in ASCII because the other side may have any locale."""
     text = msgspec.json.encode(message, enc_hook=_encode_value).decode()
     if not text.isascii():
         text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
@@ -59,7 +59,7 @@ def _encode_value(value: Any) -> Any:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """A line as a message. Raises `ProtocolError`."""
+    """Parse a line. Raises `ProtocolError`."""
     try:
         message = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -70,10 +70,10 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def decode_changes(document: Any) -> Changes:
-    """The change of flags in a request to restart.
+    """Parse the change of flags in a restart request.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is invalid.
     """
     try:
         return msgspec.convert(document or {}, Changes)
@@ -82,7 +82,7 @@ def decode_changes(document: Any) -> Changes:
 
 
 def snapshot_document(snapshot: FleetSnapshot) -> dict[str, Any]:
-    """A snapshot as the answer has it."""
+    """A snapshot in the form of an answer."""
     servers = [_fields(server) for server in snapshot.servers[:MOST_SERVERS]]
     return {"at": snapshot.at, "notices": snapshot.notices, "servers": servers}
 
@@ -90,17 +90,18 @@ def snapshot_document(snapshot: FleetSnapshot) -> dict[str, Any]:
 def _fields(server: ServerView) -> dict[str, Any]:
     found = {name: getattr(server, name) for name in ServerView.__struct_fields__ if name not in LEFT_OUT}
     if server.sample is not None:
-        # Windows and charts have what histograms say; JSON has no infinity for their last bounds.
+        # Windows and charts already summarize the histograms, and JSON cannot express the infinity of their last
+        # bounds.
         engines = {label: replace(one, histograms={}) for label, one in server.sample.engines.items()}
         found["sample"] = replace(server.sample, engines=engines)
     return found
 
 
 def views_of(document: Any, host: str) -> tuple[list[ServerView], list[str]]:
-    """The servers in a snapshot's answer as this console shows them, and the host's notices.
+    """The servers in a snapshot answer as this console shows them, and the host's notices.
 
     Raises:
-        ProtocolError: it is no such answer.
+        ProtocolError: the answer is invalid.
     """
     try:
         if not _bounded(document):
@@ -130,13 +131,13 @@ def _view(fields: dict[str, Any], host: str) -> ServerView:
     view = ServerView(**known)
     if not NAME.fullmatch(view.name):
         raise ValueError("a server's name is invalid")
-    # The GPUs that it names are not this machine's.
+    # Its GPU indices are not this machine's.
     return replace(view, name=f"{host}/{view.name}", ours=False, remote=host, remote_ours=view.ours, gpus=())
 
 
 @cache
 def _kinds() -> dict[str, Any]:
-    """The type of each field that is sent."""
+    """The type of each transmitted field."""
     from vllm_console.diagnosis.finding import Diagnosis, Finding
     from vllm_console.diagnosis.objectives import Judged
     from vllm_console.load.tuner import TunerProgress

@@ -1,8 +1,8 @@
-"""What is kept of servers that were removed: their histories, so that their runs can be replayed.
+"""Histories of removed servers, kept so that their runs can be replayed.
 
 ``removed/NAME@CREATED-REMOVED/`` (Unix seconds; mode 0700) in the state folder holds ``history.sqlite`` and
-``loads.jsonl``, and nothing else: no record, no log. What ran with which flags is in the run database, which outlives
-servers.
+``loads.jsonl``, and nothing else: no record, no log. The run database, which outlives servers, has the runs and their
+flags.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ KEPT_SECONDS = 30 * 86_400.0
 """How long a history is kept after its server was removed: as long as the recorder keeps one."""
 
 MOST_BYTES = 512 << 20
-"""The most that all of them take; beyond that the oldest are deleted."""
+"""Maximum total size; beyond that, the oldest are deleted."""
 
 LOCK_SECONDS = 5.0
 """How long a recorder may take to end after its server."""
 
 _SIDE_FILES = (HISTORY + "-shm", HISTORY + "-wal")
 _FILES = (LOADS, *_SIDE_FILES, HISTORY)
-"""What is moved, in this order: a folder without a history counts as none."""
+"""The files to move, in this order: a folder without a history counts as empty."""
 
 _NAME = lazy_pattern(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})@(?P<created>\d{1,12})-(?P<removed>\d{1,12})")
 
 EARLY_SECONDS = 2.0
-"""A server's first run may begin so much before its record was made, as times are rounded."""
+"""A server's first run may begin this much before its record was created, because times are rounded."""
 
 
 class RemovedServer(NamedTuple):
-    """The history of one removed server: its folder, and from when to when the server existed (Unix seconds)."""
+    """The history of one removed server: its folder, and when the server was created and removed (Unix seconds)."""
 
     folder: Path
     name: str
@@ -55,7 +55,7 @@ class RemovedServer(NamedTuple):
 
 
 def _is_empty(history: Path) -> bool:
-    """Whether it surely has no sample: its server ended before one was recorded, and there is nothing to replay."""
+    """Whether the history certainly has no sample, because its server ended before the first one."""
     try:
         with contextlib.closing(HistoryReader(history)) as reader:
             return reader.latest() is None
@@ -70,16 +70,16 @@ class RemovedServers:
         self._folder = state / REMOVED
 
     def keep(self, home: Path, name: str, created_at: float) -> bool:
-        """Take over the history of a server whose folder is about to be deleted; False if nothing was recorded.
+        """Move the history out of a server's folder before that is deleted; False if nothing was recorded.
 
         Raises:
-            KeeperError: that is not possible; the folder is as it was.
+            KeeperError: it can't be moved; the folder is unchanged.
         """
         if not (home / HISTORY).is_file():
             return False
         try:
             own_folder(self._folder)
-            with locked(home / (HISTORY + ".lock"), LOCK_SECONDS):  # its recorder has written all it had
+            with locked(home / (HISTORY + ".lock"), LOCK_SECONDS):  # waits until its recorder has written everything
                 kept = self._new(name, created_at)
                 _move(home, kept)
         except OSError as error:
@@ -94,15 +94,15 @@ class RemovedServers:
         return not empty
 
     def all(self) -> Sequence[RemovedServer]:
-        """What is kept, the oldest first."""
+        """All histories, the oldest first."""
         return sorted(self._found(), key=lambda kept: kept.removed_at)
 
     def find(self, name: str, at: float) -> RemovedServer | None:
-        """What is kept of the server that had this name at a moment (Unix seconds)."""
+        """The history of the server that had this name at a moment (Unix seconds)."""
         return _of(self.all(), name, at)
 
     def marked(self, runs: Iterable[Run], records: Iterable[ServerRecord]) -> list[Run]:
-        """Runs with whether their servers were removed, and whether there is a history to replay them from."""
+        """Mark runs whose servers were removed, and those with a history to replay."""
         present, kept, now = {record.name: record for record in records}, self.all(), time.time()
         found = []
         for run in runs:
@@ -113,17 +113,17 @@ class RemovedServers:
         return found
 
     def delete(self, name: str) -> bool:
-        """Delete all that is kept of servers with this name; returns whether there was anything."""
+        """Delete all histories of servers with this name; return whether there were any."""
         found = [kept for kept in self.all() if kept.name == name]
         for kept in found:
             _delete(kept.folder)
         return bool(found)
 
     def prune(self) -> None:
-        """Delete what is too old or, the oldest first, more than may be kept; and what a killed console left."""
+        """Delete histories that are too old or exceed the maximum size (oldest first), and unfinished ones."""
         try:
             if not_ours(self._folder.parent):
-                return  # root could delete there all the same
+                return  # root could delete there anyway
         except OSError:
             return  # nothing is kept
         now, total = time.time(), 0
@@ -150,7 +150,7 @@ class RemovedServers:
                 yield RemovedServer(folder, parts["name"], float(parts["created"]), float(parts["removed"]))
 
     def _new(self, name: str, created_at: float) -> Path:
-        """A new folder, named after the present second, or the next that is free. Raises OSError."""
+        """A new folder, named after the current second, or the next free one. Raises OSError."""
         removed_at = int(time.time())
         while (folder := self._folder / f"{name}@{max(0, int(created_at))}-{removed_at}").exists():
             removed_at += 1
@@ -159,26 +159,26 @@ class RemovedServers:
 
 
 def began_with(run: Run, present: ServerRecord | None) -> bool:
-    """Whether a run is one of a server that still exists, and not of an earlier one with its name."""
+    """Whether a run belongs to the existing server, not to an earlier one with its name."""
     return present is not None and present.created_at - EARLY_SECONDS <= run.started_at
 
 
 def _of(kept: Iterable[RemovedServer], name: str, at: float) -> RemovedServer | None:
-    """What is kept of the server that had this name at a moment."""
+    """The history of the server that had this name at a moment."""
     then = [one for one in kept if one.name == name and one.created_at - EARLY_SECONDS <= at]
     latest = max(then, key=lambda one: one.created_at, default=None)
     return latest if latest is not None and at <= latest.removed_at + EARLY_SECONDS else None
 
 
 def _move(home: Path, kept: Path) -> None:
-    """Move the files, or none of them. Raises OSError."""
+    """Move all files or none. Raises OSError."""
     moved: list[str] = []
     try:
         for name in _FILES:
             with contextlib.suppress(FileNotFoundError):
                 (home / name).rename(kept / name)
                 moved.append(name)
-                os.close(open_file(kept / name, os.O_RDWR))  # its mode is 0600 from now on
+                os.close(open_file(kept / name, os.O_RDWR))  # sets its mode to 0600
     except OSError:
         for name in reversed(moved):
             (kept / name).rename(home / name)
@@ -187,7 +187,7 @@ def _move(home: Path, kept: Path) -> None:
 
 
 def _settle(history: Path) -> None:
-    """Have SQLite keep all in one file. While a console still reads it, that is left to a later one."""
+    """Make SQLite store everything in one file. While a console still reads it, this is left to a later call."""
     from vllm_console import sqlite_files
 
     with contextlib.suppress(OSError, *sqlite_files.ERRORS):

@@ -1,6 +1,6 @@
-"""Runs that have ended, shown again: their charts, the figures and findings of any of their moments, their events.
+"""Replays of ended runs: their charts, their events, and the metrics and findings of any moment.
 
-A run's history lies in its server's folder, or is kept of a server that was removed. What ran is in the run database.
+A run's history is in its server's folder, or among those of removed servers. The run database has the runs.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from vllm_console.runs.store import PastRun, Run
 
 LAST_SECONDS = 180.0
-"""How far before a run's end its last figures are looked for; rows by the minute are that far apart at most."""
+"""How far before a run's end to look for its last figures; one-minute rows are at most that far apart."""
 
 LEFT_SECONDS = 10.0
-"""How long what was read is kept after a run was shown last: some verbs take a snapshot without it in between."""
+"""How long a replay stays open after it was last shown: some actions take a snapshot without it in between."""
 
 _MOST_ROWS = 400
 
 
 class ReplayedRun:
-    """A run that has ended, as a console shows it at any of its moments."""
+    """A run that has ended, as a console shows it at any moment."""
 
     def __init__(self, replayed: Replay, run: Run, past: PastRun, place: Path) -> None:
         self.replayed = replayed
@@ -72,11 +72,11 @@ class ReplayedRun:
 
     @property
     def there(self) -> bool:
-        """Whether its history is still where it was: the server may be removed meanwhile."""
+        """Whether its history is still in place: the server may have been removed in the meantime."""
         return self._history.path.exists()
 
     def view(self, now: float, time: TimeView) -> ServerView:
-        """The run at the moment that is asked for, by default its end, with the charts around it."""
+        """The run at the requested moment, by default its end, with the charts around it."""
         at = time.at if time.at is not None else self.replayed.ended_at
         view = self._described(at)
         try:
@@ -84,7 +84,7 @@ class ReplayedRun:
             series, probe = self._series(now, time)
         except HistoryError as error:
             return replace(view, notice=str(error))
-        # What would have fixed it is left out: nothing can be staged for a run that has ended.
+        # Omit fixes: changes can't be staged for a run that has ended.
         findings = tuple(replace(finding, fixes=()) for finding in moment.findings)
         view = replace(view, window=moment.window, series=series, probe=probe)
         return replace(view, findings=findings, judged=moment.judged, no_findings=moment.no_findings)
@@ -96,7 +96,7 @@ class ReplayedRun:
         self._probe.close()
 
     def _described(self, at: float) -> ServerView:
-        """What ran, with which flags, and how it ended."""
+        """Model, flags and exit of the run."""
         run, record, replayed = self._run, self._record, self.replayed
         report = learned_from(run.report, {}).report if run.report else None
         return ServerView(
@@ -130,7 +130,7 @@ class ReplayedRun:
         return self._past
 
     def _series(self, now: float, time: TimeView) -> tuple[Series, ProbeView]:
-        """The charts over the range that is asked for, of this run alone."""
+        """This run's charts over the requested range."""
         begin = self.replayed.started_at
         end = time.end if time.end is not None else self.replayed.ended_at
         age = end - begin
@@ -141,7 +141,7 @@ class ReplayedRun:
 
 
 class Replays:
-    """Finds runs that can be replayed, and shows the one that is."""
+    """Finds runs that can be replayed, and shows the requested one."""
 
     def __init__(self, state: Path, records: RecordSource, runs: RunHistory) -> None:
         self._state, self._records, self._runs = state, records, runs
@@ -149,10 +149,10 @@ class Replays:
         self._open: ReplayedRun | None = None
         self._shown_at = 0.0
         self.trouble = ""
-        """Why the run that is asked for is not shown, in a sentence; empty if it is."""
+        """A sentence why the requested run is not shown; empty if it is."""
 
     def find(self, word: str, at: float | None = None) -> Replay:
-        """The run that an argument names (see `RunHistory.finished`), to begin at a moment or with its last figures.
+        """The run named by an argument (see `RunHistory.finished`), starting at ``at`` or at its last figures.
 
         Raises:
             OperationError: it has not ended, or nothing of it is kept.
@@ -171,7 +171,7 @@ class Replays:
         return Replay(run.id, run.name, begin, end, at if at is not None else last, removed)
 
     def view(self, now: float, time: TimeView) -> ServerView | None:
-        """The run that is asked for; None if none is, or if it can't be shown (see ``trouble``)."""
+        """The requested run; None if none is requested, or if it can't be shown (see ``trouble``)."""
         self.trouble = ""
         if time.run is None:
             if now - self._shown_at > LEFT_SECONDS:
@@ -211,7 +211,7 @@ class Replays:
         return (kept.folder if kept is not None else self._state / REMOVED / run.server), True
 
     def _why_nothing(self, run: Run, *, removed: bool) -> str:
-        """Why nothing is recorded of a run."""
+        """Why there is no history of a run."""
         begin = f"nothing is left to replay of {plain(run.name)}"
         if run.ended_at is not None and time.time() - run.ended_at > KEPT_SECONDS:
             return f"{begin}: a history is kept for {KEPT_SECONDS / 86_400:.0f} days"
@@ -221,13 +221,13 @@ class Replays:
 
 
 def _span(run: Run) -> tuple[float, float]:
-    """From when to when it ran."""
+    """Start and end of a run."""
     end = run.ended_at if run.ended_at is not None else run.last_at
     return run.started_at, max(run.started_at, end if end is not None else run.started_at)
 
 
 def _last_at(place: Path, begin: float, end: float) -> float | None:
-    """When the last row of a run was recorded; its end where rows are too coarse to tell, None without any row."""
+    """When the last row of a run was recorded; its end if rows are too coarse to tell, None without any row."""
     with contextlib.closing(HistoryReader(place / HISTORY)) as reader:
         try:
             last = [entry.at for entry in reader.range(max(begin, end - LAST_SECONDS), end, _MOST_ROWS)]
@@ -240,7 +240,7 @@ def _last_at(place: Path, begin: float, end: float) -> float | None:
 
 
 def _source(path: Path, generation: int) -> ChartSource[HistoryEntry, Timeline]:
-    """The rows of one generation: a server's history holds those of its other runs, too."""
+    """The rows of one generation; a server's history also holds its other runs."""
 
     def append(timeline: Timeline, entry: HistoryEntry) -> None:
         if entry.generation == generation:
@@ -250,7 +250,7 @@ def _source(path: Path, generation: int) -> ChartSource[HistoryEntry, Timeline]:
 
 
 def record_of_run(run: Run) -> ServerRecord:
-    """A run as the record of a server that had no other: what it is judged by."""
+    """A run as the record of a server without other runs, as input for findings."""
     details = Details(
         preset=run.preset,
         model=run.model,
@@ -284,7 +284,7 @@ def _objectives(run: Run) -> Objectives | None:
 
 
 def _stages(run: Run) -> Sequence[Stage]:
-    """The stages of its start-up, one after the other."""
+    """The stages of its startup, in order."""
     at, stages = run.started_at, []
     for name, seconds, detail in run.stages:
         stages.append(Stage(name, at, seconds, detail))

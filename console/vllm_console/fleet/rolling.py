@@ -1,4 +1,4 @@
-"""A rolling update: the new generation of a server next to the old one, and whether both give the same answers."""
+"""A rolling update: run a server's new generation next to the old one, and compare their answers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.keeper.server_client import ServerClient, base_model, client_of
 
 ANSWER_SECONDS = 120.0
-"""For one answer of 16 tokens: the old server is in use."""
+"""Timeout for one answer of 16 tokens; long because the old server is in use."""
 
 
 class AnswerComparison(msgspec.Struct, frozen=True):
     """Greedy answers of two servers to the golden prompts: how many were compared, and the prompts that differ.
 
-    Answers that differ when one and the same server is asked twice are not compared.
+    Prompts that one server answers differently when asked twice are not compared.
     """
 
     compared: int
@@ -25,7 +25,7 @@ class AnswerComparison(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """The result for people."""
+        """The result as a sentence."""
         if not self.compared:
             return "answers were not compared: the servers do not complete the golden prompts"
         if not self.different:
@@ -37,7 +37,7 @@ class AnswerComparison(msgspec.Struct, frozen=True):
 
 
 def compare_answers(old: ServerRecord, new: ServerRecord) -> AnswerComparison:
-    """Ask both servers. Takes seconds; under load the old one may take longer.
+    """Compare the answers of both servers. Takes seconds; under load the old one may take longer.
 
     Raises:
         OperationError: one of them is not ready, or does not answer.
@@ -55,7 +55,7 @@ def compare_answers(old: ServerRecord, new: ServerRecord) -> AnswerComparison:
 
 
 def _warm_up(client: ServerClient) -> None:
-    """Send a longer text first: a golden prompt as the very first request ends vLLM on some CPUs."""
+    """Send a longer text first: a golden prompt as the very first request crashes vLLM on some CPUs."""
     model = base_model(client.ask("GET", "/v1/models").document)
     if model is not None:
         path, body = requests(model)[0]

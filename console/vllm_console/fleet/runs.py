@@ -1,4 +1,4 @@
-"""The run database for the fleet: enters runs as they are observed, lists and compares them."""
+"""The fleet's access to the run database: records runs as they are observed, lists and compares them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOT_JUDGED = "read-only: times without an open console are not judged; a consol
 _MANY = 5000
 """More runs than a server has."""
 _FEW_EARLIER = 12
-"""How many runs are searched for one to compare with."""
+"""How many earlier runs are searched for one to compare with."""
 
 Seen = tuple[object, ...]
 
@@ -49,14 +49,14 @@ class _Held(Struct, frozen=True):
     since: Mapping[str, float]
 
     def ended(self, later: _Held) -> list[str]:
-        """Those no longer open."""
+        """The findings that are no longer open."""
         return [code for code in self.since if later.run.key != self.run.key or code not in later.since]
 
 
 class RunRecorder:
-    """Enters runs into the store as they begin, become ready and end.
+    """Writes runs to the store as they begin, become ready and end.
 
-    ``since`` (Unix seconds): earlier events are already entered, or wait for a console to enter them.
+    ``since`` (Unix seconds): earlier events are already stored, or left for a console to store.
     """
 
     def __init__(self, state: Path, since: float, *, read_only: bool) -> None:
@@ -70,9 +70,9 @@ class RunRecorder:
         self._waits = not since
 
     def update(self, records: Sequence[ServerRecord], views: Sequence[ServerView]) -> list[str]:
-        """Enter the news of these records and their views; returns what went wrong, one sentence each.
+        """Store the changes in these records and their views; return what went wrong, one sentence each.
 
-        A console's first picture does not wait for what is only kept for later: its first update enters nothing.
+        To show a console's first frame sooner, its first update stores nothing.
         """
         if self.read_only or self._waits:
             self._waits = False
@@ -94,7 +94,7 @@ class RunRecorder:
             if not record.current.spec.argv:
                 continue  # an attached endpoint was not started here
             self._remembered.add(key)
-            # Imported when first needed: rarely, and not by a command that only lists.
+            # Imported lazily: needed rarely, and not by a command that only lists.
             from vllm_console.fleet.startup_progress import remember_times, times_store
             from vllm_launchers.launch.earlier_starts import remember_start, report_store
 
@@ -103,13 +103,15 @@ class RunRecorder:
             remember_times(times_store(self._state), folder, record)
 
     def enter(self, record: ServerRecord) -> ServerRecord:
-        """Enter all facts of a record that is about to be removed or restarted; returns the record."""
+        """Store all facts of a record that is about to be removed or restarted; return the record."""
         if not self.read_only:
             self._write([(record, None)], [])
         return record
 
     def judge_past(self, records: Sequence[ServerRecord]) -> str:
-        """Enter the findings open while no console was; returns what went wrong or is not allowed, if anything."""
+        """Store the findings that were open while no console was; return what went wrong or is not allowed, if
+        anything.
+        """
         from vllm_console.fleet.backfill import judge_past
         from vllm_console.history.store import HistoryError
         from vllm_console.runs.store import RunName, RunStoreError
@@ -140,13 +142,13 @@ class RunRecorder:
         return RunStore(self._state / FILE_NAME, read_only=self.read_only)
 
     def name(self, record: ServerRecord) -> RunName:
-        """The name of a server's present run in the store."""
+        """The name of a server's current run in the store."""
         from vllm_console.runs.store import RunName
 
         return RunName(run_key(record, record.current), record.name, record.current.number)
 
     def catch_up(self) -> None:
-        """At the next update, also record what no console saw."""
+        """Make the next update also store events that no console saw."""
         self._since, self._waits = 0.0, False
 
     def _new(self, record: ServerRecord) -> bool:
@@ -155,7 +157,7 @@ class RunRecorder:
         return newest >= self._since and self._seen.get(record.name) != _stamp(record)
 
     def _holds(self, record: ServerRecord, view: ServerView) -> bool:
-        """Whether to note the findings of a server now: they changed, or a minute has passed."""
+        """Whether to note a server's findings now: they changed, or a minute has passed."""
         found, last = _holding(view), self._held.get(record.name)
         if last is None or last.run.key != run_key(record, record.current) or last.since.keys() != found.keys():
             return bool(found) or (last is not None and bool(last.since))
@@ -185,7 +187,7 @@ class RunRecorder:
             self._trouble = str(error)
 
     def _heads(self, record: ServerRecord, view: ServerView | None) -> Iterable[RunHead]:
-        """The present run, the previous one (its end may have been missed), and at the first update all before."""
+        """The current run, the previous one (its end may have been missed), and at the first update all others."""
         first = 0 if record.name not in self._seen else -2
         for generation in record.generations[first:-1]:
             yield _head(record, generation)
@@ -258,13 +260,13 @@ def _head(record: ServerRecord, generation: Generation) -> RunHead:
 
 
 class RunHistory:
-    """Lists and compares runs. ``snapshot`` takes a fleet snapshot, which records the news."""
+    """Lists and compares runs. ``snapshot`` takes a fleet snapshot, which stores new events."""
 
     def __init__(self, recorder: RunRecorder, records: RecordSource, snapshot: Callable[[], FleetSnapshot]) -> None:
         self._recorder, self._records, self._snapshot = recorder, records, snapshot
 
     def used_presets(self) -> Sequence[str]:
-        """The presets that ran, most recently used first; judges and catches up on nothing.
+        """The presets that ran, most recently used first; reads only the store.
 
         Raises:
             OperationError: the store cannot be read.
@@ -272,7 +274,7 @@ class RunHistory:
         return list(dict.fromkeys(run.preset for run in self._recorder.open().runs(None) if run.preset))
 
     def used_models(self) -> Mapping[str, float]:
-        """When each model was started last (Unix seconds), as far as runs are kept; as `used_presets`.
+        """When each model was last started (Unix seconds), as far as runs are kept; reads only the store.
 
         Raises:
             OperationError: the store cannot be read.
@@ -284,7 +286,7 @@ class RunHistory:
         return found
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
-        """The newest runs, newest first, of one server or of all; and problems with the store, if any.
+        """The newest runs of one server or of all, newest first; and problems with the store, if any.
 
         Raises:
             OperationError: the store cannot be read.
@@ -297,8 +299,8 @@ class RunHistory:
         return found, [*problems, *filter(None, [store.notice])]
 
     def finished(self, word: str, at: float | None = None) -> Run:
-        """The run that has ended and that an argument names, as for `compare`; ``NAME`` is its newest, or the one of
-        the moment ``at`` (Unix seconds).
+        """The ended run named by an argument, as for `compare`; ``NAME`` is its newest, or the one at the moment ``at``
+        (Unix seconds).
 
         Raises:
             OperationError: the store cannot be read, or that run has not ended.
@@ -338,7 +340,7 @@ class RunHistory:
         )
 
     def find(self, word: str) -> Run:
-        """The run that ``word`` names, as for `compare`; ``NAME`` is its newest.
+        """The run named by ``word``, as for `compare`; ``NAME`` is its newest.
 
         Raises:
             OperationError: the store cannot be read.
@@ -350,7 +352,7 @@ class RunHistory:
         return run
 
     def keep_measurement(self, word: str, found: Measurement) -> str:
-        """Keep what a client measured with the run that ``word`` names; returns its name.
+        """Keep a client's measurement with the run named by ``word``; return the run's name.
 
         Raises:
             OperationError: the store cannot be written.
@@ -365,12 +367,12 @@ class RunHistory:
         return run.name
 
     def compare(self, before: str, after: str | None = None) -> Comparison:
-        """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` for its newest; with one name its newest run and
+        """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` for its newest; with one name, its newest run and
         the previous one that served.
 
         Raises:
             OperationError: the store cannot be read.
-            NothingToCompareError: a run has no earlier one to be compared with.
+            NothingToCompareError: a run has no earlier one to compare with.
             NotFoundError: there is no such run.
             UsageError: an argument names no run, or both are the same.
         """
@@ -383,9 +385,9 @@ class RunHistory:
         return self._compared(store, one, other)
 
     def last_change(self, name: str) -> Comparison | None:
-        """The result of `compare` for a server, from the store's present data; None if there is nothing to compare.
+        """The result of `compare` for a server, from what is stored so far; None if there is nothing to compare.
 
-        Fast enough to be called often: samples no server and judges nothing.
+        Cheap enough to call often: samples no server and computes no findings.
 
         Raises:
             OperationError: the store cannot be read.
@@ -397,7 +399,7 @@ class RunHistory:
             return None
 
     def compare_again(self, before: int, after: int) -> Comparison:
-        """Compare two runs by their numbers, from the store's present data; fast enough to be called often.
+        """Compare two runs by their numbers, from what is stored so far; cheap enough to call often.
 
         Raises:
             OperationError: the store cannot be read.
@@ -407,9 +409,9 @@ class RunHistory:
         return self._compared(store, _find(store, str(before)), _find(store, str(after)))
 
     def judge_past(self, name: str | None = None) -> str:
-        """Enter in the store which findings were open while no console was, for one server or all.
+        """Store which findings were open while no console was, for one server or all.
 
-        Reads up to a day of history. Returns what went wrong, if anything; a read-only fleet enters nothing.
+        Reads up to a day of history. Returns what went wrong, if anything; a read-only fleet stores nothing.
         """
         if self._recorder.read_only:
             return ""
@@ -431,7 +433,7 @@ class RunHistory:
         return replace(found, skipped=passed)
 
     def _filled(self, found: Sequence[Run]) -> Sequence[Run]:
-        """Runs plus what their servers' records know, for a read-only fleet that may not enter that."""
+        """Runs, completed from their servers' records for a read-only fleet, which may not store these."""
         from vllm_console.runs.store import changes
 
         if not self._recorder.read_only:
@@ -446,7 +448,7 @@ class RunHistory:
         return filled
 
     def _store(self) -> tuple[RunStore, Sequence[str]]:
-        """The store, updated with all that the servers' records contain."""
+        """The store, updated from all the servers' records."""
         self._recorder.catch_up()
         problems = [text for text in self._snapshot().notices if "runs.sqlite" in text]
         if not problems and (trouble := self._recorder.judge_past(self._records.read()[0])):
@@ -455,7 +457,7 @@ class RunHistory:
 
 
 def _find(store: RunStore, word: str) -> Run:
-    """The run that an argument names."""
+    """The run named by an argument."""
     if word.isdecimal() and len(word) < 16:
         if (run := store.run(int(word))) is not None:
             return run
@@ -481,7 +483,7 @@ def _covers(run: Run, at: float) -> bool:
 
 
 def _last_two(store: RunStore, word: str) -> tuple[Run, ...]:
-    """A run's predecessor that served, that run, and the ones skipped: runs too short to compare."""
+    """A run's predecessor that served, the run itself, and the runs skipped as too short to compare."""
     from vllm_console.runs.compare import FEWEST, WARM_UP
 
     newest = _find(store, word)
@@ -501,7 +503,7 @@ def _last_two(store: RunStore, word: str) -> tuple[Run, ...]:
 
 
 def _longest(store: RunStore, before: Run, after: Run) -> Run | None:
-    """The longest of the newest other runs before that served like these two, to estimate drift."""
+    """The longest of the newest earlier runs with the same model, engine and GPUs, to estimate drift."""
     here = (after.model, after.engine, after.gpu_kind)
     runs = store.runs(after.server, most=_FEW_EARLIER)
     others = [run for run in runs if run.id != before.id and run.id < after.id]  # a later one would change the verdict
@@ -510,7 +512,7 @@ def _longest(store: RunStore, before: Run, after: Run) -> Run | None:
 
 
 def _with_head(run: Run, head: RunHead | None) -> Run:
-    """A run plus what its server's record knows and the store does not."""
+    """A run, completed from its server's record."""
     from vllm_console.runs.store import RunHead
 
     if head is None:

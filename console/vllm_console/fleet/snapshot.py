@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from vllm_console.load.tuner import TunerProgress
     from vllm_console.logs.startup import Startup
 
-    # Not needed to list servers, and much of a command's startup time.
+    # Not needed to list servers, and a large part of a command's startup time.
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
 
 
 TUNES, TESTS = "a tuner is at work", "a load test runs"
-"""What of ours may send load to a server."""
+"""Our own sources of load on a server."""
 
 FIRST = ""
 """In place of a name: the first server of a snapshot."""
 
 REACHABILITY = {State.READY: "reachable", State.UNRESPONSIVE: "unreachable"}
-"""The states of an attached endpoint, for people."""
+"""The displayed states of an attached endpoint."""
 
 
 class StateThen(msgspec.Struct, frozen=True):
-    """A server's state at an earlier moment, since when, and its generation, as far as its record knows.
+    """A server's state at an earlier moment, since when, and its generation, as far as its record shows.
 
-    ``state`` None: it is not known, or there was none, because ``before`` says that it was not launched yet.
+    ``state`` is None if it is unknown, or if the server was not launched yet (``before``).
     """
 
     state: State | None = None
@@ -57,12 +57,11 @@ class StateThen(msgspec.Struct, frozen=True):
 
 
 class PreparedRestart(msgspec.Struct, frozen=True):
-    """A restart that is being prepared while the server serves, or one whose preparation ended it.
+    """A restart that is being prepared while the server serves, or the outcome of the last preparation.
 
     Times are Unix seconds: when it was ``asked_at``, and when its step began. ``changes`` are the changed flags as
-    text. ``message`` says how it ended: a sentence, of vLLM itself where the step is ``refused``; in ``checking`` what
-    is done besides, as a clause. ``memory_mib``: what
-    its process holds of the machine's memory.
+    text. ``message`` is a sentence on how it ended (vLLM's own if the step is ``refused``); while ``checking``, a
+    clause on what else is being done. ``memory_mib`` is the host memory of its process.
     """
 
     asked_at: float
@@ -76,17 +75,17 @@ class PreparedRestart(msgspec.Struct, frozen=True):
 
     @property
     def under_way(self) -> bool:
-        """Whether the server still serves and is to be restarted."""
+        """Whether the server still serves and will be restarted."""
         return self.step.under_way
 
     @property
     def abandoned(self) -> bool:
-        """Whether it ended before it touched the server."""
+        """Whether it ended before affecting the server."""
         return self.step in (PreparationStep.REFUSED, PreparationStep.FAILED, PreparationStep.CANCELED)
 
     @property
     def doing(self) -> str:
-        """What happens in its step while it is under way."""
+        """The current activity while it is under way."""
         match self.step:
             case PreparationStep.IMPORTING:
                 return "loading vLLM"
@@ -96,7 +95,7 @@ class PreparedRestart(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """What it does or how it ended, for people."""
+        """Its activity or outcome as a sentence."""
         flags = f" ({', '.join(self.changes)})" if self.changes else ""
         match self.step:
             case PreparationStep.IMPORTING | PreparationStep.CHECKING:
@@ -116,8 +115,8 @@ class PreparedRestart(msgspec.Struct, frozen=True):
 class SleepView(msgspec.Struct, frozen=True):
     """How a server sleeps, or last slept. ``since`` is when its step began (Unix seconds).
 
-    ``host_gib`` is about what its weights take of the machine's memory, None if nothing or unknown. ``checked`` is how
-    many golden prompts were compared after it woke up; ``differing`` lists those that were answered differently.
+    ``host_gib`` is about how much host memory its weights take, None if none or unknown. ``checked`` is how many golden
+    prompts were compared after waking; ``differing`` lists those that were answered differently.
     """
 
     step: SleepStep
@@ -130,7 +129,7 @@ class SleepView(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """What it does or how it ended, for people; empty once it serves as before."""
+        """Its activity or outcome as a sentence; empty once it serves as before."""
         host = f", about {self.host_gib:.1f} GiB of weights in host memory" if self.host_gib is not None else ""
         match self.step:
             case SleepStep.DRAINING:
@@ -152,7 +151,7 @@ class SleepView(msgspec.Struct, frozen=True):
 
 
 class UnsetFlags(msgspec.Struct, frozen=True):
-    """The values that vLLM takes for flags which a server does not set; None if unknown."""
+    """vLLM's values for flags that a server does not set; None if unknown."""
 
     max_num_seqs: int | None = None
     max_model_len: int | None = None
@@ -176,50 +175,51 @@ class ServerView(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
     argv: tuple[str, ...] = ()
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The variables that its plan set, without secrets."""
+    """The variables set by its plan, without secrets."""
     flags: Flags = msgspec.field(default_factory=dict)
     reasons: Mapping[str, str] = msgspec.field(default_factory=dict)
     unset: UnsetFlags = UnsetFlags()
-    """What vLLM takes for some flags that it does not set; unknown outside a console."""
+    """vLLM's values for some unset flags; unknown outside a console."""
     fp8_cache_problem: str = ""
     """Why vLLM cannot keep its KV cache in FP8 on these GPUs; empty if it can, or if unknown."""
     previous_flags: Flags | None = None
     generation: int = 1
     attempt: int = 0
     reason: str = ""
-    """Why it is in this state, in one sentence; for a failed server with the log line that shows it."""
+    """Why it is in this state, in one sentence; for a failed server, with the log line that shows it."""
     diagnosis: Diagnosis | None = None
     """For a failed server: the named cause, the evidence, and the fixes."""
     findings: tuple[Finding, ...] = ()
     """Its findings while it runs, the most severe first; only `healthy` if there are none."""
     judged: tuple[Judged, ...] = ()
-    """Its objectives over the last minute; empty if it is not judged. See `missed`."""
+    """Its objectives over the last minute; empty if they are not evaluated. See `missed`."""
     probed: bool = True
-    """Whether its state is known. A server of others may not have been asked (yet), or have an unknown port: then
-    ``starting`` only says that its process runs."""
+    """Whether its state is known. Another user's server may not have answered yet, or have an unknown port;
+    ``starting`` then only means that its process runs.
+    """
     notice: str = ""
     """Other things to know: adopted by a new keeper, open to others without an API key, …"""
     exposed: str = ""
-    """Why others can use it: where it listens without an API key; also part of ``notice``. Else empty."""
+    """If others can use it: where it listens without an API key (also part of ``notice``); else empty."""
     attached: Endpoint | None = None
-    """Where it is, if it is an attached endpoint: read over HTTP, never changed. ``ours`` is False then."""
+    """Its location, if it is an attached endpoint: read over HTTP, never changed. ``ours`` is then False."""
     remote: str = ""
-    """The attached machine in whose fleet it is, and by whose rules it can be changed; ``ours`` is False then."""
+    """The attached machine whose fleet it belongs to, and whose rules apply to changes; ``ours`` is then False."""
     remote_ours: bool = False
-    """Whether it is this user's own there."""
+    """Whether it is this user's own server there."""
     folder: str = ""
     """The folder with its history; empty if none is kept."""
     elsewhere: str = ""
-    """Where it runs, if on another machine or in another container: ``on HOST, …``; it is read-only here."""
+    """Where it runs, if on another machine or in another container: ``on HOST, …``; it is then read-only here."""
     exit: Exit | None = None
     next_attempt_at: float | None = None
     downtime_seconds: float | None = None
     restart: PreparedRestart | None = None
-    """The restart that is being prepared, or the last one if that did not happen as requested."""
+    """The restart being prepared, or the last one if it did not happen as requested."""
     sleep: SleepView | None = None
     """How it sleeps, or last slept; None for a server that never slept."""
     node: str = ""
-    """Which part of a server over several machines it is: ``node 1 of 2, headless``; empty for a server of one."""
+    """Its part in a multi-node server: ``node 1 of 2, headless``; empty for a single-node server."""
     partner: str = ""
     """The other server of its standby pair: one of the two sleeps while the other serves."""
     rollback: str = ""
@@ -230,46 +230,48 @@ class ServerView(msgspec.Struct, frozen=True):
     """Its keeper's warm-up request, if there was one: its tokens are part of the totals."""
     stages: tuple[Stage, ...] = ()
     startup: Startup | None = None
-    """Its startup progress, its silence if too long, and the engine's memory report."""
+    """Its startup progress, how long it has been silent if too long, and the engine's memory report."""
     log_path: str = ""
     sample: Sample | None = None
     """The newest sample of its metrics; its age is ``snapshot.at - sample.at``."""
     window: Window | None = None
     """The last minute."""
     last_window: Window | None = None
-    """In a console, the last minute of a failed server that had been ready, without what runs or waits; None for any
-    other."""
+    """In a console, the last minute of a failed server that had been ready, without running and waiting requests; else
+    None.
+    """
     series: Series | None = None
     """Its charts over the requested range; only for the selected server."""
     no_probe: str = ""
-    """Why it has no probe, in a clause; empty if it has one, or if that is not known."""
+    """A clause why it has no probe; empty if it has one, or if that is unknown."""
     probe: ProbeView | None = None
-    """What its probe has recorded of that range; only for the selected server."""
+    """Its probe's records of that range; only for the selected server."""
     markers: tuple[Marker, ...] = ()
     """Its events, oldest first; only for the selected server."""
     moment: float | None = None
-    """The earlier moment (Unix seconds) that ``window``, ``findings`` and ``judged`` describe, in a snapshot's
-    ``earlier``; None: they are current."""
+    """In a snapshot's ``earlier``: the moment (Unix seconds) that ``window``, ``findings`` and ``judged`` describe.
+    None if they are current.
+    """
     no_findings: str = ""
-    """Why findings of ``moment`` are not known, in a clause; empty if they are."""
+    """A clause why the findings of ``moment`` are unknown; empty if they are known."""
     then: StateThen = StateThen()
     """Its state at ``moment``; ``state`` and flags are current, because keys act on what runs."""
     load: str = ""
     """The load that this console is sending to it, in a few words; empty if none."""
     tuner: TunerProgress | None = None
-    """The tuner that is at work on it; None if there is none."""
+    """The tuner running on it; None if there is none."""
     load_test: int | None = None
-    """The pid of another command of ours that sends load to it now; None if there is none."""
+    """The pid of another command of ours that is sending load to it; None if there is none."""
     load_result: str = ""
-    """How a load went that has just ended; empty if there was none."""
+    """The result of a load that has just ended; empty if there was none."""
     replayed: bool = False
-    """Whether it is no server but a run that has ended, called ``NAME@GENERATION``: nothing can be done to it."""
+    """Whether it is an ended run named ``NAME@GENERATION``, not a server; no action applies to it."""
     removed: bool = False
     """Whether the server of a replayed run was removed: its log was deleted with it."""
 
     @property
     def tuner_restart(self) -> str:
-        """Why the tuner has restarted it, or does; empty if its run was not begun by the tuner that is at work."""
+        """Why the tuner has restarted it, or is restarting it; empty if the running tuner did not start its run."""
         tuner = self.tuner
         if tuner is None:
             return ""
@@ -278,13 +280,14 @@ class ServerView(msgspec.Struct, frozen=True):
 
     @property
     def tuning(self) -> str:
-        """``tuning 2/4``: its state for people while a tuner measures it; else empty."""
+        """``tuning 2/4``: its displayed state while a tuner measures it; else empty."""
         ready = self.state is State.READY and self.moment is None
         return f"tuning {self.tuner.short_place}".rstrip() if self.tuner is not None and ready else ""
 
     def load_behind(self, code: str) -> tuple[str, int] | None:
-        """What of ours sends load now, which may be why there is the finding of this code: `TUNES` or `TESTS`, and its
-        pid. None if nothing does, for findings that load can't cause, and in the past.
+        """Our own load that may cause the finding of this code: `TUNES` or `TESTS`, and its pid.
+
+        None if there is none, for findings that load can't cause, and in the past.
         """
         pid = self.tuner.pid if self.tuner is not None else self.load_test
         if pid is None or self.moment is not None:
@@ -312,19 +315,19 @@ class ServerView(msgspec.Struct, frozen=True):
 
     @property
     def machine(self) -> bool:
-        """Whether it is no server, but the row of an attached machine: one that can't be reached, or has no servers."""
+        """Whether it is not a server but the row of an attached machine that can't be reached or has no servers."""
         return self.attached is not None and self.attached.url.startswith("ssh://")
 
     @property
     def state_text(self) -> str:
-        """Its state for people; of an attached endpoint only whether it can be reached is known."""
+        """Its displayed state; of an attached endpoint, only its reachability is known."""
         if self.attached is None:
             return str(self.state)
         return REACHABILITY.get(self.state, "attached") if self.probed else "attached"
 
     @property
     def foreign(self) -> str:
-        """Why nothing can be done to it from here, a clause that follows its name; empty for one of ours."""
+        """A clause, following its name, why no action is possible from here; empty for one of ours."""
         if self.ours:
             return ""
         if self.remote:
@@ -343,7 +346,7 @@ class ServerView(msgspec.Struct, frozen=True):
 
     @property
     def marked_name(self) -> str:
-        """Its name as titles show it: with a mark where its engine is simulated."""
+        """Its name as shown in titles: marked if its engine is simulated."""
         return plain(self.name) + (" sim" if self.simulated else "")
 
     def missed(self, objective: str) -> bool:
@@ -356,7 +359,7 @@ class ServerView(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The words that start it in a shell, quoted: the variables that its plan set, and its command line."""
+        """The words of its shell command, quoted: the variables set by its plan, and its command line."""
         return (*assignments(self.environment), *map(line_word, self.argv)) if self.argv else ()
 
     @property
@@ -368,7 +371,7 @@ class ServerView(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """Its base URL for people, with the machine where it holds; empty while it has no port."""
+        """Its displayed base URL, with the machine where it is valid; empty while it has no port."""
         if not self.port:
             return ""
         return f"{self.url} on {self.remote}" if self.remote else self.url
@@ -385,17 +388,17 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
     earlier: ServerView | None = None
     """The selected server at the requested earlier moment; in ``servers`` it is current."""
     replay: ServerView | None = None
-    """The run that is replayed, at the requested moment; not one of ``servers``."""
+    """The replayed run at the requested moment; not one of ``servers``."""
     host: Host | None = None
     """The machine with its GPUs; None if GPUs are not read or cannot be."""
     host_problem: str = ""
-    """Why no GPU is shown, or why the data is stale, in one sentence."""
+    """A sentence why no GPU is shown, or why the data is stale."""
     host_recorded: bool = False
     """Whether the host is a recorded one instead of this machine."""
     gpu_shares: tuple[GpuShare, ...] = ()
-    """The most of each GPU that this person's servers may hold."""
+    """How much of each GPU this user's servers may hold."""
     gpu_chart: GpuChart | None = None
-    """What the GPU that was asked for did over the range that is shown."""
+    """The chart of the requested GPU over the shown range."""
 
     def server(self, name: str | None) -> ServerView | None:
         """The server of that name, or None."""
@@ -416,9 +419,9 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
 
 
 def paired(servers: Sequence[ServerView], now: float) -> list[ServerView]:
-    """The servers, each with the name of its partner: a standby knows its own, and the other learns it here.
+    """Fill in partner names: a standby knows its partner; the partner gets the standby's name here.
 
-    Of a pair that sleeps both have a finding: neither serves, as after a switch whose command was killed.
+    If both servers of a pair sleep, both get a finding: neither serves, as after a switch whose command was killed.
     """
     standbys = {server.partner: server.name for server in servers if server.partner and server.state.alive}
     named = {server.name: server for server in servers}

@@ -1,4 +1,4 @@
-"""Going to sleep and waking up, as verbs: what is checked before, and a pair's switch step by step."""
+"""Sleep and wake actions: the checks before them, and the switch of a standby pair, step by step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 FREED_SECONDS = 20.0
-"""How long the memory of a server that fell asleep may take to be free."""
+"""How long it may take until a sleeping server's memory is free."""
 STEP_SECONDS = 3600.0
-"""The longest that a step is waited for: reading all weights from a slow disk."""
+"""Timeout for one step, such as reading all weights from a slow disk."""
 SLACK_GIB = 0.5
-"""A driver keeps a little for itself."""
+"""A driver keeps a little memory for itself."""
 
 
 def possible_partners(servers: Sequence[ServerView]) -> list[str]:
-    """The servers of this user that run with sleep mode and have no partner: a new one can share their GPUs."""
+    """This user's running servers with sleep mode and without a partner; a new server can share their GPUs."""
     return [
         server.name
         for server in servers
@@ -38,7 +38,7 @@ def possible_partners(servers: Sequence[ServerView]) -> list[str]:
 
 
 def sleep_view(sleep: Sleep, details: Details) -> SleepView:
-    """A record's sleep as it is shown."""
+    """A record's sleep as shown."""
     held = _host_gib(details) if sleep.level == 1 and sleep.step is SleepStep.ASLEEP else None
     return SleepView(sleep.step, sleep.level, sleep.step_at, sleep.message, held, sleep.checked, sleep.differing)
 
@@ -50,9 +50,9 @@ def _host_gib(details: Details) -> float | None:
 
 
 class Sleeping:
-    """Puts this user's servers to sleep and wakes them up; every method blocks until that is done.
+    """Puts this user's servers to sleep and wakes them; every method blocks until that is done.
 
-    ``facts`` returns what is known of a server's model, ``host`` the newest GPUs, None where none can be read;
+    ``facts`` returns the known facts of a server's model, ``host`` the newest GPUs (None if they can't be read);
     ``end_load`` ends the load that this console sends to a server, which would keep it busy.
     """
 
@@ -86,11 +86,11 @@ class Sleeping:
         return found
 
     def wake(self, record: ServerRecord, level: int, drain_seconds: float, say: Say) -> ServerRecord:
-        """Wake a server up; the other server of its pair is put to sleep first, at ``level``.
+        """Wake a server; the other server of its pair is first put to sleep at ``level``.
 
         Raises:
             RefusedError: the other one must not sleep at this level.
-            OperationError: the other one did not go to sleep, its memory was not freed, or this one can't be woken up.
+            OperationError: the other one did not go to sleep, its memory was not freed, or this one can't be woken.
         """
         with one_switch(self._state, self._records.read()[0], record.name):
             partner = partner_of(self._records.read()[0], record.name)
@@ -148,7 +148,7 @@ class Sleeping:
             )
 
     def _confirm_free(self, record: ServerRecord, partner: ServerRecord | None, say: Say) -> None:
-        """Wait until what a sleeping server takes back is free on its GPUs."""
+        """Wait until the memory that a sleeping server needs is free on its GPUs."""
         details, host = unpack(record.current.spec.details), self._host()
         if host is None or host.problem or not details.gpus:
             say(f"{record.name}: not confirmed that its GPUs have free memory: {_unread(host, details)}")
@@ -166,7 +166,7 @@ class Sleeping:
         say(f"{record.name}: " + ", ".join(f"GPU {gpu} has the {gib:.1f} GiB it needs" for gpu, gib in wanted.items()))
 
     def _over(self, name: str) -> ServerRecord:
-        """Wait until a server has gone to sleep, has woken up, or has ended."""
+        """Wait until a server has fallen asleep, woken, or ended."""
         return client.wait_for(
             self._state,
             name,
@@ -176,7 +176,7 @@ class Sleeping:
 
 
 def wanted_gib(host: Host, name: str, details: Details) -> dict[int, float]:
-    """GiB that must be free on each GPU before a sleeping server is woken up: its share, less what it still holds."""
+    """GiB that must be free on each GPU before waking a server: its share, less what it still holds."""
     from vllm_launchers.plan.budget.budget import needed_gib
     from vllm_launchers.vllm.release_defaults import default_utilization
 
@@ -184,7 +184,7 @@ def wanted_gib(host: Host, name: str, details: Details) -> dict[int, float]:
     if not isinstance(share, int | float):
         share = default_utilization(details.engine.release if details.engine is not None else None)
     if "kv-cache-memory-bytes" in details.flags or "num-gpu-blocks-override" in details.flags:
-        return {}  # its share does not say what it takes
+        return {}  # its share does not determine what it takes
     wanted = {}
     for index in details.gpus:
         gpu = host.gpu(index)

@@ -39,7 +39,7 @@ from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_tabl
 from vllm_launchers.vllm.startup_reports import StartupReportStore, remembered
 
 DOWNLOAD_BYTES = 8 << 20
-"""Cache growth from which it is a download, and not a tokenizer."""
+"""Cache growth from which it counts as a download, not just a tokenizer."""
 
 RATE_SAMPLES = 15
 """The download rate is averaged over this many samples of the cache's size."""
@@ -79,7 +79,7 @@ class StartupProgress:
         stages = self._watch.stages(current.ended_at or now, ready_at=current.ready_at, ended=ended)
         over = current.ready_at is not None or ended
         report = self._watch.memory.report
-        # With a given number of blocks vLLM logs the memory that it could have had for the KV cache.
+        # With a fixed number of blocks, vLLM logs the memory that would have been available for the KV cache.
         shown = replace(report, kv_gib=None) if self._limited else report
         startup = Startup(report=shown, facts=self._watch.facts.facts)
         if over:
@@ -105,7 +105,7 @@ class StartupProgress:
                     data = file.read(self._left)
                     self._grown_at = max(self._grown_at, status.st_mtime)
                 else:
-                    # Rotated meanwhile: the startup is in an older file, which is not searched.
+                    # Rotated in the meantime: the startup is in an older file, which is not searched.
                     data = b""
         except OSError:
             return
@@ -115,7 +115,7 @@ class StartupProgress:
 
 
 class _ModelCache:
-    """How much of a model is on disk while it downloads."""
+    """Tracks how much of a model is on disk while it downloads."""
 
     def __init__(self, details: Details) -> None:
         from vllm_launchers.host.hub_folders import cache_folder
@@ -129,7 +129,7 @@ class _ModelCache:
         self._expected = _weights_gib(details)
 
     def growing(self, now: float) -> str:
-        """The download's progress text, if the cache has grown since the last sample; else empty."""
+        """The download's progress text if the cache has grown since the last sample; else empty."""
         if self._local:
             return ""
         from vllm_launchers.vllm.modelfacts.read import stored_bytes
@@ -150,7 +150,7 @@ class _ModelCache:
 
 
 def _weights_gib(details: Details) -> float | None:
-    """The weights on all GPUs by the estimate before the start: about the size of the download."""
+    """Estimated size of the weights on all GPUs: about the size of the download."""
     per_gpu = details.predicted.get("weights_gib")
     if not per_gpu:
         return None
@@ -164,7 +164,7 @@ def times_store(state: Path) -> StartupReportStore:
 
 
 def remember_times(times: StartupReportStore, folder: Path, record: ServerRecord) -> bool:
-    """Store the durations of a server that is ready; returns whether there was anything to store."""
+    """Store the durations of a server that is ready; return whether there was anything to store."""
     details, ready_at = unpack(record.current.spec.details), record.current.ready_at
     lines = start_of_log(folder / "server.log", record)
     if details.engine is None or ready_at is None or not lines:
@@ -198,7 +198,7 @@ def _place(details: Details) -> str:
 
 
 def startup_finding(details: Details, stages: Sequence[Stage], startup: Startup, ready_at: float) -> Finding | None:
-    """Judge the start of a server that is ready since ``ready_at`` (Unix seconds). Reads files of its vLLM."""
+    """A finding about the start of a server that became ready at ``ready_at`` (Unix seconds). Reads vLLM's files."""
     engine = details.engine
     if engine is None:
         return None

@@ -1,4 +1,4 @@
-"""Which changes of a running server's batch sizes and memory share its own traffic predicts to be better."""
+"""Predicts which batch sizes and memory shares would improve a running server for its own traffic."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 _LOWEST_SHARE = 1 / 32
-"""Where the objectives hold at no rate as the server is, a rate this part of the expected one counts as its goodput."""
+"""If the current server meets the objectives at no rate, this part of the expected rate counts as its goodput."""
 
 _DECIDES = ("kv-cache-memory-bytes", "num-gpu-blocks-override")
-"""With one of these the share of memory has no effect on the KV cache."""
+"""With one of these flags, the memory share has no effect on the KV cache."""
 
 
 class TuneTarget(msgspec.Struct, frozen=True):
-    """What is to get better: an objective of `tune_search`, the limits of a goodput, and the traffic that is sent.
+    """What to improve: an objective of `tune_search`, the limits of a goodput, and the traffic to send.
 
-    ``rate`` (requests per second) is where a goodput is expected and at which TTFT is measured; ``in_flight`` is how
-    many requests are under way all the time while a throughput is measured.
+    ``rate`` (requests per second) is where a goodput is expected and at which TTFT is measured; ``in_flight`` is the
+    constant number of requests in flight while throughput is measured.
     """
 
     objective: str
@@ -49,7 +49,7 @@ class TuneTarget(msgspec.Struct, frozen=True):
 
 
 class CandidateRanking(msgspec.Struct, frozen=True):
-    """Candidates that are predicted to be better, the best first, and the objective's value as the server is.
+    """Candidates that are predicted to be better, best first, and the objective's value without a change.
 
     Of ``considered`` combinations, ``refused`` would not start or are not modeled.
     """
@@ -72,7 +72,7 @@ def rank_changes(
     ``plan_of`` plans its restart with a change. Takes from seconds to a minute.
 
     Raises:
-        OperationError: too little is recorded, or it does not answer.
+        OperationError: too little is recorded, or the server does not answer.
     """
     details = unpack(record.current.spec.details)
     cache = reported_cache(record)
@@ -86,7 +86,7 @@ def rank_changes(
     if before.memory is not None and not any(flag in details.flags for flag in _DECIDES):
         share = before.flags.get("gpu-memory-utilization")
         utilization = float(share) if isinstance(share, int | float) else None
-    # Some releases refuse steps that hold no block of cached states.
+    # Some releases refuse steps that are smaller than a block of cached states.
     states = cache.prefix_caching and facts is not None and LayerKind.LINEAR in facts.layers
     least = least_step(
         details.flags,
@@ -112,9 +112,10 @@ def predict_each(
     changes: Sequence[tuple[Set, EngineLimits]],
     target: TuneTarget,
 ) -> tuple[float, tuple[Candidate, ...]]:
-    """The objective's value as a server of these ``limits`` is, and those ``changes`` that are predicted to be better.
+    """The objective's value with the current ``limits``, and the ``changes`` that are predicted to improve it, best
+    first.
 
-    The best comes first. ``fitted_to`` is the part of the ``evidence`` that the step cost is fitted to.
+    ``fitted_to`` is the part of the ``evidence`` that the step cost is fitted to.
     """
     fitted = fit_step_cost(fitted_to, limits)
     cost, noise = fitted.costs[0], step_noise(fitted.start, evidence)
@@ -141,7 +142,7 @@ def _at_one_per_second(arrivals: Sequence[Arrival]) -> list[Arrival]:
 def _value(
     target: TuneTarget, traffic: Sequence[Arrival], engine: ReplayedEngine, near: float, *, at_least: bool = False
 ) -> tuple[float | None, int]:
-    """The objective's value with an engine, None if there is none, and how many requests would run at once."""
+    """The objective's value with an engine (None if there is none), and how many requests would run at once."""
     if target.objective == THROUGHPUT:
         running = min(engine.limits.scheduler.max_num_seqs, target.in_flight)
         return saturated_tokens(traffic, engine, target.in_flight) or None, running

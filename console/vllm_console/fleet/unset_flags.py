@@ -1,4 +1,4 @@
-"""What vLLM takes for flags that a server does not set, by its model, GPU and release."""
+"""vLLM's values for flags that a server does not set, derived from its model, GPU and release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_launchers.vllm.modelfacts.read import model_facts
 
 
 def unset_flags(details: Details) -> UnsetFlags:
-    """The values that a server of these details would have without the flags. Reads the model's files."""
+    """The values that a server with these details has for unset flags. Reads the model's files."""
     try:
         facts = model_facts(details.model)
     except (ModelFactsError, OSError):

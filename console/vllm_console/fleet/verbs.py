@@ -1,4 +1,4 @@
-"""What the fleet's verbs take, return and raise. Each verb blocks: a screen makes the call from a worker thread."""
+"""Parameter, result and error types of the fleet's actions. Each action blocks: screens call it in a worker thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRAIN_SECONDS = 60.0
 """How long requests may take to end before a server goes to sleep."""
 
 Say = Callable[[str], None]
-"""Gets each step of a verb that takes long, as a sentence."""
+"""Receives each step of a slow action, as a sentence."""
 
 
 def silently(_: str) -> None:
@@ -21,7 +21,7 @@ def silently(_: str) -> None:
 
 
 class NothingToCompareError(OperationError):
-    """A run has no earlier one to be compared with."""
+    """A run has no earlier one to compare with."""
 
 
 class PresetProblem(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class PresetProblem(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """A run that has ended and can be shown again: its number, ``NAME@GENERATION``, and when it ran (Unix seconds).
+    """An ended run that can be replayed: its number, ``NAME@GENERATION``, and when it ran (Unix seconds).
 
     ``at`` is the moment to begin with. ``removed`` is whether its server was removed.
     """

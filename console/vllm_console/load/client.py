@@ -51,7 +51,7 @@ class _Event(msgspec.Struct):
 _decode = json_decoder(_Event).decode
 
 LONGEST_MESSAGE = 400
-"""Characters of an error that are shown. vLLM's sentence about a prompt that is too long has 270."""
+"""Maximum length of a shown error. vLLM's message about a prompt that is too long has 270 characters."""
 
 
 def message_of(error: bytes) -> str:
@@ -73,7 +73,7 @@ class StreamedAnswer:
 
     An event is timed when its bytes arrive, so events that arrive together have no gap. Tokens are counted by the
     server's ``usage``, else one per event. TTFT and e2e count from ``begin``, on the clock of `feed`; e2e ends with the
-    last token, like in ``vllm bench serve``. ``place`` is its place among the load's requests.
+    last token, as in ``vllm bench serve``. ``place`` is the request's index in the load.
     """
 
     def __init__(self, tally: Tally, begin: float = 0.0, place: int = 0) -> None:
@@ -95,7 +95,7 @@ class StreamedAnswer:
         """Process bytes that arrived at ``at``.
 
         Raises:
-            AnswerError: they are not an event stream of completions, or report an error.
+            RequestFailedError: they are not an event stream of completions, or report an error.
         """
         if b"\r" in data:
             data = data.replace(b"\r", b"")
@@ -111,7 +111,7 @@ class StreamedAnswer:
         """Handle the end of the stream.
 
         Raises:
-            AnswerError: it ended too soon.
+            RequestFailedError: it ended too soon.
         """
         if self._finish == "abort":
             raise RequestFailedError("the server aborted the request")
@@ -121,9 +121,9 @@ class StreamedAnswer:
         self.tally.finish(self._place, self._first - self._begin, tpot, self._last - self._begin)
 
     def cut_off(self, at: float, gap_limit: float = 0.0) -> None:
-        """The load ended at ``at``, before this answer did: what is still pending counts as longer than that.
+        """Handle the end of the load at ``at``, before this answer ended: pending latencies count as longer than that.
 
-        A gap between tokens does not count if it is shorter than ``gap_limit`` seconds by then.
+        A gap between tokens does not count if it is shorter than ``gap_limit`` seconds at that time.
         """
         tally = self.tally
         if self._first is None:
@@ -135,7 +135,7 @@ class StreamedAnswer:
 
     @property
     def begun(self) -> bool:
-        """Whether its first token has come."""
+        """Whether its first token has arrived."""
         return self._first is not None
 
     def age(self, at: float) -> float:
@@ -180,10 +180,10 @@ CONNECT_SECONDS = 10.0
 LARGEST_ERROR = 64 * 1024
 LARGEST_MODELS = 1024 * 1024
 FAILURE_PAUSE = 0.1
-"""Seconds before a closed loop replaces a failed request, so that a server that rejects all is not flooded."""
+"""Seconds before a closed loop replaces a failed request, so that a server that rejects everything is not flooded."""
 
 MOST_NAMED = 8
-"""How many served models an error names."""
+"""Maximum number of served models that an error names."""
 
 SAMPLE_TEXT = (
     "The quick brown fox jumps over the lazy dog while seven engineers measure how long a server takes to answer. "
@@ -191,10 +191,10 @@ SAMPLE_TEXT = (
     "letters with numbers such as 12, 47, 305 and 8,960. Paris, Tokyo, Nairobi and Lima lie far apart. "
     "A good answer names its source, gives one example, and ends: no more, no less! (Why? Because time is short.)"
 )
-"""The text that the server's tokenizer is asked for: its tokens make up the prompts."""
+"""Text for the server's tokenizer; its tokens make up the prompts."""
 
 FEWEST_TOKENS = 32
-"""A tokenizer with fewer tokens in `SAMPLE_TEXT` is not used: prompts from so few would repeat each other."""
+"""A tokenizer that yields fewer distinct tokens for `SAMPLE_TEXT` is not used: prompts would repeat each other."""
 
 LARGEST_TOKEN_ID = 1 << 31
 
@@ -204,7 +204,7 @@ Lookup = Callable[[], Listener | None]
 
 
 class LoadError(OperationError):
-    """The load cannot be sent. One sentence for people: what is wrong and what to do."""
+    """The load cannot be sent. The message is one sentence: what is wrong and what to do."""
 
 
 class _Tokens(msgspec.Struct):
@@ -221,9 +221,9 @@ class _Models(msgspec.Struct):
 
 
 class ApiAccess(msgspec.Struct, frozen=True):
-    """How a server is reached: the API ``key`` that it is sent and the ``variable`` that has it; both may be empty.
+    """How to access a server: the API ``key`` to send and the environment ``variable`` it is from; both may be empty.
 
-    ``ca`` names a file with the certificates that its own may be signed by; empty: those of this machine.
+    ``ca`` names a file of certificates to trust; if empty, those of this machine.
     """
 
     key: str = ""
@@ -235,7 +235,7 @@ NO_KEY = ApiAccess()
 
 
 def own_access() -> ApiAccess:
-    """With the key in ``VLLM_API_KEY``, which is for servers of this user."""
+    """Access with the key in ``VLLM_API_KEY``, which is for this user's servers."""
     return ApiAccess(os.environ.get(API_KEY, ""))
 
 
@@ -267,7 +267,7 @@ def check_url(url: str, *, allow_remote: bool) -> str:
 def lookup_of(base: str) -> Lookup | None:
     """A lookup for what listens at a URL of this machine: a process of this user or of root. None for another machine.
 
-    The first address of ``localhost`` may be one that another user has bound.
+    It is needed because another user may have bound the first address of ``localhost``.
     """
     parts = urlsplit(base)
     host = reachable(parts.hostname or "")
@@ -279,10 +279,7 @@ def lookup_of(base: str) -> Lookup | None:
 def open_client(base: str, access: ApiAccess, lookup: Lookup | None = None) -> httpx.AsyncClient:
     """A client for one server. Ignores proxies and ``.netrc`` of the environment; reads have no timeout.
 
-    ``lookup`` finds where a server of this machine listens: nothing, the key least of all, is sent anywhere else.
-
-    Raises:
-        LoadError: HTTP cannot carry the address or the key.
+    ``lookup`` finds where a server of this machine listens: nothing, least of all the key, is sent anywhere else.
     """
     headers = {"content-type": "application/json", "accept-encoding": "identity"} | (
         {"authorization": f"Bearer {access.key}"} if access.key else {}
@@ -293,7 +290,7 @@ def open_client(base: str, access: ApiAccess, lookup: Lookup | None = None) -> h
             headers=headers,
             trust_env=False,
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            # A server on this machine shows whatever certificate it was given, often self-signed.
+            # A server on this machine uses whatever certificate it was given, often a self-signed one.
             transport=LeanTransport(
                 CONNECT_SECONDS,
                 tls_to_own() if lookup is not None else ssl.create_default_context(cafile=access.ca or None),
@@ -309,7 +306,7 @@ def open_client(base: str, access: ApiAccess, lookup: Lookup | None = None) -> h
 
 
 def key_wanted(access: ApiAccess) -> str:
-    """What a server says that refuses a request without the right API key, a clause."""
+    """A clause saying that a server refused the API key, or requires one."""
     if access.key:
         return f"refuses the API key in {access.variable}"
     return f"requires an API key: {f'set {access.variable}' if access.variable else 'attach it again with --key-env'}"
@@ -358,7 +355,7 @@ async def find_vocabulary(client: httpx.AsyncClient, model: str) -> list[int]:
 
 
 async def fetch_body(client: httpx.AsyncClient, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
-    """Status and body of a response; of a longer body only enough to show that it is too long."""
+    """Status and body of a response; a body over the limit is cut off just beyond it."""
     body = bytearray()
     async with client.stream(method, path, content=content) as answer:
         async for data in answer.aiter_raw():
@@ -369,7 +366,7 @@ async def fetch_body(client: httpx.AsyncClient, method: str, path: str, content:
 
 
 def target_in(body: bytes, model: str | None, base: str) -> LoadTarget:
-    """Read the served model at ``base`` from a body of ``/v1/models``; ``model`` None takes the first.
+    """Find the served model at ``base`` in a body of ``/v1/models``; ``model`` None takes the first.
 
     Raises:
         LoadError: the body is invalid, or the model is not among those served.
@@ -391,7 +388,7 @@ def target_in(body: bytes, model: str | None, base: str) -> LoadTarget:
 class Sender:
     """Sends requests, at most ``max_in_flight`` at once, and tallies the answers.
 
-    ``tally`` may be exchanged at any time: a request is counted in the one at its start.
+    ``tally`` may be replaced at any time: a request counts in the one current at its start.
     """
 
     def __init__(self, client: httpx.AsyncClient, model: str, tally: Tally, max_in_flight: int) -> None:
@@ -401,10 +398,10 @@ class Sender:
         self._slots = asyncio.Semaphore(max_in_flight)
         self._under_way: dict[asyncio.Task[bool], StreamedAnswer] = {}
         self._pause = 0.0
-        """Seconds that a failed request's slot stays taken."""
+        """How long a failed request keeps its slot, in seconds."""
 
     async def play(self, requests: Iterable[LoadRequest], stop: asyncio.Event) -> None:
-        """Open loop: send each request when it is due, counted from now; returns when all are sent or at ``stop``."""
+        """Open loop: send each request when it is due, counted from now; return when all are sent or at ``stop``."""
         begin = time.perf_counter()
         for request in requests:
             scheduled = begin + request.at
@@ -419,8 +416,8 @@ class Sender:
     async def play_closed(self, requests: Iterable[LoadRequest], seconds: float | None, stop: asyncio.Event) -> None:
         """Closed loop: send a request whenever fewer than ``max_in_flight`` are in flight.
 
-        A request's scheduled arrival is the moment its slot is free. Returns when all are sent, after ``seconds``, or
-        at ``stop``.
+        A request's scheduled arrival is the moment its slot becomes free. Returns when all are sent, after ``seconds``,
+        or at ``stop``.
         """
         end = math.inf if seconds is None else time.perf_counter() + seconds
         self._pause = FAILURE_PAUSE
@@ -434,13 +431,13 @@ class Sender:
             await self._start(request, now)
 
     async def _start(self, request: LoadRequest, scheduled: float) -> None:
-        """Send it in its own task, in the slot taken for it."""
+        """Send a request in its own task, in the slot taken for it."""
         answer = StreamedAnswer(self.tally, scheduled, self.tally.sent)
         self.tally.sent += 1
         task = asyncio.create_task(self._send(request, answer, scheduled))
         self._under_way[task] = answer
         task.add_done_callback(self._done)
-        await asyncio.sleep(0)  # arrivals due at once must not keep answers from being read
+        await asyncio.sleep(0)  # arrivals due at once must not delay reading answers
 
     async def drain(self, stop: asyncio.Event) -> None:
         """Wait until all answers are complete or ``stop`` is set."""
@@ -452,7 +449,7 @@ class Sender:
             stopping.cancel()
 
     async def cancel(self, kind: str) -> None:
-        """Abort pending requests; they count as failed with this sentence, and in the latencies as unfinished."""
+        """Abort pending requests; they count as failed with this sentence, and as unfinished in the latencies."""
         under_way, now = dict(self._under_way), time.perf_counter()
         for task in under_way:
             task.cancel()
@@ -464,15 +461,15 @@ class Sender:
 
     @property
     def in_flight(self) -> int:
-        """How many requests are under way."""
+        """Number of requests in flight."""
         return len(self._under_way)
 
     def under_way(self, tally: Tally) -> list[StreamedAnswer]:
-        """The unfinished answers of the requests that are counted in a tally."""
+        """The unfinished answers of the requests counted in a tally."""
         return [answer for answer in self._under_way.values() if answer.tally is tally]
 
     async def trim(self, keep: int) -> int:
-        """Abort requests until ``keep`` are left, those without a token first, then the newest; returns how many.
+        """Abort all but ``keep`` requests, first those without a token, then the newest; return how many.
 
         They count as failed and unfinished in their tallies.
         """
@@ -500,7 +497,7 @@ class Sender:
         if not stop.is_set():
             return True
         if taking.done():
-            self._slots.release()  # both came at once
+            self._slots.release()  # both happened at once
         return False
 
     def _done(self, task: asyncio.Task[bool]) -> None:
@@ -511,7 +508,7 @@ class Sender:
             self._slots.release()
 
     async def _send(self, request: LoadRequest, answer: StreamedAnswer, scheduled: float) -> bool:
-        """One request from start to end; returns whether it was answered. Raises only on cancellation."""
+        """Send one request and read its answer; return whether it was answered. Raises only on cancellation."""
         tally = answer.tally
         try:
             await self._stream(request, answer, scheduled)
@@ -563,7 +560,7 @@ async def error_body(response: httpx.Response) -> bytes:
 
 
 async def wait(stop: asyncio.Event, seconds: float) -> bool:
-    """Sleep for ``seconds`` unless ``stop`` is set before; returns whether it is set."""
+    """Sleep for ``seconds`` unless ``stop`` is set before; return whether it is set."""
     if seconds > 0:
         try:
             await asyncio.wait_for(stop.wait(), seconds)

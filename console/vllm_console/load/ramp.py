@@ -1,4 +1,4 @@
-"""Finds the highest request rate at which a server meets its objectives, by sending it the traffic of its preset."""
+"""Finds the highest request rate at which a server meets its objectives, by sending it its preset's traffic."""
 
 from __future__ import annotations
 
@@ -58,42 +58,42 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET_SECONDS = 600.0
 WATCH_SECONDS = 0.5
-"""How often a step is judged while it runs."""
+"""How often a running step is evaluated."""
 
 SAMPLE_SECONDS = 1.0
 POLL_SECONDS = 3.0
-"""How long a server is watched for traffic of others before anything is sent."""
+"""How long to watch a server for other traffic before anything is sent."""
 
 LOWEST, HIGHEST = 0.01, 10_000.0
-"""Rates are searched between these, in requests per second."""
+"""Bounds of the searched rates, in requests per second."""
 
 START_SHARE = 0.125
-"""The first rate, as a share of the one that by a rough estimate keeps the preset's concurrency in flight."""
+"""The first rate, as a share of the rate that is estimated to keep the preset's concurrency in flight."""
 
 MOST_DOWN = 32
-"""The lowest rate that is tried is the first one divided by this."""
+"""The lowest rate tried is the first one divided by this."""
 
 WARM_UP_REQUESTS = 4
 WARM_UP_TOKENS = 32
 SHORTEST_WARM_UP, LONGEST_WARM_UP = 3.0, 60.0
 LIKE_BEFORE = 1.1
-"""After a step that held at a rate no further away, about as many requests are in flight as there will be."""
+"""After a step that held at a rate this close, about the right number of requests is already in flight."""
 LONGEST_STEP = 120.0
 SHORTEST_STEP = 8.0
 OTHERS_ALLOWED = 5
-"""Requests beyond ours that a server may count before they are called others' traffic: both counts race a little."""
+"""Requests beyond ours that a server may count before they are called other traffic: the two counts race slightly."""
 
 FEW_REQUESTS = 100
-"""Of fewer than these one alone can decide the p99."""
+"""With fewer requests, a single one can decide the p99."""
 
 MOST_IN_FLIGHT = 1024
 LONGEST_WAIT = 5.0
 
 
 class RampStep(msgspec.Struct, frozen=True):
-    """One rate that was tried (requests per second), as measured without its warm-up.
+    """The measurements at one rate (requests per second), without the warm-up.
 
-    ``sent`` requests are more than ``completed`` and ``failed`` by those still under way at the end of the step; in the
+    ``sent`` includes requests still in flight at the end of the step, besides ``completed`` and ``failed``; in the
     latencies these are unfinished. ``waiting`` is the server's queue at the end, ``kv_cache_usage`` a median (share
     from 0 to 1).
     """
@@ -111,9 +111,9 @@ class RampStep(msgspec.Struct, frozen=True):
     waiting: float | None
     outcome: StepOutcome = StepOutcome(False, None)
     goodput: float | None = None
-    """Completed requests per second that had TTFT and mean ITL within their limits."""
+    """Completed requests per second with TTFT and mean ITL within their limits."""
     energy: Energy | None = None
-    """What the server's GPUs took; None where that is not known."""
+    """Energy used by the server's GPUs; None if unknown."""
 
     def document(self) -> dict[str, Any]:
         """The JSON contract of a step."""
@@ -136,8 +136,9 @@ class RampStep(msgspec.Struct, frozen=True):
 
 
 class Ramp(msgspec.Struct, frozen=True):
-    """A finished ramp. ``ceiling`` (requests per second) is None if no rate held, or none failed; ``interval`` has it
-    in nine of ten cases, or is what is left to search.
+    """A finished ramp. ``ceiling`` (requests per second) is None if no rate held, or none failed.
+
+    ``interval`` contains the ceiling in nine of ten cases, or is what is left to search.
     """
 
     steps: tuple[RampStep, ...]
@@ -146,9 +147,9 @@ class Ramp(msgspec.Struct, frozen=True):
     limited_by: str
     sentence: str
     complete: bool = True
-    """Whether it ran to its end: it was not canceled, and the server went on answering."""
+    """Whether it ran to completion: it was not canceled, and the server kept answering."""
     energy: Energy | None = None
-    """Of the step nearest to the ceiling."""
+    """Energy of the step nearest to the ceiling."""
     interval: tuple[float, float] | None = None
 
     def document(self) -> dict[str, Any]:
@@ -165,12 +166,12 @@ class Ramp(msgspec.Struct, frozen=True):
 
 
 def _energy(found: Energy | None) -> dict[str, Any]:
-    """It has a key only where it is known."""
+    """The key is present only if the energy is known."""
     return {"energy": found.document()} if found is not None else {}
 
 
 class RampProgress(msgspec.Struct, frozen=True):
-    """A ramp while it runs: the present step's rate, whether it warms up, and seconds since the ramp began."""
+    """Progress of a ramp: the current step's rate, whether it is warming up, and seconds since the ramp began."""
 
     rate: float
     warming_up: bool
@@ -179,18 +180,18 @@ class RampProgress(msgspec.Struct, frozen=True):
 
 
 class RampOptions(msgspec.Struct, frozen=True):
-    """How to search: fixed ``rates`` or none, the first rate or None for an estimate, and the time for all of it."""
+    """How to search: fixed ``rates`` or none, the first rate (None: estimated), and the total time."""
 
     rates: tuple[float, ...] = ()
     start: float | None = None
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
     seed: int = 0
     others_allowed: bool = False
-    """Whether to go on although the server serves others."""
+    """Whether to continue if the server has other traffic."""
 
 
 async def traffic_of_others(url: str, lookup: Lookup | None, access: ApiAccess | None = None) -> str:
-    """What a server works on to which we send nothing: ``has 1 request in progress``; empty if idle, or unknown."""
+    """A server's activity while we send nothing: ``has 1 request in progress``; empty if idle or unknown."""
     base = check_url(url, allow_remote=True)
     async with open_client(base, access or own_access(), lookup if access else lookup or lookup_of(base)) as client:
         return await _Signals(client).others()
@@ -211,10 +212,10 @@ async def run_ramp(
     on_step: Callable[[RampStep], None] | None = None,
     on_progress: Callable[[RampProgress], None] | None = None,
 ) -> Ramp:
-    """Send a workload at one rate after the other, until the highest one that holds is known, or the time is over.
+    """Send a workload at one rate after the other, until the highest one that holds is known, or time is up.
 
-    ``exact``, ``lookup`` and ``access`` are as for `run_load`; ``meter`` reads the server's GPUs. At
-    ``stop`` the present step is dropped.
+    ``exact``, ``lookup`` and ``access`` are as for `run_load`; ``meter`` reads the server's GPUs. ``stop`` discards the
+    current step.
 
     Raises:
         LoadError: the server does not answer, or is not on this machine.
@@ -242,14 +243,14 @@ async def run_ramp(
 
 
 class _Signals:
-    """The server's own figures, a sample of ``/metrics`` per second as long as it reports them."""
+    """The server's own metrics: a sample of ``/metrics`` per second while it reports them."""
 
     def __init__(self, client: httpx.AsyncClient, meter: EnergyMeter | None = None) -> None:
         self._client, self._meter = client, meter
         self._parser = Parser()
 
     async def sample(self) -> Sample | None:
-        """A sample now; None if there is none to be had."""
+        """A sample now; None if there is none."""
         try:
             async with asyncio.timeout(2 * SAMPLE_SECONDS):
                 status, body = await fetch_body(self._client, "GET", "/metrics")
@@ -268,7 +269,7 @@ class _Signals:
             await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.perf_counter() - began)))
 
     def energy(self, samples: Sequence[Sample]) -> Energy | None:
-        """What the server's GPUs took while these samples were collected."""
+        """Energy used by the server's GPUs while these samples were collected."""
         return self._meter.energy(samples) if self._meter is not None else None
 
     async def others(self) -> str:
@@ -307,12 +308,12 @@ class _Run:
         self._begin = time.perf_counter()
         self._mean_output = shape.exact.output_tokens or mean_length(shape.workload.output_tokens_p95)
         self._request_seconds = self._mean_output * USUAL_ITL_SECONDS
-        """How long a request takes, by the newest step that held."""
+        """How long a request takes, according to the newest step that held."""
         self._tallies: list[Tally] = []
         self._first: Sample | None = None
         self._steps: list[RampStep] = []
         self._end = ""
-        """Why the ramp ended early, in a sentence."""
+        """Why the ramp ended early, as a code."""
 
     @property
     def _left(self) -> float:
@@ -349,14 +350,14 @@ class _Run:
         return NextStep(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
 
     def _step_seconds(self) -> float:
-        """How long the next step may take with its warm-up."""
+        """Maximum duration of the next step with its warm-up."""
         fixed = self._options.rates
         if fixed:
             return min(LONGEST_STEP, self._left / (len(fixed) - len(self._steps)))
         return step_seconds(tried(self._steps), self._left, LONGEST_STEP)
 
     async def _measure_one(self) -> None:
-        """A few short requests: they fill the prefix cache, warm the server up, and tell how long a request takes."""
+        """Send a few short requests: they fill the prefix cache, warm up the server, and show a request's duration."""
         tally = self._new_tally()
         short = [
             msgspec.structs.replace(request, output_tokens=min(request.output_tokens, WARM_UP_TOKENS))
@@ -378,7 +379,7 @@ class _Run:
             self._request_seconds = first + itl * self._mean_output
 
     def _warm_up_seconds(self, rate: float) -> float:
-        """Until about as many requests are in flight as there will be at this rate."""
+        """Time until about the right number of requests for this rate is in flight."""
         if self._steps and warm(rate, self._steps[-1].rate, self._steps[-1].outcome):
             return SHORTEST_WARM_UP
         wanted = min(LONGEST_WARM_UP, max(SHORTEST_WARM_UP, 2 * self._request_seconds))
@@ -394,7 +395,7 @@ class _Run:
         return tally
 
     async def _step(self, wanted: NextStep, seconds: float) -> RampStep | None:
-        """One rate: warm-up, then the measured part; None if the ramp was stopped in it."""
+        """Run one rate: warm-up, then measurement; None if the ramp was stopped."""
         rate = wanted.rate
         await self._sender.trim(max(1, round(rate * self._request_seconds)))
         self._new_tally()
@@ -436,7 +437,7 @@ class _Run:
     async def _measured(
         self, wanted: NextStep, seconds: float, samples: list[Sample], over: asyncio.Event
     ) -> RampStep | None:
-        """Send until the outcome is clear or the time is over, then report."""
+        """Send until the outcome is clear or time is up, then report."""
         rate, tally = wanted.rate, self._new_tally()
         counted, begin = self._output_tokens(), time.perf_counter()
         due = self._shape.arrivals(request_count(rate, seconds), seconds)
@@ -474,7 +475,7 @@ class _Run:
         return self._finished(rate, tally, samples, outcome, tokens)
 
     async def _wait_for_first_tokens(self, tally: Tally) -> None:
-        """Nothing is sent until each request of a step has its first token, or has missed its objective anyway."""
+        """Send nothing until each request of a step has its first token, or has missed its objective anyway."""
         limit = min(LONGEST_WAIT, self._objectives.ttft_p99_seconds)
 
         def open_ended() -> bool:
@@ -537,7 +538,7 @@ class _Run:
         )
 
     async def _check(self) -> None:
-        """After a step: whether the server still answers, and whether it serves others."""
+        """Check after a step whether the server still answers, and whether it has other traffic."""
         if not self._steps[-1].outcome.ok and self._steps[-1].failed:
             try:
                 await find_served_model(self._sender.client, self._sender.model)
@@ -554,13 +555,13 @@ class _Run:
 
 
 def warm(rate: float, before: float, outcome: StepOutcome) -> bool:
-    """Whether about as many requests are in flight after a step at the rate ``before`` as there will be at ``rate``."""
+    """Whether the requests in flight after a step at the rate ``before`` are about as many as ``rate`` needs."""
     kept_up = outcome.ok or outcome.limited_by == "itl_p99_seconds"
     return kept_up and max(rate / before, before / rate) <= LIKE_BEFORE
 
 
 def _grown(samples: Sequence[Sample]) -> EngineSample:
-    """What the server counted between the first and the last of these samples."""
+    """The server's counts between the first and the last of these samples."""
     return combine(growths(samples[0], samples[-1])) if len(samples) > 1 else EngineSample()
 
 
@@ -573,7 +574,7 @@ def _fullest(sample: Sample) -> float | None:
 
 
 def tried(steps: Sequence[RampStep]) -> list[TriedRate]:
-    """The steps as the search sees them."""
+    """The steps in the form that the search uses."""
     return [
         TriedRate(step.rate, step.outcome.ok, step.outcome.limited_by, step.outcome.ttft, step.outcome.itl)
         for step in steps
@@ -588,11 +589,11 @@ def conclude(
     ended: str = "",
     out_of_time: bool = False,
 ) -> Ramp:
-    """The ceiling that these steps show, what limits it, and a sentence about both.
+    """The ceiling that follows from these steps, what limits it, and a sentence about both.
 
-    With ``fixed`` rates it is the highest one below which all hold. ``ended`` is why the ramp ended early:
-    ``canceled``, ``server`` (it stopped answering) or ``others`` (it serves others' requests); ``out_of_time`` that
-    its time was over first.
+    With ``fixed`` rates, it is the highest rate below which all hold. ``ended`` is why the ramp ended early:
+    ``canceled``, ``server`` (it stopped answering) or ``others`` (it has other traffic). ``out_of_time``: the time was
+    up first.
     """
     done = tried(steps)
     known = bracket(done)
@@ -602,7 +603,7 @@ def conclude(
         limited_by = "server" if ended == "server" else ""
         if known.high is not None and not limited_by:
             limited_by = _step_at(steps, known.high).outcome.limited_by
-        stopped = ended == "server" and known.low is None  # which says nothing of its objectives
+        stopped = ended == "server" and known.low is None  # which shows nothing about its objectives
         sentence = early + ("" if stopped else _unlimited(steps, known.low, known.high, objectives))
         return Ramp(tuple(steps), None, None, limited_by, sentence.rstrip(), complete=not ended)
     by_bracket = fixed or found.error is None
@@ -615,7 +616,7 @@ def conclude(
     limited_by = "server" if ended == "server" else limited_by
     failed = sorted((step for step in steps if not step.outcome.ok), key=lambda step: step.rate)
     beyond = next((step for step in failed if step.rate > rate), failed[-1])
-    # Misses come in bursts, so a step below the ceiling may fail, and be outweighed by those around it.
+    # Misses come in bursts, so a step below the ceiling may fail and be outweighed by its neighbors.
     up_to = _rate(rate) if beyond.rate > rate else f"about {_rate(rate)}, by all steps together"
     sentence = f"{early}The objectives hold up to {up_to}; at {_rate(beyond.rate)}, {_why(beyond, objectives)}."
     if interval[1] / interval[0] > 1 + TOLERANCE:
@@ -657,7 +658,7 @@ def _rate(value: float) -> str:
 
 
 def _why(step: RampStep, objectives: Objectives) -> str:
-    """What was missed at a rate, with figure and limit."""
+    """The missed objective at a rate, with figure and limit."""
     limited_by = step.outcome.limited_by
     if limited_by == "ttft_p99_seconds":
         return f"TTFT p99 was {step.ttft.cell('p99')} (limit {latency_text(objectives.ttft_p99_seconds)})"
@@ -680,11 +681,11 @@ def _why(step: RampStep, objectives: Objectives) -> str:
 
 
 EDGE_SECONDS = 3.0
-"""By how much the first and the last reading may lie within a step; they are taken every second."""
+"""How far the first and last reading may be inside a step; readings are taken every second."""
 
 
 class EnergyMeter:
-    """Keeps what ``latest`` shows of the GPUs; ``pid`` is the server's process, ``gpus`` those that it was given."""
+    """Collects GPU readings from ``latest``; ``pid`` is the server's process, ``gpus`` those assigned to it."""
 
     def __init__(
         self, pid: int, gpus: Sequence[int], latest: Callable[[], Host | None], tariff: Tariff | None = None
@@ -699,7 +700,7 @@ class EnergyMeter:
             self._hosts.append(host)
 
     def energy(self, samples: Sequence[Sample]) -> Energy | None:
-        """The energy from the first to the last of the server's samples, and let go of the readings."""
+        """The energy from the first to the last of the server's samples; discards the readings."""
         self.sample()
         hosts, self._hosts = self._hosts, []
         if len(samples) < 2:

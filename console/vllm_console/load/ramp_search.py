@@ -1,7 +1,7 @@
-"""Which request rate to try next, and whether a step at a rate meets the objectives. Pure.
+"""Decides which request rate to try next, and whether a step at a rate meets the objectives. Pure.
 
-A rate is doubled until it fails (or halved until it holds), then the bracket is bisected; near the ceiling all steps
-together say where it is (`next_step`). A step is judged while it runs, so that it ends as soon as its outcome is clear.
+A rate is doubled until it fails (or halved until it holds), then the bracket is bisected; near the ceiling, all steps
+together locate it (`next_step`). A step is evaluated while it runs, so that it ends as soon as its outcome is clear.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from vllm_console.metrics.window import preemptions_per_request
 from vllm_launchers.presets.model import Objectives
 
 TOLERANCE = 0.04
-"""The bracket around the ceiling is closed when its ends are this far apart, as a share of the lower one."""
+"""The bracket around the ceiling is closed when its ends differ by at most this share of the lower one."""
 
 ATTAINED = 0.99
-"""A share of requests (of gaps between tokens) within the limit: the objectives are 99th percentiles."""
+"""Minimum share of requests (of gaps between tokens) within the limit: the objectives are 99th percentiles."""
 
 P_HOLDS, P_FAILS = 0.995, 0.94
-"""Attainment that is to count as holding, and as failing, for the sequential test; between them either may come out.
+"""Attainment that counts as holding, and as failing, for the sequential test; in between, either may result.
 
-They are far apart, for steps far from the ceiling to be short; near it, steps are not ended early."""
+They are far apart to keep steps far from the ceiling short; near it, steps are not ended early.
+"""
 
 CERTAIN = math.log(0.95 / 0.05)
 """Wald's threshold for 5% errors of both kinds."""
@@ -37,29 +38,29 @@ _PER_HIT = math.log(P_HOLDS / P_FAILS)
 _PER_MISS = math.log((1 - P_HOLDS) / (1 - P_FAILS))
 
 GROWTH = 0.04
-"""More requests in flight at a step's end than at its beginning, as a share of those that came: a growing queue."""
+"""Minimum growth of requests in flight during a step, as a share of the requests that arrived, for a growing queue."""
 
 CHANCE = 2.33
-"""How many standard deviations more that is to be: 1% of the steps with a steady queue look like it, or fewer. The
-number in flight is Poisson distributed then (M/G/∞), and the variance of a difference is at most the sum of both."""
+"""Minimum of that growth in standard deviations: at most 1% of the steps with a steady queue look like it. The number
+in flight is then Poisson distributed (M/G/∞), and the variance of a difference is at most the sum of both."""
 
 FEWEST_SECONDS = 8.0
-"""No step is called good sooner: short ones see neither a growing queue nor a full batch."""
+"""No step counts as good earlier: short steps show neither a growing queue nor a full batch."""
 
 FEWEST_REQUESTS = 10
-"""With fewer requests, a step says nothing of the gaps between tokens that most of them have."""
+"""With fewer requests, a step's gaps between tokens are not representative."""
 
 MANY_PREEMPTIONS = 5
-"""With fewer, a step is not ended early because of them."""
+"""With fewer preemptions, a step is not ended early because of them."""
 
 
 class StepFigures(msgspec.Struct, frozen=True):
-    """What a step has measured so far, without its warm-up; None is unknown.
+    """A step's measurements so far, without its warm-up; None is unknown.
 
-    ``ttft`` counts requests within the limit and beyond it; one that failed, or waits longer already, is beyond.
-    ``itl`` counts gaps between tokens likewise. ``in_flight`` are evenly spaced counts of
-    this client's unfinished requests, ``kv_cache_usage`` samples of the fullest engine. ``send_delay`` is the p99 of
-    how late requests were sent although there was room for them, in seconds.
+    ``ttft`` counts requests within the limit and beyond it; failed ones and those already waiting longer are beyond.
+    ``itl`` counts gaps between tokens likewise. ``in_flight`` are evenly spaced counts of this client's unfinished
+    requests, ``kv_cache_usage`` samples of the fullest engine. ``send_delay`` is the p99 delay of sending requests
+    although there was room for them, in seconds.
     """
 
     rate: float
@@ -91,7 +92,7 @@ class StepOutcome(msgspec.Struct, frozen=True):
 
 
 def attained_share(figures: StepFigures) -> float | None:
-    """The lower of two shares: requests with TTFT within its limit, gaps between tokens within theirs."""
+    """The lower of two shares: requests with TTFT within its limit, and gaps between tokens within theirs."""
     shares = [within / (within + beyond) for within, beyond in (figures.ttft, figures.itl) if within + beyond]
     return min(shares, default=None)
 
@@ -109,11 +110,10 @@ def judge_step(
     final: bool = False,
     early: bool = True,
 ) -> StepOutcome | None:
-    """The outcome of a step; None while more must be measured, which ``final`` excludes.
+    """The outcome of a step; None if more must be measured, which ``final`` excludes.
 
-    With ``early`` a step ends as soon as its outcome is clear.
-
-    Gaps of requests that run together are not independent, so those of an engine step count as one observation.
+    With ``early``, a step ends as soon as its outcome is clear. Gaps of requests that run together are not independent,
+    so those of an engine step count as one observation.
     """
     reason = _fails_clearly(figures, objectives, fewest_seconds) if early else ""
     if not reason and not final and not (early and _holds_clearly(figures, fewest_seconds)):
@@ -123,7 +123,7 @@ def judge_step(
 
 
 def _engine_steps(figures: StepFigures) -> tuple[float, float]:
-    """Engine steps within the limit of ITL and beyond: in each of them, every running request has a gap."""
+    """Engine steps within the ITL limit and beyond: in each step, every running request has a gap."""
     running = sum(figures.in_flight) / len(figures.in_flight) if figures.in_flight else 1.0
     within, beyond = (gaps / max(1.0, running) for gaps in figures.itl)
     return within, beyond
@@ -155,7 +155,7 @@ def _fails_clearly(figures: StepFigures, objectives: Objectives, fewest_seconds:
 
 
 def _first_limit(figures: StepFigures) -> str:
-    """What a missed TTFT is due to: this client, or the server."""
+    """The cause of a missed TTFT: this client, or the server."""
     return "client" if _client_is_late(figures) else "ttft_p99_seconds"
 
 
@@ -182,7 +182,7 @@ def _client_is_late(figures: StepFigures) -> bool:
 
 
 def _usage(figures: StepFigures) -> float | None:
-    """The median, so that a single peak violates nothing."""
+    """The median, so that a single peak is not a violation."""
     return sorted_quantile(sorted(figures.kv_cache_usage), 0.5) if figures.kv_cache_usage else None
 
 
@@ -191,7 +191,7 @@ def _preemption_share(figures: StepFigures) -> float | None:
 
 
 def _grows(figures: StepFigures) -> bool:
-    """Whether the requests in flight became more by more than chance: the last third against the first."""
+    """Whether the requests in flight grew by more than chance: the last third against the first."""
     counts = figures.in_flight
     third = len(counts) // 3
     if not third:
@@ -204,63 +204,68 @@ def _grows(figures: StepFigures) -> bool:
 # -- the rates --------------------------------------------------------------------------------------------------------
 
 NEAR = 1.25
-"""When the bracket's ends are this far apart, the rest of the time is spent where the ceiling is by all steps."""
+"""Once the bracket's ends differ by at most this factor, the remaining steps run at the estimated ceiling."""
 
 USED = 1.4
-"""Only steps at most this far from the bracket's middle, or from the ceiling, tell where it is."""
+"""Only steps within this factor of the bracket's middle, or of the ceiling, are used to locate the ceiling."""
 
 MOVED, MOST_MOVES = 0.1, 5
-"""Where the ceiling is further from the middle than this, by logarithm, the steps around it are looked at anew."""
+"""If the ceiling is further from the middle than this (log scale), the estimate is repeated around the ceiling, at most
+this many times.
+"""
 
 PRECISE = 0.015
-"""The standard error of the ceiling, as a share of it, at which the search ends."""
+"""The search ends at this standard error of the ceiling, as a share of it."""
 
 UNSURE, UNSURE_STEPS = 0.06, 8
-"""Until the standard error of the ceiling is this small, a step takes the time left divided by so many steps."""
+"""Until the ceiling's standard error is this small, a step gets the remaining time divided by this many steps."""
 
 SCATTER_OF_GAPS = 0.8
-"""How much more slow engine steps scatter than independent ones would (a ratio of variances): they are mostly due to
-one long prompt each, and the lengths of a step's prompts are stratified. It was 0.3 to 0.9 on the simulated engine."""
+"""Ratio of the variance of slow engine steps to that of independent ones. They are mostly caused by one long prompt
+each, and the lengths of a step's prompts are stratified. It was 0.3 to 0.9 on the simulated engine.
+"""
 
 FEWEST_TOGETHER, MOST_TOGETHER = 3.0, 8.0
-"""The same of late first tokens, which come in bursts: as many as came in one step, between these."""
+"""The same for late first tokens, which come in bursts: the largest number in one step, between these bounds."""
 
 OVERLOADED = 0.1
-"""From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the
-share of misses, for as long as the step took."""
+"""From this share of misses on, a failed step only shows that its rate is too high: its queue, and with it the share of
+misses, grew for the duration of the step.
+"""
 
 CLOSE, SURE_STEPS = 1.05, 2
-"""So many steps have to hold this close below a bisected ceiling: one may have been lucky."""
+"""This many steps have to hold this close below a bisected ceiling, since one may have been lucky."""
 
 _LOGIT = math.log((1 - ATTAINED) / ATTAINED)
 _PLACES = tuple(place / 150 for place in range(-50, 51))
-"""Where the ceiling may be: the logarithm of its ratio to the bracket's middle. All are equally likely before."""
+"""Candidate places of the ceiling: the logarithm of its ratio to the bracket's middle. A priori equally likely."""
 _SLOPES = {
     "ttft_p99_seconds": tuple((4 * 1.5**step, 1.0) for step in range(7)),
     "itl_p99_seconds": tuple((1.5**step, 4.0 if step in (1, 2) else 1.0) for step in range(10)),
 }
-"""How the log-odds of a miss may rise with the logarithm of the rate, and how likely each is before, up to a factor.
+"""Possible slopes of the log-odds of a miss over the logarithm of the rate, each with its prior weight, up to a factor.
 
-A slow gap is mostly due to the prompt of another request, so their share rises as the rate does, and a little more,
-since steps become longer; where batches are too large, it rises far more. That of late first tokens rises with up to
-its 40th power."""
+A slow gap is mostly caused by another request's prompt, so their share rises with the rate, slightly faster because
+steps become longer; with too large batches, it rises much faster. The share of late first tokens rises with up to the
+40th power of the rate.
+"""
 
 _TAIL = 0.05
 
 _QUEUE_SLOPES = (30.0, 60.0, 120.0)
-"""How the logarithm of how often queues build up may rise with that of the rate: all equally likely before."""
+"""Possible slopes of the log frequency of queues over the log rate; a priori equally likely."""
 
 LONG_STEP = 5000
 LAPSE = 0.05
-"""How often a step sees a queue or none for another reason, such as a disturbance of the machine."""
+"""How often a step shows a queue or none for another reason, such as a disturbance of the machine."""
 
 _TTFT, _ITL = _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds")
 _QUEUE = "queue"
 
 
 class TriedRate(msgspec.Struct, frozen=True):
-    """A step that was done: its rate, whether the objectives held, what failed first, and observations within and
-    beyond each latency's limit.
+    """A completed step: its rate, whether the objectives held, what failed first, and observations within and beyond
+    each latency's limit.
     """
 
     rate: float
@@ -271,17 +276,17 @@ class TriedRate(msgspec.Struct, frozen=True):
 
 
 class NextStep(msgspec.Struct, frozen=True):
-    """The rate of the next step; ``full``: it is to take all of its time, since every observation counts."""
+    """The rate of the next step; ``full``: it must use all of its time, since every observation counts."""
 
     rate: float
     full: bool = False
 
 
 class Ceiling(msgspec.Struct, frozen=True):
-    """Where the objectives stop to hold (requests per second), between ``low`` and ``high``, and what fails there.
+    """Where the objectives stop holding (requests per second), between ``low`` and ``high``, and what fails there.
 
-    Where it is an estimate, ``error`` is its standard error as a share, and the ends are those of a 90% interval. Else
-    it is the lower end of the bracket, and ``error`` None.
+    If it is an estimate, ``error`` is its standard error as a share, and the ends are those of a 90% interval.
+    Otherwise it is the lower end of the bracket, and ``error`` is None.
     """
 
     rate: float
@@ -299,16 +304,17 @@ class Bracket(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """How far its ends are apart; infinite if one is missing."""
+        """The ratio of its ends; infinite if one is missing."""
         return math.inf if self.low is None or self.high is None else self.high / self.low
 
 
 def bracket(tried: Sequence[TriedRate]) -> Bracket:
-    """What is known of the ceiling: where the outcomes turn.
+    """Bracket the ceiling: find where the outcomes turn.
 
-    They may contradict each other, since a disturbance of the machine makes a rate fail that holds. Then it is where
-    the fewest outcomes are on the wrong side, the lower place if two are equal. While a rate has failed close to the
-    highest one that held, it is below that failure: the ceiling is near, though misses, which come in bursts, hide it.
+    Outcomes may contradict each other, because a disturbance of the machine makes a rate fail that holds. The bracket
+    is then where the fewest outcomes are on the wrong side, at the lower place of equal ones. If a rate failed close to
+    the highest one that held, the bracket is below that failure: the ceiling is near, though hidden by misses, which
+    come in bursts.
     """
     rates = sorted({one.rate for one in tried})
 
@@ -316,7 +322,7 @@ def bracket(tried: Sequence[TriedRate]) -> Bracket:
         return sum(1 for one in tried if one.ok is not (one.rate <= low))
 
     lows = [0.0, *rates]
-    low = min(lows, key=wrong)  # the first, so the lowest, of equal ones
+    low = min(lows, key=wrong)  # the first and therefore lowest of equal ones
     failed = max((one.rate for one in tried if not one.ok), default=0.0)
     if low and low == rates[-1] and failed * NEAR >= low:
         low = min((rate for rate in lows if rate < failed), key=wrong)
@@ -327,10 +333,10 @@ def bracket(tried: Sequence[TriedRate]) -> Bracket:
 def next_step(tried: Sequence[TriedRate], start: float, lowest: float, highest: float) -> NextStep | None:
     """The next step, between ``lowest`` and ``highest`` requests per second; None at the end.
 
-    Near the ceiling a single step cannot tell a rate that holds from one that fails: misses come in bursts. So from
-    there on each step is at the ceiling as estimated from all of them, until the estimate is precise. A ceiling that
-    is due to neither latencies nor a queue (a full KV cache, preemptions) is bisected to the end, where a rate counts
-    that held more than once.
+    Near the ceiling, a single step cannot tell a rate that holds from one that fails, because misses come in bursts.
+    From there on, each step runs at the ceiling as estimated from all steps, until the estimate is precise. A ceiling
+    that is due to neither latencies nor a queue (a full KV cache, preemptions) is bisected to the end, where a rate
+    must hold more than once.
     """
     known = bracket(tried)
     if known.low is None or known.high is None:
@@ -350,7 +356,7 @@ def next_step(tried: Sequence[TriedRate], start: float, lowest: float, highest: 
 
 
 def _widened(known: Bracket, start: float, lowest: float, highest: float) -> float | None:
-    """The next rate while one end of the bracket is missing; None if there is no room left."""
+    """The next rate while one end of the bracket is missing; None if no rate is left."""
     if known.low is not None:
         return min(2 * known.low, highest) if known.low < highest else None
     if known.high is not None:
@@ -359,7 +365,7 @@ def _widened(known: Bracket, start: float, lowest: float, highest: float) -> flo
 
 
 def ceiling(tried: Sequence[TriedRate]) -> Ceiling | None:
-    """The ceiling by all steps so far; None unless a rate held and another one failed.
+    """The ceiling according to all steps so far; None unless a rate held and another one failed.
 
     It is the lowest of three: where the share of late first tokens reaches its limit, where that of slow gaps does, and
     where the server's capacity ends, beyond which a queue grows.
@@ -385,13 +391,14 @@ def ceiling(tried: Sequence[TriedRate]) -> Ceiling | None:
 
 
 def _contradicted(tried: Sequence[TriedRate], high: float) -> bool:
-    """Whether a rate held that is no lower than the bracket's upper end: then chance decides outcomes between, and all
-    steps together tell more than the bracket, however far its ends are apart."""
+    """Whether a rate held at or above the bracket's upper end. Chance then decides the outcomes in between, and all
+    steps together are more informative than the bracket, however wide it is.
+    """
     return any(one.ok and one.rate >= high for one in tried)
 
 
 def _estimated(tried: Sequence[TriedRate], middle: float) -> Ceiling | None:
-    """The ceiling by all steps near ``middle``; None if none of them tells."""
+    """The ceiling according to all steps near ``middle``; None if none of them is informative."""
     used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
     gaps, first = _points(used, middle, _ITL), _points(used, middle, _TTFT)
     if not gaps and not first:
@@ -408,7 +415,7 @@ def _estimated(tried: Sequence[TriedRate], middle: float) -> Ceiling | None:
 
 
 def _lowest(estimated: Mapping[str, list[float]], middle: float) -> Ceiling:
-    """The lowest of several ceilings, each known by how likely it is at each of `_PLACES`."""
+    """The lowest of several ceilings, each given by its probabilities at `_PLACES`."""
     beyond = [1.0] * len(_PLACES)  # the probability that all of them are higher
     for chances in estimated.values():
         beyond = [one * max(0.0, 1 - up_to) for one, up_to in zip(beyond, accumulate(chances), strict=True)]
@@ -422,8 +429,9 @@ def _lowest(estimated: Mapping[str, list[float]], middle: float) -> Ceiling:
 
 
 def _points(used: Sequence[TriedRate], middle: float, name: str) -> list[tuple[float, float, float]]:
-    """For each step that measured a latency: its rate, as the logarithm of its ratio to the middle, and observations
-    within and beyond the limit. Those of an overloaded step say nothing but that."""
+    """For each step that measured a latency: the logarithm of its rate's ratio to the middle, and observations within
+    and beyond the limit. Overloaded steps are left out, because their counts show only that they are overloaded.
+    """
     found = []
     for one in used:
         shares = one.ttft if name == _TTFT else one.itl
@@ -433,10 +441,10 @@ def _points(used: Sequence[TriedRate], middle: float, name: str) -> list[tuple[f
 
 
 def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
-    """How likely a queue begins to build up at each of `_PLACES`, by whether each step saw one.
+    """Probabilities that queues begin to build up at each of `_PLACES`, from whether each step had one.
 
-    Queues build up now and then, and the more often the higher the rate is; each makes many requests late, so a step
-    counts as one observation. The ceiling is where every other step of `LONG_STEP` requests would see one.
+    Queues build up occasionally, and more often at higher rates; each delays many requests, so a step counts as one
+    observation. The ceiling is where every other step of `LONG_STEP` requests would have one.
     """
     steps = [(math.log(one.rate / middle), _late(one), sum(one.ttft) / LONG_STEP) for one in used]
 
@@ -444,7 +452,7 @@ def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
     for slope in _QUEUE_SLOPES:
         likelihoods = [1.0] * len(_PLACES)
         for x, late, share in steps:
-            most = share * math.log(2)  # queues in the step, at the ceiling itself
+            most = share * math.log(2)  # expected queues in the step, at the ceiling itself
             there = -most * math.exp(slope * x)
             none = [(1 - 2 * LAPSE) * math.exp(there * factor) + LAPSE for factor in _factors(slope)]
             likelihoods = list(map(mul, likelihoods, [1 - one for one in none] if late else none))
@@ -454,7 +462,7 @@ def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
 
 
 def _late(one: TriedRate) -> bool:
-    """Whether a step failed for another reason than a few slow gaps."""
+    """Whether a step failed for a reason other than a few slow gaps."""
     return not one.ok and (one.limited_by != _ITL or _overloaded(one.itl))
 
 
@@ -469,7 +477,7 @@ def _overloaded(shares: tuple[float, float]) -> bool:
 
 
 def _quantile(reached: Sequence[float], share: float) -> float:
-    """The place up to which so much of the chances lies, which are even from one place to the next."""
+    """The place at which the cumulative probability ``reached`` is ``share``; linear between places."""
     place = max(1, min(bisect_left(reached, share), len(_PLACES) - 1))
     below, above = reached[place - 1], reached[place]
     part = min(1.0, max(0.0, (share - below) / (above - below))) if above > below else 1.0
@@ -479,11 +487,11 @@ def _quantile(reached: Sequence[float], share: float) -> float:
 def _posterior(
     points: Sequence[tuple[float, float, float]], slopes: Sequence[tuple[float, float]], scatter: float
 ) -> list[float]:
-    """How likely each of `_PLACES` is where the share of misses reaches its limit.
+    """Probabilities that the share of misses reaches its limit at each of `_PLACES`.
 
     ``points`` are the logarithm of a rate, and observations within and beyond the limit there. The log-odds of a miss
-    are a straight line over the logarithm of the rate (logistic regression), here with the place of the limit as a
-    parameter, and summed over all ``slopes`` by their weight. Misses ``scatter`` by so much more than independent ones.
+    are linear in the logarithm of the rate (logistic regression), parameterized by the place of the limit, and summed
+    over all ``slopes`` by weight. ``scatter`` is the ratio of the misses' variance to that of independent ones.
     """
     logs = [
         [math.log(weight) + likelihood / scatter for likelihood in _log_likelihoods(points, slope)]
@@ -496,9 +504,9 @@ def _posterior(
 
 
 def _log_likelihoods(points: Sequence[tuple[float, float, float]], slope: float) -> list[float]:
-    """The logarithm of how likely all observations are with the limit at each of `_PLACES`.
+    """Log-likelihood of all observations with the limit at each of `_PLACES`.
 
-    ``points`` are no further from the middle than `USED`, so that no odds are too large for a float.
+    ``points`` are no further from the middle than `USED`, so the odds fit a float.
     """
     rises = [slope * place for place in _PLACES]
     late = sum([beyond for _, _, beyond in points])
@@ -513,15 +521,15 @@ def _log_likelihoods(points: Sequence[tuple[float, float, float]], slope: float)
 
 @cache
 def _factors(slope: float) -> tuple[float, ...]:
-    """By how much the odds at a rate are less with the limit at each of `_PLACES` than with the limit in the middle."""
+    """The factors by which odds change if the limit is at each of `_PLACES` instead of in the middle."""
     return tuple(math.exp(-slope * place) for place in _PLACES)
 
 
 def step_seconds(tried: Sequence[TriedRate], left: float, longest: float) -> float:
-    """How long the next step may take with its warm-up, of ``left`` seconds: a share, and ``longest`` at most.
+    """Maximum duration of the next step with its warm-up: a share of the ``left`` seconds, at most ``longest``.
 
-    While a ceiling that all steps tell is still unsure, steps are short, since the next one may be far away. At the
-    end one step takes what is left: shorter ones would spend much of it on warming up.
+    While an estimated ceiling is still unsure, steps are short, since the next one may be far away. The last step takes
+    what is left, because shorter ones would spend much of it on warming up.
     """
     known = bracket(tried)
     found = ceiling(tried) if known.ratio <= NEAR else None
@@ -533,7 +541,7 @@ def step_seconds(tried: Sequence[TriedRate], left: float, longest: float) -> flo
 
 
 def _steps_left(known: Bracket) -> int:
-    """About how many steps it takes until the bracket is closed, for sharing out the time."""
+    """Approximate number of steps until the bracket is closed, for dividing the time."""
     if known.low is None or known.high is None:
         return 8
     if known.ratio <= NEAR:

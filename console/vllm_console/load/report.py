@@ -1,4 +1,4 @@
-"""The results of a load: counts, failures by kind, latencies as the client measured them."""
+"""The results of a load: counts, failures by kind, and latencies as measured by the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS_KEPT = 20
 
 
 class Times(NamedTuple):
-    """How long one answer took, in seconds; ``tpot`` is None if it had one token."""
+    """Times of one answer, in seconds; ``tpot`` is None if it had one token."""
 
     ttft: float
     tpot: float | None
@@ -35,7 +35,7 @@ class Times(NamedTuple):
 class Latency(msgspec.Struct, frozen=True):
     """Observations of one latency, in seconds.
 
-    ``count`` and ``sum`` cover those that ended. ``unfinished`` had not ended when the load did: only their lower
+    ``count`` and ``sum`` cover those that ended. ``unfinished`` ones had not ended when the load did: only their lower
     bounds are known. A quantile that depends on one of them is None, and its lower bound is in ``above``.
     """
 
@@ -59,7 +59,7 @@ class Latency(msgspec.Struct, frozen=True):
         return known | quantiles | {f"{name}_above": bound for name, bound in self.above.items()}
 
     def cell(self, name: str) -> str:
-        """A quantile for people: ``24ms``, or ``>60s`` if only a lower bound is known."""
+        """A quantile as text: ``24ms``, or ``>60s`` if only a lower bound is known."""
         if name in self.above:
             return f">{latency_text(self.above[name])}"
         return latency_text({"p50": self.p50, "p90": self.p90, "p99": self.p99}[name])
@@ -68,8 +68,8 @@ class Latency(msgspec.Struct, frozen=True):
 class Samples:
     """Observations in bounded memory: all of them up to ``limit``, then a uniform sample (reservoir sampling).
 
-    Counts and sum stay exact; quantiles are exact up to ``limit``. Those ``within`` and ``beyond`` the ``bound``, in
-    seconds, are counted too; one that is unfinished is not within.
+    Counts and sum stay exact; quantiles are exact up to ``limit``. Observations ``within`` and ``beyond`` the
+    ``bound``, in seconds, are also counted; unfinished ones are never within.
     """
 
     def __init__(self, limit: int = SAMPLES_KEPT, seed: int = 0, bound: float = math.inf) -> None:
@@ -78,7 +78,7 @@ class Samples:
         self._rng = random.Random(seed)
         self._kept: list[float] = []
         self._unfinished: set[int] = set()
-        """Indexes in ``_kept`` of values that are lower bounds."""
+        """Indices in ``_kept`` of values that are lower bounds."""
         self.count = 0
         self.sum = 0.0
         self.unfinished = 0
@@ -96,14 +96,14 @@ class Samples:
             self._unfinished.discard(slot)
 
     def add_unfinished(self, value: float) -> None:
-        """Add one that had lasted ``value`` seconds when the load ended, a lower bound."""
+        """Add an observation that had lasted ``value`` seconds when the load ended, a lower bound."""
         self.unfinished += 1
         self.beyond += value > self._bound
         if (slot := self._keep(value)) is not None:
             self._unfinished.add(slot)
 
     def _keep(self, value: float) -> int | None:
-        """Where to store the value; None if the sampling drops it."""
+        """Store a value; return its index, or None if the sampling drops it."""
         if len(self._kept) < self._limit:
             self._kept.append(value)
             return len(self._kept) - 1
@@ -114,7 +114,8 @@ class Samples:
         return slot
 
     def latency(self, quantile: Callable[[list[float], float], float] | None = None) -> Latency:
-        """Counts, sum and quantiles of the observations; ``quantile`` is one of sorted values, else `sorted_quantile`.
+        """Counts, sum and quantiles of the observations; ``quantile`` computes one of sorted values
+        (`sorted_quantile`).
 
         With `metrics.quantile.exact_quantile`, the p99 is within a limit exactly if 99% of the observations are.
         """
@@ -146,10 +147,10 @@ class LoadReport(msgspec.Struct, frozen=True):
     """A finished load. ``sent`` = ``completed`` + ``failed``; ``failures`` counts the failed by kind.
 
     ``duration_s`` is from the start of the load to the last answer, or to its end. ``held_back`` requests were sent
-    later than scheduled because ``max_in_flight`` others were in flight, ``not_sent`` never. ``unfinished`` had no
-    complete answer at the end: those of ``failed`` that were cut off, and ``overdue``, scheduled but never sent. TTFT
-    and e2e count from the scheduled arrival; ``send_delay`` is the part before the request was sent. ``other_prompt``
-    and ``other_output`` answers had another length than requested, by the server's own count.
+    late because ``max_in_flight`` others were in flight, ``not_sent`` never. ``unfinished`` requests had no complete
+    answer at the end: failed ones that were cut off, and ``overdue`` ones, scheduled but never sent. TTFT and e2e count
+    from the scheduled arrival; ``send_delay`` is the part before the request was sent. ``other_prompt`` and
+    ``other_output`` count lengths that differ from the requested ones, by the server's own count.
     """
 
     sent: int
@@ -172,7 +173,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     other_output: int = 0
     stopped: bool = False
     shape: str = ""
-    """A description of what was sent."""
+    """A description of the traffic sent."""
 
     @property
     def unfinished(self) -> int:
@@ -181,7 +182,7 @@ class LoadReport(msgspec.Struct, frozen=True):
 
     @property
     def failed_share(self) -> float:
-        """Share of the due requests that failed or were never sent; those cut off by the user's stop do not count."""
+        """Share of due requests that failed or were never sent; those cut off by the user's stop do not count."""
         if self.stopped:
             judged, failed = self.sent - self.cut_off, self.failed - self.cut_off
         else:
@@ -213,7 +214,7 @@ class LoadReport(msgspec.Struct, frozen=True):
         }
 
     def summary(self) -> str:
-        """A few lines for people."""
+        """A few lines of text."""
         lines = [self.shape] if self.shape else []
         lines += [
             f"{self.completed:,} of {counted(self.sent, 'request')} answered in {took(self.duration_s)}, "
@@ -240,14 +241,15 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Tallies a load while it runs. ``limits`` in seconds are that of TTFT and that of ITL and TPOT: answers with TTFT
-    and TPOT within them are ``good``.
+    """Tallies a load while it runs. Answers with TTFT and TPOT within ``limits`` are ``good``.
+
+    ``limits`` in seconds are that of TTFT, and that of ITL and TPOT.
     """
 
     def __init__(self, seed: int = 0, limits: tuple[float, float] = (math.inf, math.inf)) -> None:
         self._limits = limits
         self.answers: dict[int, Times] | None = None
-        """If it is not None, the times of each answer that ended, by its place in the load."""
+        """If not None, the times of each finished answer, by its index in the load."""
         self.good = 0
         self.sent = self.completed = self.held_back = self.cut_off = self.overdue = 0
         self.prompt_tokens = self.output_tokens = self.other_prompt = self.other_output = 0
@@ -259,7 +261,7 @@ class Tally:
         self.send_delay = Samples(seed=seed)
 
     def finish(self, place: int, ttft: float, tpot: float | None, e2e: float) -> None:
-        """Count the times (seconds) of an answer that ended; ``tpot`` None: it had one token."""
+        """Count the times (seconds) of a finished answer; ``tpot`` is None if it had one token."""
         if self.answers is not None:
             self.answers[place] = Times(ttft, tpot, e2e)
         self.e2e.add(e2e)
@@ -268,7 +270,9 @@ class Tally:
         self.good += ttft <= self._limits[0] and (tpot or 0.0) <= self._limits[1]
 
     def fail(self, kind: str) -> None:
-        """Count a failed request, with a one-sentence reason. Beyond the first few, reasons are counted together."""
+        """Count a failed request, with a one-sentence reason. After the first few, further reasons are counted
+        together.
+        """
         known = kind in self.failures or len(self.failures) < KINDS_KEPT
         self.failures[kind if known else "other reasons"] += 1
 
@@ -281,12 +285,12 @@ class Tally:
 
     @property
     def failed(self) -> int:
-        """How many requests failed so far."""
+        """Number of failed requests so far."""
         return self.failures.total()
 
     @property
     def in_flight(self) -> int:
-        """How many requests are under way."""
+        """Number of requests in flight."""
         return self.sent - self.completed - self.failed
 
     def report(self, duration_s: float, planned: int, *, stopped: bool = False, shape: str = "") -> LoadReport:

@@ -1,4 +1,4 @@
-"""Sends a workload to a server for a while and reports what the client measured."""
+"""Sends a workload to a server for a while and reports the client's measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from vllm_launchers.presets.model import Workload
 MOST_REQUESTS = 1_000_000
 GRACE_SECONDS = 60.0
 UNFINISHED = "unfinished"
-"""How the failure of a request begins that had not ended long after the last one was sent."""
+"""Begin of the failure message for a request that had not ended long after the last one was sent."""
 PROGRESS_SECONDS = 0.5
 
 
@@ -53,7 +53,7 @@ class LoadProgress(msgspec.Struct, frozen=True):
     output_tokens: int
     held_back: int = 0
     max_in_flight: int = 0
-    """The limit that held those back, which were sent late; 0 if it is not known."""
+    """The limit because of which ``held_back`` requests were sent late; 0 if unknown."""
 
 
 async def run_load(
@@ -78,19 +78,19 @@ async def run_load(
 ) -> LoadReport:
     """Send requests of a workload's shape for ``seconds``, then wait for the answers.
 
-    With a ``rate`` (requests per second) the loop is open: requests are sent when they are due, whatever the server
+    With a ``rate`` (requests per second), the loop is open: requests are sent when they are due, whatever the server
     does, but at most ``max_in_flight`` at once. With None it is closed: ``max_in_flight`` are kept in flight.
-    ``requests`` bounds their number; in an open loop it replaces ``seconds``. The load ends when all answers are
+    ``requests`` limits their number; in an open loop it replaces ``seconds``. The load ends when all answers are
     complete, ``grace_seconds`` after the last possible arrival, or when ``stop`` is set; unfinished requests then count
-    as failed. ``recorded`` requests are sent when they are due, instead of all that. ``exact`` replaces the workload's
-    length distributions. ``model`` None takes the first one served; ``access`` None takes ``VLLM_API_KEY`` of the
-    environment. ``lookup`` finds where our own server listens on this machine, whatever its address.
-    Without it, what answers at an address of this machine must be a process of this user or of root, unless
-    ``allow_remote`` is set. ``answers`` gets the times of each answer that ended, by its place in the load.
+    as failed. ``recorded`` replaces all this with requests that are sent when they are due. ``exact`` replaces the
+    workload's length distributions. The default ``model`` is the first one served, the default ``access`` uses
+    ``VLLM_API_KEY``. ``lookup`` finds where our own server listens on this machine, whatever its address. Without it,
+    the process answering at an address of this machine must belong to this user or root, unless ``allow_remote`` is
+    set. ``answers`` gets the times of each finished answer, by its index in the load.
 
     Raises:
         LoadError: an argument is invalid, exact lengths do not fit in the server's context, or the server is not on
-        this machine, or does not answer.
+            this machine, or does not answer.
     """
     if recorded is not None:
         requests, seconds = len(recorded.due), max(recorded.due[-1:], default=0.0) or 1.0
@@ -165,7 +165,7 @@ async def _finish(
 
 
 async def _extend(clock: asyncio.Timeout, tally: Tally, grace: float) -> None:
-    """Postpone the end as long as answers arrive."""
+    """Postpone the deadline as long as answers arrive."""
     loop = asyncio.get_running_loop()
     seen = -1
     while True:
@@ -187,7 +187,7 @@ def run_load_sync(*args: Any, **kwargs: Any) -> LoadReport:
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Let SIGINT and SIGTERM set ``stop``; no effect outside the main thread."""
+    """Make SIGINT and SIGTERM set ``stop``; no effect outside the main thread."""
     if threading.current_thread() is threading.main_thread():
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -214,7 +214,7 @@ def _planned(rate: float | None, seconds: float, requests: int | None, max_in_fl
 def _progress(
     tally: Tally, begin: float, max_in_flight: int, progress: Callable[[LoadProgress], None] | None
 ) -> Iterator[None]:
-    """Report the progress twice a second, and once more at the end."""
+    """Report the progress twice a second, and again at the end."""
     if progress is None:
         yield
         return
@@ -269,11 +269,10 @@ async def run_scenario(
     max_in_flight: int = IN_FLIGHT,
     stop: asyncio.Event | None = None,
 ) -> LoadReport:
-    """Play the phases one after another, again and again, until ``stop`` is set; returns the total report.
+    """Play the phases in a loop until ``stop`` is set; return the total report.
 
-    Phases in ``first`` are played once, before them.
-    Phases run into each other: requests of one may end in the next. A server that does not answer is waited for, so
-    that a restart with other flags only interrupts the story.
+    Phases in ``first`` are played once, before them. Phases overlap: requests of one may end in the next. If the server
+    does not answer, wait for it, so that a restart with other flags only interrupts the scenario.
 
     Raises:
         LoadError: the URL is not on this machine, or there are no phases.
@@ -307,7 +306,7 @@ class _Story:
         self._shapes: dict[tuple[Phase, int | None], TrafficShape] = {}
 
     async def play(self, phase: Phase, stop: asyncio.Event) -> None:
-        """One phase, once the server answers; a repeated phase keeps the same shared prefixes."""
+        """Play one phase once the server answers; a repeated phase keeps the same shared prefixes."""
         target = await self._wait_for_server(stop)
         if target is None:
             return

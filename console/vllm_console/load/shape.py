@@ -14,7 +14,7 @@ from vllm_console.text import duration
 from vllm_launchers.presets.model import Workload
 
 ANY_VOCABULARY = range(20, 276)
-"""Token ids of prompts if the server's tokenizer is unknown: past the special ones at the start of most."""
+"""Token ids for prompts if the server's tokenizer is unknown: beyond the special ids at the start of most."""
 
 SPREAD = 0.7
 """Standard deviation of a length's logarithm; the median is then 0.32 of the 95th percentile."""
@@ -23,19 +23,19 @@ Z95 = 1.6448536269514722
 """95th percentile of the standard normal distribution."""
 
 STRATA = 128
-"""So many lengths in a row have one in each of as many equally likely parts of the distribution."""
+"""Every block of this many lengths has one in each of as many equally likely parts of the distribution."""
 
 USUAL_ITL_SECONDS = 0.03
-"""What a token is assumed to take before a server has shown it."""
+"""Assumed time per token before a server has shown it."""
 
 LONGEST = 3.0
 """Lengths are capped at this multiple of their 95th percentile (about the 99.95th percentile)."""
 
 LONGEST_DRAWN = 1 << 62
-"""Longer than all lengths, to see where one would be cut."""
+"""Longer than all lengths, to find where a length would be cut."""
 
 PREFIXES = 4
-"""How many different prefixes the requests share."""
+"""Number of different prefixes that the requests share."""
 
 
 class Exact(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
 
 
 def request_count(rate: float, seconds: float) -> int:
-    """How many requests ``rate`` per second over ``seconds`` makes: at least one."""
+    """Number of requests at ``rate`` per second in ``seconds``: at least one."""
     return max(1, math.ceil(rate * seconds))
 
 
@@ -73,10 +73,10 @@ def length_at(share: float, p95: int) -> int:
 
 
 class Stratified:
-    """Shares between 0 and 1, evenly distributed, of which each `STRATA` in a row have one in every stratum.
+    """Stratified uniform draws between 0 and 1: each block of `STRATA` has one in every stratum.
 
     Latin hypercube sampling (McKay, Beckman and Conover, 1979): the few long prompts that decide a p99 are as frequent
-    in some minutes of traffic as in hours of it. Within a block their order is random.
+    in minutes of traffic as in hours. Within a block their order is random.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -84,7 +84,7 @@ class Stratified:
         self._left: list[int] = []
 
     def draw(self) -> float:
-        """The next share."""
+        """The next draw."""
         if not self._left:
             self._left = list(range(STRATA))
             self._rng.shuffle(self._left)
@@ -99,7 +99,7 @@ def mean_length(p95: int) -> float:
 def suggested_rate(workload: Workload) -> float:
     """A rate (requests per second) that keeps about ``workload.concurrency`` requests in flight, by Little's law.
 
-    A request is assumed to last as long as the mean output at `USUAL_ITL_SECONDS` per token.
+    Assumes that a request lasts as long as the mean output at `USUAL_ITL_SECONDS` per token.
     """
     return round(workload.concurrency / max(mean_length(workload.output_tokens_p95) * USUAL_ITL_SECONDS, 0.01), 3)
 
@@ -115,10 +115,10 @@ def fit_lengths(prompt: int, output: int, max_model_len: int | None) -> tuple[in
 class TrafficShape:
     """Draws requests of a workload. Two shapes with equal arguments draw equal requests.
 
-    Prompts are token ids, which every vLLM accepts unchanged, so a prompt has exactly the length drawn for it. Every
-    prompt begins with a part, ``prefix_reuse`` of its length, of one of a few prefixes that all requests share, so a
-    prefix cache that holds them serves about that share of the prompt tokens. Lengths drawn from a distribution are
-    limited to ``max_model_len``; exact ones must fit (`misfit`).
+    Prompts are token ids, which every vLLM accepts unchanged, so a prompt has exactly the length drawn for it. A share
+    ``prefix_reuse`` of every prompt is the beginning of one of a few common prefixes, so a prefix cache that holds them
+    serves about that share of the prompt tokens. Lengths drawn from a distribution are limited to ``max_model_len``;
+    exact ones must fit (`misfit`).
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class TrafficShape:
         self._prefixes: list[list[int]] = [[] for _ in range(PREFIXES)]
 
     def words(self) -> str:
-        """The shape for people: ``256 prompt tokens, answers up to 768 (95%), 50% of each prompt shared``."""
+        """The shape as text, with lengths and the shared part of prompts."""
         wanted, known = self.workload, self.exact
         prompt = known.input_tokens or self._words_of(wanted.input_tokens_p95, self._cut(LONGEST_DRAWN, 1)[0])
         output = known.output_tokens or self._words_of(wanted.output_tokens_p95, self._cut(1, LONGEST_DRAWN)[1])
@@ -153,7 +153,7 @@ class TrafficShape:
         return f"up to {most:,} (cut to the server's context; {p95:,} for 95% without)"
 
     def misfit(self) -> str:
-        """Why exact lengths do not fit into the context, in one sentence; empty when they do."""
+        """A sentence why exact lengths do not fit into the context; empty if they do."""
         context, known = self.max_model_len, self.exact
         least = (known.input_tokens or 1) + (known.output_tokens or 1)
         if context is None or least <= context or known == Exact():
@@ -211,7 +211,7 @@ class TrafficShape:
 
 
 PROMPTS_KEPT = 512
-"""A request shares its prefix with one of so many before it."""
+"""A request shares its prefix with one of this many before it."""
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
@@ -227,11 +227,11 @@ class RecordedRequest(msgspec.Struct, frozen=True):
 
 
 class RecordedTraffic:
-    """Requests to send again, ``speed`` times as fast. Two of equal arguments yield equal requests.
+    """Recorded requests to send again, ``speed`` times as fast. Equal arguments yield equal requests.
 
-    Which requests had a prefix in common was not recorded, only how much of a prompt was in the cache. So a prompt
-    begins with that many tokens of the newest one before it that is long enough: the cache of a server that keeps it
-    then serves as much as it did. Prompts that were cached before the first recorded request find nothing.
+    The recording does not show which requests had a common prefix, only how much of a prompt was cached. So a prompt
+    begins with that many tokens of the newest earlier prompt that is long enough: a prefix cache then serves as much as
+    it did. Prompts that were cached before the first recorded request find nothing.
     """
 
     def __init__(self, requests: Sequence[RecordedRequest], *, speed: float = 1.0, seed: int = 0) -> None:
@@ -243,12 +243,12 @@ class RecordedTraffic:
         self._speed = speed
 
     def words(self) -> str:
-        """For people: how many requests over which time."""
+        """The number of requests and their time span, as text."""
         pace = "" if self._speed == 1 else f", {self._speed:g} times as fast as recorded"
         return f"{len(self.due):,} recorded requests over {duration(self.due[-1] if self.due else 0.0)}{pace}"
 
     def stream(self, vocabulary: Sequence[int] = (), max_model_len: int | None = None) -> Iterator[LoadRequest]:
-        """The requests in order, cut to a context; prompts are made lazily, of tokens of this vocabulary."""
+        """The requests in order, cut to a context; prompts are made lazily from tokens of this vocabulary."""
         known = vocabulary or ANY_VOCABULARY
         token_of = [known[byte % len(known)] for byte in range(256)]
         rng = random.Random(self._seed)

@@ -1,7 +1,7 @@
-"""When load was sent to one of our servers, and what a tuner does to it, in a file in the server's folder.
+"""A log of load sent to one of our servers, and of tuner activity, in a file in the server's folder.
 
-A line per beginning and end, and one per step of a tuner. Charts mark them. A file that cannot be written does not keep
-a load from being sent.
+It has a line per begin and end, and one per step of a tuner. Charts mark them. Load is sent even if the file cannot be
+written.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from vllm_launchers.typed_decoding import decode_json
 
 FILE_NAME = "loads.jsonl"
 MOST_BYTES = 64 << 10
-"""From this size on the file is replaced by the newest half of it."""
+"""Beyond this size, the file is replaced by its newest half."""
 LOCK_SECONDS = 10.0
-"""A holder needs it for milliseconds, but may wait for a processor."""
+"""The lock is held for milliseconds only, but its holder may wait for a CPU."""
 
 
 class LoadSpan(msgspec.Struct, frozen=True):
     """When a load began and ended (Unix seconds; None: not yet), and its rate in requests per second, if it has one.
 
-    ``tuner`` is what a tuner noted last, if one sent it.
+    ``tuner`` is the newest note of the tuner, if one sent the load.
     """
 
     began_at: float
@@ -42,9 +42,10 @@ class LoadSpan(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A beginning, an end or a step of a tuner. ``until`` is when it ends at the latest; a killed one records no end.
+    """A beginning, an end or a step of a tuner. ``until`` is the latest possible end, because a killed one records
+    none.
 
-    ``process`` is who sends it: pid, start time and boot, as in a `ProcessIdentity`.
+    ``process`` is the sender: pid, start time and boot, as in a `ProcessIdentity`.
     """
 
     id: str
@@ -57,24 +58,24 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LoadNote:
-    """A load that is noted in a file; in none without a path."""
+    """Notes one load in a file; does nothing without a path."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._id = f"{os.getpid()}-{time.time():.6f}"
 
     def begin(self, rate: float | None, seconds: float) -> None:
-        """It begins now and ends within so many seconds."""
+        """Note that the load begins now and lasts at most ``seconds``."""
         now, own = time.time(), stat(os.getpid())
         process = (own.pid, own.start_time, processes.boot_id()) if own is not None else None
         self._append(_Line(self._id, began_at=now, until=now + seconds, rate=rate, process=process))
 
     def tuner(self, progress: TunerProgress) -> None:
-        """It is sent by a tuner, which has come so far."""
+        """Note the progress of the tuner that sends the load."""
         self._append(_Line(self._id, tuner=replace(progress, pid=os.getpid())))
 
     def end(self) -> None:
-        """It has ended."""
+        """Note that the load has ended."""
         self._append(_Line(self._id, ended_at=time.time()))
 
     def _append(self, line: _Line) -> None:
@@ -84,7 +85,7 @@ class LoadNote:
 
 @contextlib.contextmanager
 def noted(folder: Path | None, rate: float | None, seconds: float) -> Iterator[LoadNote]:
-    """Note that load is sent while this lasts, ``seconds`` at most; without a folder, nothing is noted."""
+    """Note that load is sent while this context lasts, at most ``seconds``; without a folder, nothing is noted."""
     note = LoadNote(folder / FILE_NAME if folder is not None else None)
     note.begin(rate, seconds)
     try:
@@ -94,10 +95,10 @@ def noted(folder: Path | None, rate: float | None, seconds: float) -> Iterator[L
 
 
 def read_spans(folder: Path, now: float) -> tuple[LoadSpan, ...]:
-    """The loads noted there, oldest first, as of ``now`` (Unix seconds); unreadable lines are skipped.
+    """The loads noted in a folder, oldest first, as of ``now`` (Unix seconds); unreadable lines are skipped.
 
-    When a killed one ended is not known: it counts as ended at its beginning, a tuner at its last step, or when it
-    would have at the latest.
+    A killed process notes no end: its load counts as ended at its beginning (a tuner's at its last step), or at its
+    latest possible end.
     """
     try:
         found = _read(folder / FILE_NAME).values()
@@ -107,28 +108,28 @@ def read_spans(folder: Path, now: float) -> tuple[LoadSpan, ...]:
 
 
 class LoadWatch:
-    """The loads that are sent to a server now. The file is read again only when it has changed."""
+    """The loads currently sent to a server. The file is reread only when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._read_at: tuple[int, int, int] | None = None
         self._open: tuple[_Load, ...] = ()
-        """Loads that ran when the file was read."""
+        """Loads that were running when the file was read."""
         self._newest: _Load | None = None
         """The newest load of a tuner."""
 
     def progress(self, now: float) -> TunerProgress | None:
-        """How far the tuner is at ``now`` (Unix seconds); None if there is none, also if it was killed."""
+        """The running tuner's progress at ``now`` (Unix seconds); None if there is none, or it was killed."""
         tuners = [one.tuner for one in self._running(now) if one.tuner is not None]
         return tuners[-1] if tuners else None
 
     def load_test(self, now: float) -> int | None:
-        """The pid of a command other than a tuner that sends load at ``now`` (Unix seconds), the newest; else None."""
+        """The pid of the newest command, other than a tuner, that sends load at ``now`` (Unix seconds); else None."""
         tests = [one.begin.process for one in self._running(now) if one.tuner is None]
         return tests[-1][0] if tests and tests[-1] is not None else None
 
     def killed_tuner(self, now: float) -> TunerProgress | None:
-        """What the newest tuner did last, if it was killed: its process is gone, and it noted no end."""
+        """The last note of the newest tuner, if it was killed: its process is gone, and it noted no end."""
         self._read_again(now)
         one = self._newest
         if one is None or one.ended_at is not None or _runs(one.begin.process):
@@ -140,7 +141,7 @@ class LoadWatch:
         return [one for one in self._open if one.end(now) is None]
 
     def _read_again(self, now: float) -> None:
-        """Read the file if it has changed; of one that can't be read, nothing is known."""
+        """Read the file if it has changed; if it can't be read, there are no known loads."""
         try:
             found = self._path.stat()
             read_at = (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -181,7 +182,7 @@ class _Load:
             self.tuner = line.tuner
 
     def end(self, now: float) -> float | None:
-        """When it ended, as far as that is known; None while its process runs."""
+        """When it ended, as far as known; None while its process runs."""
         if self.ended_at is not None:
             return self.ended_at
         if self.begin.until < now:
@@ -190,7 +191,7 @@ class _Load:
 
 
 def _runs(process: tuple[int, int, str] | None) -> bool:
-    """Whether this very process runs: its pid may be another one's by now."""
+    """Whether this same process runs: its pid may have been reused."""
     if process is None or process[2] != processes.boot_id():
         return False
     found = stat(process[0])
@@ -198,7 +199,7 @@ def _runs(process: tuple[int, int, str] | None) -> bool:
 
 
 def _read(path: Path) -> dict[str, _Load]:
-    """The loads in a file by their ids.
+    """The loads in a file, by id.
 
     Raises:
         OSError: it cannot be read.
@@ -208,7 +209,7 @@ def _read(path: Path) -> dict[str, _Load]:
 
 
 def _loads(lines: Iterable[bytes]) -> dict[str, _Load]:
-    """The loads that some lines are about, by their ids."""
+    """The loads described by some lines, by id."""
     found: dict[str, _Load] = {}
     for text in lines:
         with contextlib.suppress(msgspec.DecodeError):
@@ -218,7 +219,7 @@ def _loads(lines: Iterable[bytes]) -> dict[str, _Load]:
 
 
 def _append(path: Path, line: _Line) -> None:
-    """Add a line. A file that has become too large is replaced by its newest half and what of it still runs."""
+    """Add a line. A file that is too large is replaced by its newest half and the lines of running loads."""
     text = msgspec.json.encode(line) + b"\n"
     with contextlib.suppress(OSError):
         descriptor = _opened(path)
@@ -232,7 +233,7 @@ def _append(path: Path, line: _Line) -> None:
 
 
 def _opened(path: Path) -> int:
-    """The file to append to, locked: another load may be about to replace it."""
+    """Open the file for appending, locked because another load may be about to replace it."""
     while True:
         descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         with contextlib.suppress(OSError):  # some file systems have no locks
@@ -244,7 +245,7 @@ def _opened(path: Path) -> int:
 
 
 def _worth_keeping(lines: Sequence[bytes]) -> list[bytes]:
-    """The lines of those loads that still run, or have a line in the newest half; of a tuner's steps the newest."""
+    """The lines of loads that are running or have a line in the newest half; only the newest of a tuner's steps."""
     now = time.time()
     kept = {name for name, load in _loads(lines).items() if load.begun and load.end(now) is None}
     recent, size = list[bytes](), 0

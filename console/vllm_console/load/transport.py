@@ -1,7 +1,7 @@
 """HTTP/1.1 for httpx at a fraction of the usual cost per token, so that a load measures the server and not itself.
 
-A streamed answer is one small chunk per token and stream. httpx's own transport takes some 150 µs of CPU for each,
-which shows in the latencies when the server runs on the same machine. This one parses chunks as they arrive.
+A streamed answer is one small chunk per token and stream. httpx's own transport takes about 150 µs of CPU for each,
+which shows in the latencies if the server runs on the same machine. This transport parses chunks as they arrive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm_launchers.listeners import Listener, WrongProcessError, listens
 LARGEST_HEAD = 64 * 1024
 LARGEST_LINE = 1024
 IDLE_SECONDS = 3.0
-"""An idle connection is reused within this time; vLLM closes its own after five seconds."""
+"""Idle connections are reused within this time; vLLM closes its own after five seconds."""
 
 
 class LeanTransport(httpx.AsyncBaseTransport):
@@ -37,7 +37,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
         self._idle: list[tuple[float, _Connection]] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; returns once the head of its response has arrived."""
+        """Send a request; return once the head of its response has arrived."""
         connection = self._waiting() or await self._connect(request)
         try:
             connection.send(_head(request), await request.aread())
@@ -79,10 +79,10 @@ class LeanTransport(httpx.AsyncBaseTransport):
 
 
 class _Reach:
-    """Connects to the socket that ``lookup`` finds, and to no other process.
+    """Connects to the socket found by ``lookup``, and to no other process.
 
-    Asking the kernel who listens takes milliseconds, many of them with many connections. It is done in a thread, and
-    one answer covers every connection made before the question.
+    Asking the kernel who listens takes milliseconds, and more with many connections. It is done in a thread, and one
+    answer covers every connection made before the query.
     """
 
     def __init__(self, lookup: Callable[[], Listener | None]) -> None:
@@ -93,14 +93,14 @@ class _Reach:
         """Connections made so far, and how many of them the last answer covers."""
 
     async def connect(self, make: Callable[[str], Awaitable[_Connection]]) -> _Connection:
-        """A connection. Raises OSError: nothing listens, or only other processes do."""
+        """Make a connection. Raises OSError if nothing listens, or only other processes do."""
         known = self._listener is not None
         try:
             return await self._attempt(make)
         except (ConnectionRefusedError, WrongProcessError):
             if not known:
                 raise
-        return await self._attempt(make)  # the server was restarted: it has a new socket
+        return await self._attempt(make)  # the server was restarted and has a new socket
 
     async def _attempt(self, make: Callable[[str], Awaitable[_Connection]]) -> _Connection:
         async with self._asking:
@@ -121,7 +121,7 @@ class _Reach:
         raise WrongProcessError(f"port {listener.port} was taken over by another process")
 
     async def _still(self, listener: Listener) -> bool:
-        """Whether it still listened after a connection was made."""
+        """Whether the server was still listening after a connection was made."""
         self._made += 1
         mine = self._made
         async with self._asking:
@@ -137,7 +137,7 @@ class _Reach:
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body of one response; a connection whose response was fully read is idle again."""
+    """The body of one response; a connection whose response was fully read becomes idle."""
 
     def __init__(self, connection: _Connection, idle: list[tuple[float, _Connection]]) -> None:
         self._connection, self._idle = connection, idle
@@ -155,16 +155,16 @@ class _Body(httpx.AsyncByteStream):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a request at a time, its response's head, then pieces of its body as they arrive."""
+    """One connection: one request at a time, the head of its response, then pieces of the body as they arrive."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._data = bytearray()
         self._over = False
-        """Whether the peer will send no more."""
+        """Whether the peer will send nothing more."""
         self._waiter: asyncio.Future[None] | None = None
         self._left: int | None = 0
-        """Bytes left of the chunk or body; None if the body ends with the connection."""
+        """Remaining bytes of the chunk or body; None if the body ends with the connection."""
         self._chunked = self._ended = self._keep = False
 
     # -- asyncio.Protocol ------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """Note that the peer sends no more."""
+        """Note that the peer sends nothing more."""
         self._over = True
         self._wake()
         return False
@@ -286,7 +286,7 @@ class _Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def _more(self) -> None:
-        """Wait for more data. Raises httpx.RemoteProtocolError if none will come."""
+        """Wait for more data. Raises httpx.RemoteProtocolError if the connection has ended."""
         if self._over:
             raise httpx.RemoteProtocolError("the connection ended in the middle of an answer")
         self._waiter = asyncio.get_running_loop().create_future()

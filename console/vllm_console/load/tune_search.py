@@ -1,7 +1,7 @@
-"""Which flags a tuner tries next, for how long, and whether the best of them is better beyond chance. Pure.
+"""Decides which flags a tuner tries next, for how long, and whether the best is significantly better. Pure.
 
 Candidates come ranked by prediction. The best few are measured, each after a restart; the best of these are measured
-again for longer (successive halving), until one is left. Every round gets the same share of the time that is left.
+again for longer (successive halving), until one is left. Every round gets the same share of the remaining time.
 """
 
 from __future__ import annotations
@@ -22,63 +22,75 @@ GOODPUT, TTFT, THROUGHPUT = "goodput", "ttft", "throughput"
 OBJECTIVES = (GOODPUT, TTFT, THROUGHPUT)
 
 REACH = 8
-"""Batch sizes are tried up to this multiple of the present ones. Smaller ones need no more memory: all are tried."""
+"""Batch sizes are tried up to this multiple of the current ones. All smaller ones are tried, since they need no more
+memory.
+"""
 
 UTILIZATIONS = (0.85, 0.9, 0.92, HIGHEST_UTILIZATION)
 WORTH_TRYING = 1.02
-"""Candidates that are predicted to be better by less are not worth a restart."""
+"""Candidates with a smaller predicted improvement are not worth a restart."""
 
 ALIKE = 0.002
-"""Candidates whose predictions are this close behave alike: the one that changes less is tried. Others may be as good
-as the best, and are tried before what is predicted to be worse."""
+"""Candidates whose predictions differ by at most this share behave alike; only the one that changes least is tried,
+since others may be as good as the best and should be tried before worse ones.
+"""
 
 SCATTER = 0.04
-"""Two measurements of the same flags differ by so much at least, as a relative standard error: the traffic of another
-time, and a machine that drifts between two starts."""
+"""Minimum relative standard error of a measurement: measurements of the same flags differ by at least this much,
+because traffic differs over time and a machine drifts between starts.
+"""
 
 RAMP_SCATTER, RAMP_SECONDS = 0.05, 900.0
-"""The same of ramps that take so many seconds, in virtual time (`tests/benchmarks/tune.py --scatter`); that of shorter
-ones grows with the square root."""
+"""The same for ramps that take this many seconds, in virtual time (`tests/benchmarks/tune.py --scatter`); for shorter
+ramps, it grows with the square root.
+"""
 
 PREDICTED = 0.15
-"""By so much predicted and measured improvements typically differ; among candidates that were measured to be nearly as
-good, the prediction decides."""
+"""Typical difference between predicted and measured improvements; among candidates with nearly equal measurements, the
+prediction decides.
+"""
 
 UNSURE = 0.12
-"""Original flags whose measurement has a larger error are measured again: no comparison with them is more precise."""
+"""Original flags whose measurement has a larger error are measured again, since it limits the precision of every
+comparison.
+"""
 
 CONFIDENCE = 0.95
 SHORTEST_SECONDS = {GOODPUT: 45.0, TTFT: 10.0, THROUGHPUT: 10.0}
-"""A shorter measurement says too little."""
+"""Minimum duration of a useful measurement."""
 
 BASELINE_SHARE = 1.5
-"""The original flags are measured for so many times as long as a candidate: all are compared with that."""
+"""The original flags are measured this many times as long as a candidate, since all are compared with them."""
 
 AGAIN_SHARE = 0.6
 """If the first measurement of the original flags is unsure, the second takes this part of its time."""
 
 EVIDENCE_SECONDS = 20.0, 90.0
-"""How long the traffic lasts that predictions are fitted to after a measurement of goodput, at least and at most."""
+"""Minimum and maximum duration of the traffic that predictions are fitted to, after a measurement of goodput."""
 
 EVIDENCE_PART = 0.3
-"""Where its minimum allows, it takes no more than this part of the measurement before it."""
+"""Above its minimum, it takes at most this part of the preceding measurement."""
 
 RANK_SECONDS = 15.0
-"""What predicting all combinations usually takes."""
+"""Usual duration of predicting all combinations."""
 
 OVERRUN = 1.25
-"""A measurement may take so many times as long as planned: its last answers are waited for."""
+"""A measurement may take this many times as long as planned, because it waits for its last answers."""
 
 START_SHARE, GUESS_SHARE, AGAIN_BELOW = 0.85, 0.6, 0.5
-"""Where the ramp of a trial begins, since its first step should hold: at this part of what is expected; where that is a
-guess; and of the lowest rate that did not hold, if none did before."""
+"""Where a trial's ramp begins, so that its first step holds: at this part of the expected rate; of a guessed one; and
+of the lowest rate that did not hold, if none held before.
+"""
 
 Set = Mapping[str, FlagValue]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Flags to set, and the objective's value that is predicted with them. ``outside`` is why that is uncertain;
-    ``full``: as many requests as are allowed would run at times, so denser traffic would wait."""
+    """Flags to set, and the predicted value of the objective.
+
+    ``outside`` is why the prediction is uncertain; ``full``: the number of running requests would sometimes reach its
+    limit, so denser traffic would wait.
+    """
 
     set: Set
     predicted: float
@@ -87,9 +99,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """An objective's value and its relative standard error, what measurements of the same flags differ by included.
+    """An objective's value and its relative standard error, including the scatter between measurements of the same
+    flags.
 
-    ``bound`` is ``most`` or ``least`` where only a bound of the value is known: no rate held, or all did.
+    ``bound`` is ``most`` or ``least`` if only a bound of the value is known: no rate held, or all did.
     """
 
     value: float
@@ -98,14 +111,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A candidate (its place in the ranking) that was tried; None if it could not be measured."""
+    """A tried candidate (its place in the ranking); ``measured`` is None if it could not be measured."""
 
     place: int
     measured: Measured | None
 
 
 class NextTrial(msgspec.Struct, frozen=True):
-    """The candidate to try next, for how many seconds it is to be measured, and whether that takes a restart."""
+    """The candidate to try next, for how many seconds to measure it, and whether that takes a restart."""
 
     place: int
     seconds: float
@@ -113,7 +126,7 @@ class NextTrial(msgspec.Struct, frozen=True):
 
 
 class Improvement(msgspec.Struct, frozen=True):
-    """By which share the objective's value gets better (0.2 is 20 %; less, for TTFT), with its interval."""
+    """The relative improvement of the objective's value (0.2 is 20%; for TTFT a decrease), with its interval."""
 
     value: float
     low: float
@@ -121,7 +134,7 @@ class Improvement(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The best candidate that was measured, by its place; None if none was better. Only a ``significant`` one stays."""
+    """The best measured candidate, by its place; None if none was better. Only a ``significant`` one is kept."""
 
     place: int | None
     improvement: Improvement | None
@@ -132,9 +145,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def combinations(seqs: int, batched: int, utilization: float | None, least: int = 0) -> list[dict[str, FlagValue]]:
-    """What to set, for each combination of values that differs from these: powers of two around both batch sizes, and
-    more memory for the KV cache. ``utilization`` is None where it has no effect; ``least`` is how many tokens a step
-    must have.
+    """What to set for each combination of values that differs from these: powers of two around both batch sizes, and
+    more memory for the KV cache.
+
+    ``utilization`` is None if it has no effect; ``least`` is the minimum number of tokens per step.
     """
     sequences = _around(seqs, 4, 2048)
     tokens = _around(batched, 256, 32768)
@@ -162,10 +176,11 @@ def _around(now: int, lowest: int, highest: int) -> list[int]:
 
 
 def ranked(candidates: Sequence[Candidate], original: float, objective: str) -> list[Candidate]:
-    """Those predicted to be better than the original flags, the best first; of those alike the one that changes least.
+    """Candidates predicted to be better than the original flags, best first; of similar ones, the one that changes
+    least.
 
-    What is outside what the server has shown, and then what would be full, comes after what is not, where both are
-    predicted to be as good.
+    Among candidates with equal predictions, those outside what the server has shown, and then those that would be full,
+    come last.
     """
     sign = _sign(objective)
     better = [one for one in candidates if _gain(sign, original, one.predicted) >= math.log(WORTH_TRYING)]
@@ -180,7 +195,7 @@ def ranked(candidates: Sequence[Candidate], original: float, objective: str) -> 
 
 
 def _size(changed: Set) -> float:
-    """The smaller of two batches that do the same needs less memory."""
+    """Order by size: the smaller of two equivalent batches needs less memory."""
     return sum(float(value) for value in changed.values() if isinstance(value, int | float))
 
 
@@ -188,7 +203,7 @@ def _size(changed: Set) -> float:
 
 
 def measured_ceiling(tried: Sequence[TriedRate], seconds: float) -> Measured | None:
-    """The goodput that a ramp of so many seconds has found: the highest rate at which the objectives hold.
+    """The goodput found by a ramp of ``seconds``: the highest rate at which the objectives hold.
 
     None if it measured nothing.
     """
@@ -200,14 +215,14 @@ def measured_ceiling(tried: Sequence[TriedRate], seconds: float) -> Measured | N
         return Measured(min(one.rate for one in tried), scatter, "most")
     if found is None or known.high is None:
         return Measured(known.low, scatter, "least")
-    # Within an open bracket every rate is as likely.
+    # Within an open bracket, every rate is equally likely.
     error = found.error if found.error is not None else math.log(known.ratio) / math.sqrt(12)
     rate = found.rate if found.error is not None else math.sqrt(known.low * known.high)
     return Measured(rate, math.hypot(error, scatter))
 
 
 def measured_mean(values: Sequence[float]) -> Measured | None:
-    """The mean of values in the order of time, which may be correlated. None for fewer than five, or if it is zero."""
+    """The mean of values in time order, which may be correlated. None for fewer than five, or if it is zero."""
     if len(values) < 5 or not (mean := fmean(values)) > 0:
         return None
     error = stdev(values) / math.sqrt(max(2.0, len(values) * worth(values))) / mean
@@ -215,9 +230,7 @@ def measured_mean(values: Sequence[float]) -> Measured | None:
 
 
 def pooled(measurements: Sequence[Measured]) -> Measured | None:
-    """Several measurements of the same flags as one, weighted by their precision. Bounds count where nothing else is
-    known.
-    """
+    """Several measurements of the same flags as one, weighted by precision. Bounds count if nothing else is known."""
     known = [one for one in measurements if not one.bound] or list(measurements[-1:])
     if not known:
         return None
@@ -229,7 +242,7 @@ def pooled(measurements: Sequence[Measured]) -> Measured | None:
 def trial_start(expected: float, known: Measured | None, *, guess: bool = False) -> float:
     """The rate (requests per second) at which the ramp of a trial begins.
 
-    ``expected`` is the predicted goodput, ``known`` what an earlier trial of the same flags has measured, if any.
+    ``expected`` is the predicted goodput, ``known`` the result of an earlier trial of the same flags, if any.
     ``guess``: the prediction is far from what the server has shown.
     """
     if known is None:
@@ -241,13 +254,13 @@ def trial_start(expected: float, known: Measured | None, *, guess: bool = False)
 
 
 def rounds(trials: int) -> list[int]:
-    """How many candidates each round measures, ``trials`` in all: two thirds in the first, and so on of the rest."""
+    """How many candidates each round measures, ``trials`` in all: two thirds in the first, and so on for the rest."""
     first = trials - trials // 3
     return [first, *rounds(trials // 3)] if trials // 3 else [first]
 
 
 def baseline_seconds(objective: str, budget: float, trials: int, restart_seconds: float) -> float:
-    """How long the original flags are measured: for as long as their share of a budget, if a trial still fits."""
+    """How long to measure the original flags: their share of the budget, if a trial still fits."""
     usable = budget - (trials + 1) * restart_seconds - RANK_SECONDS
     share = usable * BASELINE_SHARE / (trials + 2)
     room = budget - RANK_SECONDS - trial_cost(objective, restart_seconds)
@@ -259,13 +272,13 @@ def baseline_seconds(objective: str, budget: float, trials: int, restart_seconds
 
 
 def longest_evidence(seconds: float) -> float:
-    """How long the traffic for predictions lasts at most, after a measurement of goodput of so many seconds."""
+    """Maximum duration of the traffic for predictions, after a measurement of goodput of ``seconds``."""
     least, most = EVIDENCE_SECONDS
     return min(most, max(least, EVIDENCE_PART * seconds))
 
 
 def baseline_cost(objective: str, seconds: float | None = None) -> float:
-    """What measuring the original flags for so many seconds takes at most, by default for the shortest time."""
+    """Maximum cost of measuring the original flags for ``seconds``, by default for the shortest time."""
     seconds = SHORTEST_SECONDS[objective] if seconds is None else seconds
     if objective != GOODPUT:
         return OVERRUN * seconds
@@ -273,7 +286,7 @@ def baseline_cost(objective: str, seconds: float | None = None) -> float:
 
 
 def trial_cost(objective: str, restart_seconds: float) -> float:
-    """What the shortest trial takes, with the restart before it and the one that ends on the chosen flags."""
+    """The cost of the shortest trial, with the restart before it and the final one with the chosen flags."""
     return OVERRUN * SHORTEST_SECONDS[objective] + 2 * restart_seconds
 
 
@@ -293,11 +306,10 @@ def next_trial(
     seconds_left: float,
     restart_seconds: float,
 ) -> NextTrial | None:
-    """The next of the ranked candidates; None at the end, or if no trial can end in ``seconds_left``.
+    """The next of the ranked candidates; None at the end, or if no trial fits into ``seconds_left``.
 
-    ``expected`` is by which factor each one's value is predicted to differ from the original's.
-
-    ``restart_seconds`` is how long one may take; another one, which ends on the chosen flags, is kept in reserve.
+    ``expected`` are the predicted ratios of each candidate's value to the original's. ``restart_seconds`` is the
+    maximum duration of a restart; time for a final one, with the chosen flags, is reserved.
     """
     sizes = rounds(trials)
     sizes[0] = min(sizes[0], len(expected))
@@ -327,7 +339,7 @@ def _timed(
     restart_seconds: float,
     shortest: float,
 ) -> NextTrial | None:
-    """The next of a round's candidates that wait, with its share of the time; first the one that runs already."""
+    """The next waiting candidate of a round, with its share of the time; the one already running comes first."""
     running = done[-1].place if done and done[-1].measured is not None else -1
     place = running if running in waiting else waiting[0]
     restart = place != running
@@ -348,8 +360,8 @@ def _timed(
 def _best(
     pool: Sequence[int], done: Sequence[Trial], original: Measured, objective: str, expected: Sequence[float]
 ) -> list[int]:
-    """Those of a pool that were measured to be better than the original flags, the best first by what was measured and
-    predicted, each weighted by its precision.
+    """The candidates of a pool that were measured to be better than the original flags, best first. The order is by
+    measurement and prediction, each weighted by its precision.
     """
     found = [place for place in pool if (one := measured_of(place, done)) is not None and one.bound != "most"]
     return _promising(found, done, original, objective, expected)
@@ -358,8 +370,8 @@ def _best(
 def _promising(
     pool: Sequence[int], done: Sequence[Trial], original: Measured, objective: str, expected: Sequence[float]
 ) -> list[int]:
-    """The same, with those among them that may be better: a ramp that began too high has found no rate that holds, so
-    the prediction counts, up to the lowest rate that was tried.
+    """As `_best`, but including candidates that may be better: if a ramp began too high and found no rate that holds,
+    the prediction counts, up to the lowest rate tried.
     """
     sign = _sign(objective)
     gains: dict[int, float] = {}
@@ -377,7 +389,7 @@ def _promising(
 
 
 def measured_of(place: int, done: Sequence[Trial]) -> Measured | None:
-    """What the trials of a candidate have measured together; None if nothing."""
+    """The combined measurement from the trials of a candidate; None if there is none."""
     return pooled([one.measured for one in done if one.place == place and one.measured is not None])
 
 
@@ -385,11 +397,11 @@ def measured_of(place: int, done: Sequence[Trial]) -> Measured | None:
 
 
 def decide(original: Measured, done: Sequence[Trial], objective: str, expected: Sequence[float]) -> Decision:
-    """Which candidate is the best, and whether it is better than the original flags beyond chance.
+    """Which candidate is the best, and whether it is significantly better than the original flags.
 
     The logarithm of the ratio of both values counts as normally distributed. The interval is widened for the number of
     candidates that were tried (Bonferroni), since the best of several is also the luckiest. ``expected`` is as for
-    `next_trial`; it has a say in which is the best, and none in whether it is better.
+    `next_trial`; it affects which candidate is the best, but not whether it is better.
     """
     tried = {one.place for one in done if one.measured is not None}
     best = _best(sorted(tried), done, original, objective, expected)
@@ -400,7 +412,7 @@ def decide(original: Measured, done: Sequence[Trial], objective: str, expected: 
     gain = _gain(_sign(objective), original.value, after.value)
     reach = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / len(tried)) * math.hypot(original.error, after.error)
     low, value, high = (_share(gain + by, objective) for by in (-reach, 0.0, reach))
-    # Of a server that held every rate, the goodput is higher by nobody knows how much.
+    # If the original flags held every rate, their goodput is unknown, so no improvement is certain.
     known = original.bound != "least"
     return Decision(best[0], Improvement(value, low, high), significant=known and low > 0)
 
@@ -414,5 +426,5 @@ def _gain(sign: int, before: float, after: float) -> float:
 
 
 def _share(gain: float, objective: str) -> float:
-    """A logarithm as a share: of how much more, or for TTFT of how much less."""
+    """A logarithm as a share: an increase, or for TTFT a decrease."""
     return 1 - math.exp(-gain) if objective == TTFT else math.exp(gain) - 1

@@ -1,4 +1,4 @@
-"""What a tuner is doing to a server, as it notes it for everyone who watches that server. Pure."""
+"""A tuner's activity on a server, as noted for everyone who watches that server. Pure."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from vllm_launchers.vllm.flags.changes import Flags, FlagValue, value_word
 
 
 class TunerStep(StrEnum):
-    """What a tuner does."""
+    """The current activity of a tuner."""
 
     MEASURING = "measuring"
     PREDICTING = "predicting"
     RESTARTING = "restarting"
     FINISHING = "finishing"
-    """It puts the flags in place that are to stay."""
+    """Restarts with the flags to keep."""
 
 
 class TextLength(IntEnum):
-    """How much of a text there is room for."""
+    """How much of a text fits."""
 
     FULL = 0
     BRIEF = 1
-    """Without what only explains."""
+    """Without explanations."""
     SHORT = 2
-    """With short names of flags."""
+    """With short flag names."""
     SHORTEST = 3
-    """Without the flags' values before."""
+    """Without the flags' previous values."""
 
 
 _SHORT_NAMES = {"max-num-seqs": "seqs", "max-num-batched-tokens": "tokens", "gpu-memory-utilization": "memory"}
 
 
 class TunerFigure(msgspec.Struct, frozen=True):
-    """A measured value of the objective. ``bound`` is ``most`` or ``least`` where only a bound of it is known."""
+    """A measured value of the objective. ``bound`` is ``most`` or ``least`` if only a bound of it is known."""
 
     value: float
     bound: str = ""
 
 
 class TunerBest(msgspec.Struct, frozen=True):
-    """The best candidate so far: the number of its newest trial, what it sets, and what was measured."""
+    """The best candidate so far: the number of its newest trial, the flags it sets, and its measurement."""
 
     trial: int
     set: Flags
@@ -53,12 +53,12 @@ class TunerBest(msgspec.Struct, frozen=True):
 
 
 class TunerProgress(msgspec.Struct, frozen=True):
-    """How far a tuner is. Times are Unix seconds: since when it does its ``step``, and when its budget ends.
+    """A tuner's progress. Times are Unix seconds: since when it has been at its ``step``, and when its budget ends.
 
-    ``trial`` of at most ``trials`` is under way; 0 before the first one and after the last. ``set`` is what its
-    candidate sets (while `FINISHING`: the better flags), empty for the original flags. ``was`` has the original values
-    of all flags that any candidate sets. ``best`` is None while nothing was measured to be better than the original
-    flags. The runs after ``first_run`` up to ``last_run`` are the tuner's. ``pid`` is its process.
+    ``trial`` of at most ``trials`` is running; 0 before the first one and after the last. ``set`` has the flags that
+    its candidate sets (while `FINISHING`: the better flags), empty for the original flags. ``was`` has the original
+    values of all flags that any candidate sets. ``best`` is None until a candidate was measured to be better than the
+    original flags. The runs after ``first_run`` up to ``last_run`` are the tuner's. ``pid`` is its process.
     """
 
     objective: str
@@ -72,7 +72,7 @@ class TunerProgress(msgspec.Struct, frozen=True):
     was: Mapping[str, FlagValue | None] = msgspec.field(default_factory=dict)
     original: TunerFigure | None = None
     so_far: TunerFigure | None = None
-    """What the measurement of the original flags has shown up to now; None once it has ended, or if that is nothing."""
+    """Preliminary result for the original flags; None once their measurement has ended, or without any."""
     best: TunerBest | None = None
     first_run: int = 0
     last_run: int = 0
@@ -83,12 +83,12 @@ class TunerProgress(msgspec.Struct, frozen=True):
         return self.first_run < run <= self.last_run
 
     def asked(self, at: float) -> bool:
-        """Whether a restart that was requested then (Unix seconds) is the one that the tuner waits for."""
+        """Whether a restart requested at ``at`` (Unix seconds) is the one that the tuner waits for."""
         return self.step in (TunerStep.RESTARTING, TunerStep.FINISHING) and at >= self.since
 
     @property
     def changes(self) -> str:
-        """What the present candidate changes: ``max-num-seqs 4 → 16``; empty for the original flags."""
+        """The changes of the current candidate: ``max-num-seqs 4 → 16``; empty for the original flags."""
         return changes_text(self.set, self.was)
 
     @property
@@ -102,7 +102,7 @@ class TunerProgress(msgspec.Struct, frozen=True):
         return f"{self.trial}/{self.trials}" if self.trial else ""
 
     def doing(self, length: TextLength = TextLength.FULL) -> str:
-        """What it does: ``measuring max-num-seqs 4 → 16``."""
+        """Its current activity: ``measuring max-num-seqs 4 → 16``."""
         full, changes = length is TextLength.FULL, self._changes(length)
         if self.step is TunerStep.PREDICTING:
             return "predicting every combination of flags" if full else "predicting"
@@ -129,7 +129,7 @@ class TunerProgress(msgspec.Struct, frozen=True):
     def found(self, length: TextLength = TextLength.FULL) -> str:
         """``best so far: max-num-seqs 16, 9.1 req/s (original 7.9 req/s)``; empty if nothing was measured.
 
-        While the original flags are measured, ``so far ≥7.0 req/s``: what that has shown.
+        While the original flags are measured, the preliminary result: ``so far ≥7.0 req/s``.
         """
         if self.original is None:
             return f"so far {figure_text(self.so_far, self.unit)}" if self.so_far is not None else ""
@@ -143,18 +143,17 @@ class TunerProgress(msgspec.Struct, frozen=True):
         return f"{lead}: {flags_text(self.best.set)}, {best} (original {original})"
 
     def sentence(self, now: float) -> str:
-        """All of it, for people: what it does at ``now`` (Unix seconds), where it is, what it has found."""
+        """A full description: its activity at ``now`` (Unix seconds), its position, and its results."""
         left = f"at most {duration(max(0.0, self.until - now))} left"
         parts = (self.place, f"{self.doing()} for {duration(max(0.0, now - self.since))}", self.found(), left)
         return plain("; ".join(filter(None, (*parts, f"pid {self.pid}"))))
 
     def kept(self, flags: Flags) -> str:
-        """Which of the flags that it has tried a server has, ``max-num-seqs 16``; empty if those are the original
-        ones."""
+        """Flags that a server still has from the tuner, as ``max-num-seqs 16``; empty if it has the original ones."""
         return flags_text({name: flags.get(name) for name in self._changed(flags)})
 
     def restoring(self, flags: Flags) -> str:
-        """The options of ``restart`` that give a server the original flags again; empty if it has those."""
+        """The options of ``restart`` that restore a server's original flags; empty if it has them."""
         originals = {name: self.was[name] for name in self._changed(flags)}
         return " ".join(
             f"--unset {name}" if value is None else f"--set {shlex.quote(f'{name}={value_word(value)}')}"
@@ -166,7 +165,7 @@ class TunerProgress(msgspec.Struct, frozen=True):
 
 
 def figure_text(one: TunerFigure, unit: str) -> str:
-    """A value of an objective: ``7.9 req/s``, ``410 tok/s``, or a latency; ``≥7.9 req/s`` where that is a bound."""
+    """A value of an objective: ``7.9 req/s``, ``410 tok/s``, or a latency; ``≥7.9 req/s`` if it is a bound."""
     mark = {"most": "<", "least": "≥"}.get(one.bound, "")
     if unit == "s":
         return mark + seconds(one.value)

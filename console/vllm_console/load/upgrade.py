@@ -1,9 +1,9 @@
 """Whether one engine is slower than another: the same requests on both, in rounds. Pure.
 
-Each round has a turn of either engine, next to each other in time. A request's time on one engine is compared with its
-own time on the other, so that lengths and arrivals cancel, and a round yields one number per figure: the mean over its
-requests of the logarithm of that ratio. Requests of a turn share batches and what the machine did meanwhile, so they
-are not independent; rounds are. The interval is Student's t over rounds, widened for the number of figures.
+Each round has a turn of either engine, close together in time. A request's time on one engine is compared with its time
+on the other, so that lengths and arrivals cancel, and a round yields one number per figure: the mean over its requests
+of the logarithm of that ratio. Requests of a turn share batches and machine conditions, so they are not independent;
+rounds are. The interval is Student's t over rounds, widened for the number of figures.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from vllm_console.runs.confidence import student
 Figure = Literal["ttft", "tpot", "e2e"]
 FIGURES: tuple[Figure, ...] = ("ttft", "tpot", "e2e")
 LEVEL = 0.95
-"""Confidence that the intervals of all figures hold together."""
+"""Joint confidence level of the intervals of all figures."""
 FEWEST_ROUNDS = 4
-"""Below that Student's t is not known well, and intervals are very wide."""
+"""With fewer rounds, Student's t is inaccurate, and intervals are very wide."""
 FEWEST_REQUESTS = 10
-"""Answered on both engines, in every round."""
+"""Minimum number of requests answered on both engines, in every round."""
 FAILED_SHARE = 0.02
-"""With more failed on either side, those that were answered are not compared."""
+"""With a larger share of failures on either side, the answered requests are not compared."""
 
 
 class EngineTurn(msgspec.Struct, frozen=True):
-    """One engine's turn in a round: the times of its answers by the requests' places, and how many were sent."""
+    """One engine's turn in a round: the times of its answers by request index, and how many requests were sent."""
 
     sent: int
     answers: Mapping[int, Times]
@@ -51,7 +51,7 @@ class UpgradeVerdict(StrEnum):
 class UpgradeFigure(msgspec.Struct, frozen=True):
     """A figure on both engines: geometric means in seconds, and how much longer the second takes (0.05 is 5%).
 
-    ``low`` and ``high`` hold the changes of all figures together with 95% confidence.
+    ``low`` and ``high`` bound the changes of all figures jointly with 95% confidence.
     """
 
     name: Figure
@@ -63,25 +63,25 @@ class UpgradeFigure(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> UpgradeVerdict:
-        """What this figure alone says."""
+        """The verdict of this figure alone."""
         if self.low > 0:
             return UpgradeVerdict.SLOWER
         return UpgradeVerdict.FASTER if self.high < 0 else UpgradeVerdict.NO_DIFFERENCE
 
 
 class UpgradeComparison(msgspec.Struct, frozen=True):
-    """The verdict on the second engine with its figures; ``requests`` were compared per round, at least."""
+    """The verdict on the second engine with its figures; at least ``requests`` were compared per round."""
 
     verdict: UpgradeVerdict
     rounds: int
     requests: int
     figures: tuple[UpgradeFigure, ...] = ()
     failed: tuple[int, int] = (0, 0)
-    """Requests that had no answer on either engine."""
+    """Unanswered requests on each engine."""
 
 
 def compare_engines(rounds: Sequence[tuple[EngineTurn, EngineTurn]]) -> UpgradeComparison:
-    """Compare what two engines made of the same requests; each pair is a round."""
+    """Compare two engines' answers to the same requests; each pair is a round."""
     failed = tuple(sum(pair[side].sent - len(pair[side].answers) for pair in rounds) for side in (0, 1))
     both = [sorted(one.answers.keys() & other.answers.keys()) for one, other in rounds]
     fewest = min(map(len, both), default=0)
@@ -107,7 +107,7 @@ def compare_engines(rounds: Sequence[tuple[EngineTurn, EngineTurn]]) -> UpgradeC
 def _figure(
     name: Figure, rounds: Sequence[tuple[EngineTurn, EngineTurn]], both: Sequence[Sequence[int]], level: float
 ) -> UpgradeFigure | None:
-    """One figure over all rounds; None where a round has no answer with it."""
+    """One figure over all rounds; None if a round has no answer with it."""
     sides: list[tuple[float, float]] = []
     for (one, other), places in zip(rounds, both, strict=True):
         pairs = [(getattr(one.answers[place], name), getattr(other.answers[place], name)) for place in places]

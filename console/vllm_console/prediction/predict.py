@@ -1,16 +1,16 @@
-"""Predicts how a server would do with other limits or other traffic, with intervals, or says why it can't. Pure.
+"""Predict a server's performance with other limits or other traffic, with intervals, or say why it can't. Pure.
 
-The recorded requests are replayed with the fitted step cost twice: as the server is, and as it would be. A prediction
-is what was measured times the ratio of the two, so what the model misses of the present cancels out.
+The recorded requests are replayed with the fitted step cost twice: with the current and with the changed settings. A
+prediction is the measured value times the ratio of the two, so the model's error in the present cancels out.
 
 The interval is a parametric bootstrap (Davison and Hinkley, Bootstrap Methods and their Application, 1997): the range
-of `DRAWS` more replays without the `CUT` lowest and highest. Each draws what is not known of the next run:
+of `DRAWS` more replays without the `CUT` lowest and highest. Each draws what is unknown about the next run:
 
 - the step cost: one of the parameter sets that reproduce the present about equally well, with its own ratio,
 - the engine's speed after a start, and the time that requests spend in the front end (see `drift`),
-- the requests: blocks of the recorded ones, drawn twice. What was recorded is one sample of this traffic, and what will
-  be measured is another, so the difference of the two has twice the variance of one,
-- how much of the model's error in the present carries over: none to twice as much.
+- the requests: blocks of the recorded ones, drawn twice. The recorded requests are one sample of this traffic, and
+  those of the next run will be another, so their difference has twice the variance of one sample,
+- how much of the model's error in the present carries over: between zero and two times the error.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Re
 from vllm_launchers.units import counted
 
 DRAWS, CUT = 39, 1
-"""The next one of exchangeable values lies between the second lowest and the second highest of 39 in 36 of 40 cases."""
+"""Of exchangeable values, the next lies between the second lowest and second highest of 39 in 36 of 40 cases."""
 FEWEST_DRAWS = 20
-"""With fewer draws in which a figure is known it has no interval."""
+"""A figure that is known in fewer draws gets no interval."""
 MODELS = 12
-"""Models of the engine, each with its own ratio, that the draws take in turn."""
+"""Number of engine models, each with its own ratio, that the draws use in turn."""
 SHIFTS = (0.0, 0.05, 0.1, 0.15, 0.2)
-"""Seconds."""
+"""Shifts of the noise in time, in seconds."""
 MOST_LOAD = 0.85
-"""Above this share of what it could serve, small differences decide how long requests wait."""
+"""Above this share of the capacity, small differences decide how long requests wait."""
 MOST_MISSED = 0.15
-"""A replay that misses the present medians by more than this explains the server too badly."""
+"""If a replay misses the present medians by more than this share, the model does not fit the server."""
 MOST_BETWEEN = 0.1
-"""A modeled median TTFT is near the measured one where no larger share of the requests lies between the two."""
+"""A modeled median TTFT is near the measured one if at most this share of requests lies between them."""
 _LEAST_SECONDS = 0.004
-"""A difference of a few milliseconds is none: arrivals are known to no more."""
+"""Smaller differences do not count: arrival times are not known more precisely."""
 FAR = 2.0
-"""Batches and prefills beyond this multiple of what was observed are none that the server has shown."""
+"""Batches and prefills beyond this multiple of the observed ones are extrapolation."""
 _BLOCK_OF_REQUESTS = 10
 _TIMES_A_REQUEST = 10.0
-"""Denser traffic is replayed for so many times as long as a request takes, if it was recorded for as long: in a shorter
-time it would be over before it fills the engine."""
+"""Denser traffic is replayed for this many request durations (at most as long as it was recorded): otherwise it would
+end before it fills the engine.
+"""
 _MOST_RESIDUAL = 2.0
 _PREEMPTING = "Requests would be preempted, or nearly so; traffic reconstructed from metrics is too inaccurate there."
 
@@ -89,9 +90,10 @@ class Estimates(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What was measured, and what is predicted. ``outside`` is why that says little or nothing, a sentence; or empty.
+    """The measured and the predicted figures.
 
-    ``load`` is the share of its capacity that the traffic would take.
+    ``outside`` is a sentence why the prediction is unreliable or missing; or empty. ``load`` is the share of capacity
+    that the traffic would take.
     """
 
     now: Estimates
@@ -101,7 +103,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The server as it is and as it would be. ``kv_bytes`` is by which factor a cached token's bytes change."""
+    """The limits before and after. ``kv_bytes`` is the factor by which the bytes of a cached token change."""
 
     now: EngineLimits
     after: EngineLimits
@@ -110,7 +112,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def measured(evidence: TrafficEvidence) -> Prediction:
-    """What was measured, without a prediction. Where a quantile is known to a bucket, that is its interval."""
+    """The measured figures without a prediction. A quantile known only to a bucket has the bucket as its interval."""
     return Prediction(_estimates(evidence.observed, evidence.ends))
 
 
@@ -122,10 +124,11 @@ def predict(
     drifts: Sequence[float] = (),
     front_drifts: Sequence[float] = (),
 ) -> Prediction:
-    """Predict a change. What is far from what the server has shown is flagged, or not predicted at all.
+    """Predict the effect of a change. If it goes far beyond what the server has shown, it is flagged, or not predicted.
 
-    ``others`` are other traffics that may have been as well, each with its fit: all of them are replayed. ``drifts``
-    are by how much earlier starts changed the engine's speed, ``front_drifts`` the time in the front end (see `drift`).
+    ``others`` are alternative reconstructions of the traffic, each with its fit: all are replayed. ``drifts`` are the
+    factors by which earlier starts changed the engine's speed, ``front_drifts`` the time in the front end (see
+    `drift`).
     """
     now = measured(evidence)
     if outside := unusable(evidence, change):
@@ -153,12 +156,12 @@ def predict(
 
 
 def _engine(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> tuple[StepCost, StepNoise]:
-    """The best cost of a step after the change, and its noise."""
+    """The best step cost after the change, and its noise."""
     return with_kv_bytes(fitted.costs[0], change.kv_bytes), step_noise(fitted.start, evidence)
 
 
 def with_kv_bytes(cost: StepCost, factor: float) -> StepCost:
-    """A step's cost where a cached token has ``factor`` times as many bytes."""
+    """A step's cost if a cached token has ``factor`` times as many bytes."""
     return replace(cost, per_read=cost.per_read * factor)
 
 
@@ -168,7 +171,7 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 
 def _outcomes(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> list[_Outcome]:
-    """Replays of the recorded requests; several where the machine is slower at times, with these times shifted."""
+    """Replays of the recorded requests; several, with shifted slow periods, if the machine is slower at times."""
     cost, noise = _engine(evidence, fitted, change)
     lasting = _lasting(evidence, change.traffic_scale)
     arrivals = _scaled(lasting.arrivals, change.traffic_scale)
@@ -186,8 +189,9 @@ def _outcome(
     *,
     telling: int,
 ) -> _Outcome:
-    """A replay; requests spend ``front`` times as long in the front end as those that were recorded, which are as many
-    as are ``telling``."""
+    """Replay requests, with ``front`` times the recorded time in the front end. ``telling`` is the number of recorded
+    requests that the figures really represent.
+    """
     since, until = arrivals[evidence.first].at, arrivals[evidence.end - 1].at
     found = replay_traffic(arrivals, change.after, cost, noise, since=since, until=until)
     return _Outcome(found, _figures(evidence, found, until - since, front, telling))
@@ -210,7 +214,7 @@ def _middle(found: Sequence[Figures]) -> Figures:
 
 
 def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float, front: float, telling: int) -> Figures:
-    """A replay's figures of the judged requests, with ``front`` times what they spent in the front end."""
+    """Figures of the judged requests in a replay, with ``front`` times the recorded time in the front end."""
     judged = slice(evidence.first, evidence.end)
     both = zip(found.requests[judged], evidence.fronts[judged], strict=True)
     pairs = [(one, front * spent) for one, spent in both if one is not None]
@@ -226,7 +230,7 @@ def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float, front: 
 
 
 def _lasting(evidence: TrafficEvidence, scale: float) -> TrafficEvidence:
-    """The judged requests one time after the other, so that they last long enough at ``scale`` times their rate."""
+    """Repeat the judged requests so that they last long enough at ``scale`` times their rate."""
     if scale <= 1:
         return evidence
     wanted = evidence.seconds
@@ -258,7 +262,7 @@ def _scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """One model of the engine under one traffic, and by which factors it misses the present."""
+    """One engine model for one traffic, and the factors by which it misses the present."""
 
     evidence: TrafficEvidence
     cost: StepCost
@@ -285,11 +289,11 @@ def _draws(
     speeds: Sequence[float],
     fronts: Sequence[float] = (),
 ) -> list[Figures]:
-    """What the next run may show, once with each of these ``speeds`` and of as many factors ``fronts``, if any."""
+    """Possible outcomes of the next run, one per speed in ``speeds``, each with a factor of ``fronts``, if any."""
     dice = random.Random(DRAWS)
     speeds, fronts = list(speeds), list(fronts) or [1.0] * len(speeds)
     dice.shuffle(speeds)
-    random.Random(DRAWS + 3).shuffle(fronts)  # with those of the speeds an uncorrelated order
+    random.Random(DRAWS + 3).shuffle(fronts)  # in an order uncorrelated with that of the speeds
     models = _models(cases, change.now)
     found = []
     for place, (speed, front) in enumerate(zip(speeds, fronts, strict=True)):
@@ -307,10 +311,10 @@ def _draws(
 def _redrawn(
     evidence: TrafficEvidence, lasting: TrafficEvidence, block_size: int, dice: random.Random, scale: float
 ) -> list[Arrival]:
-    """The same kind of traffic at another time: blocks of it put together anew (a moving-block bootstrap, Künsch,
-    1989), twice, the second time for as long as it is ``lasting``.
+    """The same kind of traffic at another time: its blocks recombined (a moving-block bootstrap, Künsch, 1989), twice;
+    the second time to the length of ``lasting``.
 
-    Shared prefixes stay where they are, since their order matters: what follows them is drawn.
+    Shared prefixes stay in place, since their order matters; only the rest of each prompt is drawn.
     """
     arrivals = evidence.arrivals
     gaps = [later.at - one.at for one, later in pairwise(arrivals)]
@@ -325,7 +329,7 @@ def _redrawn(
 
 
 def _shared(one: Arrival, block_size: int) -> int:
-    """How many of its prompt's tokens are in shared blocks; the last one is always computed."""
+    """Number of prompt tokens in shared blocks; the last token is always computed."""
     return min(len(one.prefix) * block_size, one.prompt_tokens - 1)
 
 
@@ -353,9 +357,9 @@ def _estimates(value: Figures, drawn: Sequence[Figures], cut: int = 0) -> Estima
 
 
 def _estimate(value: float | None, drawn: Sequence[float | None], cut: int) -> Estimate:
-    """The range of what was drawn without the ``cut`` lowest and highest, and of the value itself.
+    """The range of the draws without the ``cut`` lowest and highest, extended to include the value itself.
 
-    With a ``cut``, no range where fewer than `FEWEST_DRAWS` draws have the figure.
+    With a ``cut``, no range if fewer than `FEWEST_DRAWS` draws have the figure.
     """
     known = sorted(one for one in drawn if one is not None)
     if value is None and len(known) < max(1, len(drawn)):
@@ -367,9 +371,9 @@ def _estimate(value: float | None, drawn: Sequence[float | None], cut: int) -> E
 
 
 def _residual(modeled: Figures, evidence: TrafficEvidence) -> Figures:
-    """By which factor what was measured differs from a replay of the present, at most `_MOST_RESIDUAL`.
+    """The factors between the measured figures and a replay of the present, at most `_MOST_RESIDUAL`.
 
-    Between the ends of a bucket nothing is known to be missed.
+    A value within its bucket counts as exact.
     """
     known = evidence.ends or (evidence.observed,)
 
@@ -391,15 +395,13 @@ def _residual(modeled: Figures, evidence: TrafficEvidence) -> Figures:
 
 
 def _nearest(value: float | None, *known: float | None) -> float | None:
-    """What of the known range is nearest to a value: the value itself, if it lies in it."""
+    """The value in the known range that is nearest to ``value``: itself if it lies within."""
     ends = [one for one in known if one is not None]
     return min(max(ends), max(min(ends), value)) if ends and value is not None else None
 
 
 def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figures:
-    """A replay's latencies and tokens per second with the model's ``residual`` in the present taken off, to the power
-    ``carried``.
-    """
+    """Correct a replay's latencies and tokens per second by ``residual`` to the power ``carried``."""
 
     def times(value: float | None, factor: float | None) -> float | None:
         return None if value is None or factor is None else value * factor**carried
@@ -419,7 +421,7 @@ def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figur
 
 
 def unusable(evidence: TrafficEvidence, change: Change) -> str:
-    """Why this evidence can't be replayed with the change, a sentence; empty if it can."""
+    """A sentence why this evidence can't be replayed with the change; empty if it can."""
     if evidence.flaw:
         known = "The records don't hold" if not evidence.ends else "The metrics don't tell"
         return f"{known} the whole traffic: {evidence.flaw}."
@@ -444,12 +446,12 @@ def unusable(evidence: TrafficEvidence, change: Change) -> str:
 
 
 def _of_recorded(number: int, evidence: TrafficEvidence, one: str, more: str) -> str:
-    """``2 of the 40 recorded requests are``; ``one`` and ``more`` are the verb for one and many."""
+    """``2 of the 40 recorded requests are``; ``one`` and ``more`` are the singular and plural verb."""
     return f"{number} of the {len(evidence.arrivals)} recorded requests {one if number == 1 else more}"
 
 
 def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> str:
-    """A sentence if a replay of the present does not come out as it was measured."""
+    """A sentence if a replay of the present does not match the measurements; else empty."""
     cached = sum(one.cached_tokens for one in baseline.requests[evidence.first : evidence.end] if one is not None)
     if abs(cached - evidence.cached_tokens) > MOST_MISSED * max(evidence.cached_tokens, 1) + 0.02 * _prompts(evidence):
         return "The records don't show which prompts share a prefix, which matters for this server."
@@ -475,10 +477,10 @@ def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> 
 
 
 def _is_near_median(ttft: Spread, evidence: TrafficEvidence) -> bool:
-    """Whether about half of the requests had their first token sooner than the modeled median, and the mean is met.
+    """Whether about half of the requests had their first token before the modeled median, and the mean TTFT matches.
 
-    Where some requests wait in the queue and others don't, the median lies between the two, where few requests are: a
-    replay in which a few more or fewer of them wait has quite another one.
+    If some requests wait in the queue and others don't, the median lies between the two groups, where few requests are.
+    A replay in which slightly more or fewer requests wait then has a very different median.
     """
     mean = evidence.observed.ttft_seconds.mean
     if ttft.p50 is None or ttft.mean is None or mean is None or abs(ttft.mean - mean) > MOST_MISSED * mean:
@@ -497,14 +499,14 @@ def _prompts(evidence: TrafficEvidence) -> int:
 def _load(
     evidence: TrafficEvidence, arrivals: Sequence[Arrival], limits: EngineLimits, cost: StepCost, noise: StepNoise
 ) -> float:
-    """The share of its time that the server would need for this traffic if it always worked at its fullest."""
+    """The share of its time that the server would need for this traffic if it always ran at full batch."""
     judged = arrivals[evidence.first : evidence.end]
     together = [replace(one, at=0.0) for one in judged]
     return replay_traffic(together, limits, cost, noise).busy / (judged[-1].at - judged[0].at)
 
 
 def _outside(evidence: TrafficEvidence, found: Replayed, baseline: Replayed, load: float) -> str:
-    """Why a prediction says less than its figures; empty if it doesn't."""
+    """A sentence on what limits a prediction's reliability; empty if nothing does."""
     if load > MOST_LOAD:
         return (
             f"This traffic would take about {load:.0%} of what the server can serve: above {MOST_LOAD:.0%} only "
@@ -525,7 +527,7 @@ def _outside(evidence: TrafficEvidence, found: Replayed, baseline: Replayed, loa
 
 
 def _typical_most(batches: dict[int, float]) -> int:
-    """The batch size that is exceeded in only 5 % of the busy time."""
+    """The batch size that is exceeded in only 5% of the busy time."""
     left = 0.95 * sum(batches.values())
     for count in sorted(batches):
         left -= batches[count]

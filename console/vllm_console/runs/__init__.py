@@ -1,1 +1,1 @@
-"""What ran with which flags and how it performed; comparing runs."""
+"""Runs, their flags and performance, and comparisons between runs."""

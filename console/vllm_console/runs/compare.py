@@ -1,17 +1,17 @@
-"""Whether a change helped: compares two runs' windows, conservatively. Pure.
+"""Whether a change helped: compare two runs' windows, conservatively. Pure.
 
 The minutes after the start and at the edges of the traffic are left out. Then the traffic is compared: requests per
-second, prompt and output lengths. If clients wait for answers, the server determines the rate, and an equal number in
-flight is enough. If only some minutes were alike, only these are compared. A figure is better or worse if its median
-moved by at least 5% and the interval of that movement, widened for the number of figures judged, excludes zero; but
-never in the direction in which a difference in traffic points anyway. If the interval includes zero and also a large
-movement, the figure is inconclusive.
+second, prompt and output lengths. With closed-loop clients, the server determines the rate, so an equal number of
+requests in flight is enough. If traffic was similar in only some minutes, only these are compared. A figure is better
+or worse if its median moved by at least 5% and the interval of that movement, widened for the number of figures judged,
+excludes zero; but never in the direction in which a difference in traffic would move it anyway. If the interval
+includes zero and also a large movement, the figure is inconclusive.
 
-If a quantile is only known to lie below the end of its bucket, that end is used: it then moves less than the quantile
-really did, never more.
+If a quantile is only known to lie below the end of its bucket, that end is used: it moves less than the real quantile,
+never more.
 
 The run after is judged when it has `FEWEST` windows, again at twice as many, and so on up to `MOST`. The first
-difference found over enough requests is kept: traffic of a later hour says nothing about the change.
+difference found over enough requests is kept, because traffic of a later hour says nothing about the change.
 """
 
 from __future__ import annotations
@@ -32,45 +32,48 @@ from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, by_exact, exact
 
 THROUGHPUT = "generation_tokens_per_second"
 MAJOR = ("ttft_mean", "e2e_mean", THROUGHPUT)
-"""Latency and throughput: while one of these is inconclusive, the verdict does not rest on a minor figure. What missed
-its objective before is no minor one, since the change was to improve it."""
+"""Latency and throughput: while one of these is inconclusive, minor figures do not decide the verdict. A figure that
+missed its objective before counts as major too, since the change was meant to improve it.
+"""
 
 
 SHARES = ("share", "per request")
 """Units in which a change is given in points, since the share itself may be zero."""
 WARM_UP = 2
-"""Windows left out after a start: compilation continues, and the prefix cache fills."""
+"""Windows left out after a start, while compilation continues and the prefix cache fills."""
 FEWEST = 5
 """Minimum windows of each run for a verdict."""
 MOST = 120
-"""Maximum windows used of the run after, the oldest."""
+"""Maximum number of windows used of the run after (its oldest)."""
 NEAREST = 10
-"""Windows used of the run before, the newest, or twice as many as of the run after, if that is more."""
+"""Number of windows used of the run before (its newest), unless twice those of the run after is more."""
 LONGEST = 4 * MOST
-"""Maximum windows of the run after among which those are searched."""
+"""Maximum number of windows of the run after that are searched."""
 ENOUGH_REQUESTS = 100
-"""A difference over at least so many requests of each run is kept, whatever comes later."""
+"""A difference over at least this many requests of each run is kept, whatever comes later."""
 MOST_EARLIER = 60
-"""Windows of an earlier run used to estimate drift."""
+"""Maximum number of windows of an earlier run used to estimate drift."""
 SMALLEST_CHANGE = 0.05
 SMALLEST_SHARE = 0.005
-"""Smaller changes count as none, however certain: of a figure, and of a share such as preemptions per request."""
+"""Smaller changes count as no difference, however certain: relative ones of a figure, absolute ones of a share such as
+preemptions per request.
+"""
 LARGE_CHANGE, LARGE_SHARE = 0.25, 0.05
-"""A median that moved this much (a share of itself; a share such as preemptions per request) is not unchanged."""
+"""A median that moved this much does not count as unchanged: relative for a figure, absolute for a share."""
 WIDEST, WIDEST_SHARE = 20.0, 1.0
-"""An interval that is wider is not shown."""
+"""Intervals around zero are not shown if their ends differ by more than this factor, or a share's by more than this."""
 DOUBLED, HALVED = 1.0, -0.5
 """If a change this large is possible, a figure is inconclusive."""
 ALIKE, ROUGHLY = 0.10, 0.25
-"""Traffic is similar up to 10% more or less, and roughly similar up to 25%."""
+"""Traffic within 10% is similar, within 25% roughly similar."""
 FAR = 2.0
-"""A window with more than this many times the load, or less than its inverse, is of other traffic."""
+"""A window with more than this many times the load, or less than its inverse, counts as different traffic."""
 STEADY = 0.03
-"""The most that requests in flight vary, as a share, if clients wait for answers."""
+"""Largest relative variation (median absolute deviation) of requests in flight for closed-loop clients."""
 DRAINING = 0.1
 """Windows with less than this share of the usual requests are left out."""
 ENOUGH_FOR_P99 = {"ttft_p99": 30.0, "e2e_p99": 30.0}
-"""With fewer requests in a window, a 99th percentile is only its slowest one."""
+"""With fewer requests in a window, the 99th percentile is just the slowest request."""
 
 _FACTORS = (
     ("requests_per_second", "requests", "/s"),
@@ -97,7 +100,7 @@ _FIGURES = (
 _LENGTH_QUANTILES = tuple(key for key in _LENGTHS if key.endswith("p95"))
 QUANTILES = tuple(f"{key}_{part}" for key, _ in _LATENCIES for part, _ in PARTS)
 _LARGEST = 20.0
-"""Bounds of an extreme ratio, as a power of e."""
+"""Cap on a log ratio."""
 JUDGED = (*(f"{key}_{part}" for key, _ in _LATENCIES for part in ("mean", "p99")), THROUGHPUT, "preemption_share")
 LEVEL = 1 - 0.05 / len(JUDGED)
 _OBJECTIVES = {
@@ -109,20 +112,20 @@ _OBJECTIVES = {
 
 
 class ComparisonVerdict(StrEnum):
-    """The verdict on a change. `MIXED` is only for the whole: some figures are better, others worse."""
+    """The verdict on a change. `MIXED` applies only to a whole comparison: some figures are better, others worse."""
 
     BETTER = "better"
     WORSE = "worse"
     MIXED = "mixed"
     NO_DIFFERENCE = "no significant difference"
     INCONCLUSIVE = "inconclusive"
-    """It moved a lot, or may have, but its minutes differ so much that this may be chance."""
+    """It moved a lot, or may have, but its windows vary so much that this may be chance."""
     NOT_COMPARABLE = "not comparable"
     TOO_LITTLE = "not enough data"
 
 
 DECIDED = (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED)
-"""Verdicts that say what the change did."""
+"""Verdicts that state an effect of the change."""
 
 
 class TrafficMatch(StrEnum):
@@ -157,11 +160,11 @@ class ComparedFigure(msgspec.Struct, frozen=True):
     exact: bool = False
     """Whether it is a quantile that is exact in every minute of both runs."""
     variable: bool = False
-    """Whether its minutes vary so much that the interval says nothing: ``low`` and ``high`` are None then."""
+    """Whether its minutes vary so much that the interval is uninformative; ``low`` and ``high`` are then None."""
 
     @property
     def bounded(self) -> tuple[bool, bool]:
-        """Whether ``before``, and ``after``, is only the end of a bucket."""
+        """For ``before`` and ``after``: whether the value is only the end of a bucket."""
         one, other = (bucket is not None and bucket.value is None for bucket in self.buckets)
         return one, other
 
@@ -176,7 +179,7 @@ class ComparedFigure(msgspec.Struct, frozen=True):
 
     @property
     def missed(self) -> bool:
-        """Whether it missed its objective before: what a finding was about, and a change is to improve."""
+        """Whether it missed its objective before, so that the change was meant to improve it."""
         return self.verdict is not None and self.meets is not None and not self.meets[0]
 
     @property
@@ -197,10 +200,10 @@ class ComparedFigure(msgspec.Struct, frozen=True):
 
 
 class Factor(msgspec.Struct, frozen=True):
-    """One side of the traffic before and after, as medians over windows.
+    """One property of the traffic before and after, as medians over windows.
 
-    ``open`` says of each value whether it is only a lower bound: a p95 of lengths above vLLM's last bucket. ``exact``
-    is whether a quantile of lengths is exact in every minute of both.
+    ``open`` says for each value whether it is only a lower bound: a p95 of lengths above vLLM's last bucket. ``exact``
+    says whether a length quantile is exact in every minute of both runs.
     """
 
     key: str
@@ -214,22 +217,22 @@ class Factor(msgspec.Struct, frozen=True):
 
     @property
     def noise(self) -> bool:
-        """Whether it scatters so much that even a large change may be chance: a quantile of lengths."""
+        """Whether it is a length quantile, which scatters so much that even a large change may be chance."""
         return self.key in _LENGTH_QUANTILES
 
     @property
     def change(self) -> float | None:
-        """The relative increase afterwards."""
+        """The relative change, after versus before; None if unknown."""
         if any(self.open) or not self.before or self.after is None:
             return None
         return (self.after - self.before) / self.before
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two runs: how many windows it has, were compared, and are still needed, and the window length.
+    """One of the two runs: how many windows it has, were compared, and are still needed; and the window length.
 
-    ``requests`` is how many ended in the windows compared; ``since`` and ``until`` (Unix seconds) are when the first of
-    them began and the last ended, None if there is none.
+    ``requests`` is the number of requests that ended in the compared windows; ``since`` and ``until`` (Unix seconds)
+    bound these windows, None if there are none.
     """
 
     run: Run
@@ -243,7 +246,7 @@ class Side(msgspec.Struct, frozen=True):
 
     @property
     def by_minute(self) -> bool:
-        """Whether its windows count as minutes: scrapes do not end on the second."""
+        """Whether its windows count as minutes; a tolerance is needed because scrapes do not end on the second."""
         return 50 <= self.seconds <= 70
 
     @property
@@ -253,14 +256,13 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two runs compared; `runs.text` puts it into words.
+    """Two runs compared; `runs.text` renders the result.
 
-    ``traffic`` says how similar the traffic was overall. ``differences`` lists the differences in flags, and in
-    ``model``, ``engine`` or ``GPUs``. ``closed_loop``: clients seem to wait for answers, so the request rate counts as
-    a result. ``matched``: only minutes with similar traffic were compared. ``kept``: later traffic does not change it
-    any more. ``again``: it is judged again once the run after has so many windows, and until then stays as it is; None
-    where it has too few for a verdict, or is not judged again. ``skipped`` lists the runs in between that are too short
-    to compare.
+    ``traffic`` is how similar the traffic was overall. ``differences`` lists differences in flags, and in ``model``,
+    ``engine`` or ``GPUs``. ``closed_loop``: clients seem to wait for answers, so the request rate counts as a result.
+    ``matched``: only minutes with similar traffic were compared. ``kept``: later traffic does not change the result any
+    more. ``again`` is the number of windows of the run after at which it is judged again, None if it is not.
+    ``skipped`` lists the runs in between that are too short to compare.
     """
 
     before: Side
@@ -278,7 +280,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is known of either run: there is no figure to show."""
+        """Whether neither run has any data, so that there is no figure to show."""
         known = [(one.before, one.after) for one in self.factors] + [(one.before, one.after) for one in self.figures]
         return all(pair == (None, None) for pair in known)
 
@@ -297,7 +299,9 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class _Traffic(msgspec.Struct, frozen=True):
-    """How similar the traffic was. ``closed_loop``: clients wait for answers; ``heavier``, ``lighter``: afterwards."""
+    """How similar the traffic was. ``closed_loop``: clients wait for answers; ``heavier``, ``lighter``: after the
+    change.
+    """
 
     likeness: TrafficMatch
     factors: tuple[Factor, ...]
@@ -324,8 +328,9 @@ def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) 
 
 
 def _stages(windows: Sequence[RunWindow]) -> Iterator[tuple[list[RunWindow], int]]:
-    """The usable windows at each time at which a run is judged: what comes later changes nothing in them. And how many
-    there must be at the next one."""
+    """The usable windows each time a run is judged, and the number needed for the next time. Later windows do not
+    affect them.
+    """
     due = FEWEST
     for end in range(FEWEST, len(windows) + 1):
         if end >= due and len(found := usable(windows[:end])) >= due:
@@ -354,7 +359,7 @@ def _compare(
     )
     enough = not sides[0].missing and not sides[1].missing
     drift = _alike(drift, one)[-MOST_EARLIER:] if enough else []
-    # Estimates of one run and exact quantiles of the other would differ for that reason alone.
+    # Mixing one run's estimates with the other's exact quantiles would itself cause a difference.
     exact = exact_keys(one, QUANTILES) & exact_keys(other, QUANTILES)
     one, other, drift = by_exact(one, exact), by_exact(other, exact), by_exact(drift, exact_keys(drift, exact))
     figures = tuple(
@@ -363,7 +368,7 @@ def _compare(
             exact=key in exact,
         )
         for key, name, unit in _FIGURES
-        # Most machines know nothing of energy: no row then.
+        # Most machines report no energy: omit the rows.
         if key not in energy.FIGURES or _values(one, key) or _values(other, key)
     )
     return Comparison(
@@ -395,7 +400,7 @@ def _engine(run: Run) -> str:
 
 
 def _gpus(before: Run, after: Run) -> tuple[str, str, str]:
-    """The GPUs of both, as far as both are known: a run planned on a recorded host may lack the list, or the model."""
+    """The GPUs of both, where known for both: a run planned on a recorded host may lack the list or the model."""
     kinds = bool(before.gpu_kind and after.gpu_kind)
     lists = bool(before.gpus and after.gpus)
     one, other = (
@@ -411,8 +416,8 @@ def _warm(recorded: Recorded) -> list[RunWindow]:
 
 
 def usable(windows: Sequence[RunWindow]) -> list[RunWindow]:
-    """The comparable ones of warm windows: with traffic from beginning to end."""
-    # While a queue drains after the traffic has ended, no requests arrive.
+    """Of warm windows, the comparable ones: with traffic from beginning to end."""
+    # While a queue drains at the end of the traffic, no requests arrive.
     came = [rate for rate in _values(windows, "requests_per_second") if rate > 0]
     least = DRAINING * median(came) if came else 0.0
     busy = [w for w in windows if w.figures.get("requests_per_second", least) >= least]
@@ -426,7 +431,7 @@ def usable(windows: Sequence[RunWindow]) -> list[RunWindow]:
 
 
 def _side(recorded: Recorded, used: Sequence[RunWindow], other: Recorded) -> Side:
-    """``other`` is the other run: one without windows will have some that are as long."""
+    """``other`` is the other run; its window length is assumed if this one has no windows yet."""
     known = recorded.windows or other.windows
     seconds = median([window.seconds for window in known]) if known else WINDOW_SECONDS
     missing = max(0, FEWEST - len(used))
@@ -480,7 +485,7 @@ def _traffic(before: Sequence[RunWindow], after: Sequence[RunWindow]) -> _Traffi
 
 
 def _steady(values: Sequence[float]) -> bool:
-    """Whether the number in flight is constant, as when each client sends its next request after an answer."""
+    """Whether the number in flight is constant, as with clients that send the next request after an answer."""
     middle = median(values)
     return median([abs(value - middle) for value in values]) <= STEADY * middle
 
@@ -495,8 +500,8 @@ def _factor(key: str, name: str, unit: str, before: Sequence[RunWindow], after: 
     found = [middle([p95 for one in windows if (p95 := one.quantile(key)) is not None]) for windows in (before, after)]
     one, other = (p95.guess if p95 is not None else None for p95 in found)
     is_open = (found[0] is not None and found[0].high is None, found[1] is not None and found[1].high is None)
-    # An estimate is known only to a bucket, and the next bucket begins at twice as much or more. An exact one of a
-    # minute is one of its few longest requests.
+    # An estimate is known only to its bucket, and buckets at least double in size. An exact one is, per minute, one of
+    # the few longest requests.
     return Factor(key, name, unit, one, other, _likeness(one, other, wide=6.0), is_open, exact)
 
 
@@ -516,7 +521,7 @@ def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> Traf
 
 
 def _without_other_traffic(before: list[RunWindow], after: Sequence[RunWindow]) -> list[RunWindow]:
-    """The windows before, without those of clearly other traffic than after, unless too few are left."""
+    """The windows before, without those whose traffic clearly differs from that after, unless too few remain."""
     middles = {key: middle for key in _LOAD if (middle := _middle(after, key))}
     kept = [
         window
@@ -529,7 +534,7 @@ def _without_other_traffic(before: list[RunWindow], after: Sequence[RunWindow]) 
 def _alike_only(
     before: Sequence[RunWindow], after: Sequence[RunWindow]
 ) -> tuple[list[RunWindow], list[RunWindow]] | None:
-    """The windows of both with traffic like that of the run with fewer of them; None if these are too few."""
+    """The windows of both with traffic like that of the run with fewer windows; None if too few."""
     fewer = before if len(before) < len(after) else after
     if min(len(before), len(after)) < FEWEST:
         return None
@@ -565,7 +570,7 @@ def _figure(
     traffic: _Traffic,
     earlier: Sequence[float] | None,
 ) -> ComparedFigure:
-    """``earlier`` is None if there are too few windows to judge by."""
+    """``earlier`` is None if there are too few windows for a verdict."""
     objective = run.objectives.get(_OBJECTIVES.get(key, ""))
     one, other = _values(before, key), _values(after, key)
     buckets = _bucket(before, key), _bucket(after, key)
@@ -593,7 +598,7 @@ def _figure(
 
 
 def _is_variable(figure: ComparedFigure) -> bool:
-    """Whether the interval includes no change and spans a factor of `WIDEST`, or, of a share, `WIDEST_SHARE`."""
+    """Whether the interval includes zero and spans a factor of `WIDEST` (for a share, more than `WIDEST_SHARE`)."""
     before, low, high = figure.before or 0.0, figure.low or 0.0, figure.high or 0.0
     if not low < 0 < high:
         return False
@@ -616,7 +621,7 @@ def _nearest(value: float | None, bucket: Quantile | None) -> float | None:
 def _difference(
     before: Sequence[float], after: Sequence[float], unit: str, earlier: Sequence[float]
 ) -> tuple[float, float, float]:
-    """A change and its interval; for latencies and rates by their ratio, since they scatter multiplicatively."""
+    """A change and its interval; by ratio for latencies and rates, because they scatter multiplicatively."""
     if unit in SHARES or min(*before, *after) <= 0:
         return difference(before, after, LEVEL, earlier)
     logs = [[math.log(value) for value in values if value > 0] for values in (before, after, earlier)]
@@ -627,7 +632,7 @@ def _difference(
 
 
 def _enough_for(key: str, before: Sequence[RunWindow], after: Sequence[RunWindow]) -> bool:
-    """Whether a quantile has enough requests in each window."""
+    """Whether each run has enough requests per window for a quantile."""
     fewest = ENOUGH_FOR_P99.get(key, 0.0)
     return all((_middle(windows, "requests") or 0.0) >= fewest for windows in (before, after))
 
@@ -658,8 +663,8 @@ def _judge(figure: ComparedFigure, traffic: _Traffic) -> ComparisonVerdict:
 def _may_be_large(figure: ComparedFigure, traffic: _Traffic, more: float, less: float) -> bool:
     """Whether a figure without a certain difference moved a lot, or may have moved by any amount.
 
-    ``more`` and ``less`` are what the traffic explains. If clients do not wait for answers, throughput scatters with
-    their requests: that is never inconclusive.
+    ``more`` and ``less`` are the changes that the traffic explains. With open-loop clients, throughput scatters with
+    their requests, so it is never inconclusive.
     """
     if figure.change is None or figure.low is None or figure.high is None:
         return False
@@ -675,7 +680,7 @@ def _may_be_large(figure: ComparedFigure, traffic: _Traffic, more: float, less: 
 
 
 def _explained(figure: ComparedFigure, traffic: _Traffic) -> tuple[float, float]:
-    """How much of a rise, and of a fall, the traffic alone explains: a server generates what it is asked for."""
+    """The rise and the fall that traffic alone explains: a server generates what it is asked for."""
     if figure.key != THROUGHPUT or traffic.closed_loop or figure.before is None:
         return 0.0, 0.0
     asked = 1.0
@@ -710,7 +715,7 @@ def _overall(figures: Sequence[ComparedFigure], traffic: _Traffic, enough: bool)
 
 
 def major_open(figures: Sequence[ComparedFigure]) -> bool:
-    """Whether a major figure is inconclusive and no other one is decided, so that no minor figure may count."""
+    """Whether a major figure is inconclusive and no other one is decided, so that minor figures may not decide."""
     major = {figure.verdict for figure in figures if figure.major}
     return ComparisonVerdict.INCONCLUSIVE in major and not major.intersection(
         (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
@@ -718,8 +723,9 @@ def major_open(figures: Sequence[ComparedFigure]) -> bool:
 
 
 def _weighed(figures: Sequence[ComparedFigure]) -> ComparisonVerdict:
-    """If some figures are better and others worse: an objective that is met now, or missed now, decides with the
-    end-to-end latency; neither may object, nor may throughput."""
+    """Weigh figures of which some are better and others worse. An objective newly met or newly missed, or the
+    end-to-end latency, decides; unless the other, or throughput, contradicts.
+    """
 
     def found(verdict: ComparisonVerdict, *keys: str) -> bool:
         return any(figure.verdict is verdict for figure in figures if figure.key in keys)

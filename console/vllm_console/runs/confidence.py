@@ -1,7 +1,7 @@
 """Confidence intervals for a difference of medians: a deterministic bootstrap over windows. Pure.
 
-Consecutive windows are correlated, so ten of them are worth fewer than ten. The bootstrap's standard error is widened
-for that by the windows' autocorrelation. The interval is Student's t on it.
+Consecutive windows are correlated, so ten of them carry less information than ten independent ones. The bootstrap's
+standard error is widened by the windows' autocorrelation, and the interval is based on Student's t.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESAMPLES = 400
 LONGER = 2
 """A series this many times as long as the other shows the drift of both."""
 WILDER = 3.0
-"""An earlier series that scatters this many times as much is not comparable."""
+"""An earlier series with more than this many times the scatter is not comparable."""
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
 
 
@@ -27,7 +27,7 @@ def difference(
     """The median of ``after`` minus that of ``before``, and the bounds of its confidence interval at ``level``.
 
     Values are in time order, at least three of each. If one series is at least twice as long as the other, it shows
-    drift that the short one hides: the short one's autocorrelation and scatter count as at least as large. So does an
+    drift that the short one hides: its autocorrelation and scatter are the minimum for the short one. So does an
     ``earlier`` series of the same server, unless it scatters far more than either.
     """
     change = median(after) - median(before)
@@ -65,7 +65,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def worth(*series: Sequence[float]) -> float:
-    """The effective number of independent values as a share of these, over all series together.
+    """The effective number of independent values as a share of all values, over all series together.
 
     The smaller of two estimates: from the autocorrelations up to the first insignificant one (Geyer 1992), and for an
     AR(1) process, (1 - r) / (1 + r).
@@ -81,7 +81,7 @@ def worth(*series: Sequence[float]) -> float:
             for values, mean in zip(series, means, strict=True)
             for one, other in zip(values, values[lag:], strict=False)
         )
-        # Short series hide correlation.
+        # Correct for short series, which hide correlation.
         found = together / apart + len(series) / sum(map(len, series))
         if found <= 0:
             break
@@ -97,15 +97,16 @@ def standard_error(values: Sequence[float], seed: int) -> float:
     medians = [(ordered[low] + ordered[high]) / 2 for low, high in _resampled_medians(count, seed)]
     mean = math.fsum(medians) / len(medians)
     variance = math.fsum([(value - mean) ** 2 for value in medians]) / (len(medians) - 1)
-    # A sample's spread underestimates its population's by this factor.
+    # A sample's spread underestimates the population's by this factor.
     return math.sqrt(variance * count / (count - 1))
 
 
 @cache
 def _resampled_medians(count: int, seed: int) -> tuple[tuple[int, int], ...]:
-    """The two ranks, often equal, between which the median of each resample of that many ordered values lies.
+    """For each resample of ``count`` ordered values, the two (often equal) ranks whose values average to its median.
 
-    A resample of positions is a resample of ranks. A linear congruential generator (Knuth's MMIX): always the same.
+    Resampling ranks is equivalent to resampling values. A linear congruential generator (Knuth's MMIX) makes it
+    reproducible.
     """
     state = seed * 0x9E3779B97F4A7C15 & _MASK
     found = []
@@ -120,7 +121,7 @@ def _resampled_medians(count: int, seed: int) -> tuple[tuple[int, int], ...]:
 
 
 def student(share: float, freedom: float) -> float:
-    """A quantile of Student's t (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5), good from 3 degrees on."""
+    """A quantile of Student's t (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5), accurate from 3 on."""
     z = NormalDist().inv_cdf(share)
     terms = (
         (z**3 + z) / 4,

@@ -17,7 +17,7 @@ from vllm_console.runs.text import notes, verdict_text
 
 
 def run_document(run: Run, runs: Sequence[Run] = ()) -> dict[str, Any]:
-    """A run as ``runs --json`` prints it; ``runs`` are all, newest first, to compare its start with earlier ones."""
+    """A run as printed by ``runs --json``; ``runs`` are all runs, newest first, for comparing its start."""
     earlier = [one for one in runs if one.server == run.server and one.id < run.id]
     return {
         "id": run.id,
@@ -58,14 +58,14 @@ def run_document(run: Run, runs: Sequence[Run] = ()) -> dict[str, Any]:
 
 
 def _key_figures(run: Run) -> dict[str, Any]:
-    """What was measured; a quantile known only to its bucket is null, with the bucket's ends beside it."""
+    """The figures; a quantile known only to its bucket is null, next to the ends of the bucket."""
     bounded = {name: None for name in KEY_QUANTILES if name not in run.figures and f"{name}_below" in run.figures}
     opened = {name: None for name in KEY_QUANTILES if name not in run.figures and f"{name}_above" in run.figures}
     return {**bounded, **opened, **run.figures}
 
 
 def comparison_document(found: Comparison, tariff: Tariff | None = None) -> dict[str, Any]:
-    """A comparison as ``compare --json`` prints it."""
+    """A comparison as printed by ``compare --json``."""
     return {
         "verdict": str(found.verdict),
         "kept": found.kept,
@@ -81,7 +81,7 @@ def comparison_document(found: Comparison, tariff: Tariff | None = None) -> dict
 
 
 def _energy_cost(found: Comparison, tariff: Tariff | None) -> dict[str, Any] | None:
-    """What a million tokens cost in energy; None without a price, or without a known energy."""
+    """The energy cost of a million tokens; None without a price or known energy."""
     sides = {figure.key: (figure.before, figure.after) for figure in found.figures if figure.key in ENERGY}
     if tariff is None or not sides:
         return None
@@ -142,7 +142,7 @@ def _figure(figure: ComparedFigure) -> dict[str, Any]:
 
 
 def _sided(name: str, value: float | None, bucket: Quantile | None) -> dict[str, Any]:
-    """One side of a figure; a quantile with the ends of its bucket, and null if it has only one."""
+    """One side of a figure; a quantile with the ends of its bucket, and null if that has only one end."""
     if bucket is None:
         return {name: value}
     return {name: bucket.value, f"{name}_below": bucket.below, f"{name}_above": bucket.above}

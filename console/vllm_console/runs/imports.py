@@ -1,4 +1,4 @@
-"""Reads the JSON results of ``vllm bench serve`` and ``guidellm`` as measurements. Pure but for `read_result`."""
+"""Reads the JSON results of ``vllm bench serve`` and ``guidellm`` as measurements. Pure except for `read_result`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.private import open_regular
 
 LARGEST_RESULT = 512 << 20
-"""guidellm writes every request into its file."""
+"""Large because guidellm writes every request into its file."""
 
 MOST_STEPS = 200
 LARGEST = 1e12
-"""Numbers beyond it are none that was measured."""
+"""Larger numbers are not plausible measurements."""
 
 NONE_ANSWERED = "none of its requests was answered, so it has no figures"
 
@@ -27,14 +27,14 @@ BENCH, GUIDELLM = "vllm bench serve", "guidellm"
 
 
 class ResultError(OperationError):
-    """A file that is no result that we know. One sentence."""
+    """A file that is not a known result. The message is one sentence."""
 
 
 def read_result(path: Path) -> Measurement:
-    """The measurement in a file.
+    """Read the measurement in a file.
 
     Raises:
-        ResultError: it cannot be read, is no JSON, or no result of a known tool.
+        ResultError: it cannot be read, is not JSON, or not the result of a known tool.
     """
     try:
         with open_regular(path) as file:
@@ -45,7 +45,7 @@ def read_result(path: Path) -> Measurement:
     if len(data) > LARGEST_RESULT:
         raise ResultError(f"{path} is larger than {LARGEST_RESULT >> 20} MiB, so it is no benchmark's result")
     try:
-        document = json.loads(data)  # which takes NaN and Infinity, as Python's tools write them
+        document = json.loads(data)  # accepts NaN and Infinity, which Python tools write
     except (ValueError, RecursionError) as error:
         raise ResultError(f"{path} is no JSON file: {plain(str(error), 200)}") from error
     try:
@@ -61,7 +61,8 @@ def read_result(path: Path) -> Measurement:
 
 
 def measurement(document: object, changed_at: float) -> Measurement | None:
-    """A result as a measurement, ``changed_at`` (Unix seconds) if it does not say when it was; None if unknown.
+    """Convert a result to a measurement; None if unknown. ``changed_at`` (Unix seconds) is used if the result has no
+    time.
 
     Raises:
         ResultError: it has too many benchmarks, or none of its requests was answered.
@@ -83,12 +84,13 @@ def measurement(document: object, changed_at: float) -> Measurement | None:
 
 
 def _bench(document: Mapping[str, Any], changed_at: float) -> Measurement | None:
-    """``vllm bench serve``: latencies in milliseconds; a rate of ``inf`` sends all at once, so the rate is measured.
+    """Convert a ``vllm bench serve`` result: latencies in milliseconds; a rate of ``inf`` sends all at once, so the
+    measured rate is used.
 
     None without a rate or a number of answered requests.
 
     Raises:
-        ResultError: none was answered.
+        ResultError: no request was answered.
     """
     completed, sent = _number(document, "completed"), _number(document, "num_prompts")
     if completed == 0:
@@ -110,9 +112,9 @@ def _bench(document: Mapping[str, Any], changed_at: float) -> Measurement | None
 
 
 def _rate(asked: float | None, measured: float | None, completed: float | None) -> float | None:
-    """The rate that was asked for; the measured one if there is none, or if the tool sent much faster than asked.
+    """The requested rate; the measured one if none was requested, or if the tool sent much faster than requested.
 
-    Random arrivals make the rate of N requests differ by a share of about 1/√N.
+    With random arrivals, the rate of N requests deviates by about 1/√N.
     """
     if asked is None or (measured is not None and measured > asked * (1 + 4 / math.sqrt(max(completed or 0.0, 1.0)))):
         return measured
@@ -124,7 +126,7 @@ _PARTS = ("mean", "p50", "p90", "p99")
 
 
 def _milliseconds(document: Mapping[str, Any], key: str) -> float | None:
-    """One of its latencies in seconds; the median is used if the 50th percentile is missing."""
+    """A latency in seconds; the median is used if the 50th percentile is missing."""
     value = _number(document, key)
     if value is None and key.startswith("p50"):
         value = _number(document, key.replace("p50", "median", 1))
@@ -132,9 +134,9 @@ def _milliseconds(document: Mapping[str, Any], key: str) -> float | None:
 
 
 def _guidellm(benchmark: object) -> dict[str, Any] | None:
-    """One benchmark of ``guidellm``: of its successful requests TTFT and ITL in milliseconds, whole ones in seconds.
+    """Convert a ``guidellm`` benchmark: TTFT and ITL of successful requests in milliseconds, total latency in seconds.
 
-    Its percentiles of ITL are of the requests' means, which no long gap moves: those of the gaps are unknown.
+    Its ITL percentiles are those of per-request means, which hide long gaps, so the percentiles of gaps are unknown.
     """
     metrics = benchmark.get("metrics") if isinstance(benchmark, dict) else None
     if not isinstance(metrics, dict):
@@ -172,7 +174,7 @@ def _distribution(found: Mapping[str, Any], per_second: float) -> dict[str, floa
 
 
 def _number(document: object, name: str) -> float | None:
-    """A number that can have been measured, also one that is written as text; None if there is none."""
+    """A plausible measured number, possibly written as text; None if there is none."""
     value = document.get(name) if isinstance(document, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -189,7 +191,7 @@ def _step(
     latencies: Sequence[Mapping[str, float | None]],
     tokens_per_second: float | None,
 ) -> dict[str, Any]:
-    """A step as a ramp has it: sent, completed and failed; TTFT, ITL and e2e. What a tool does not report is null."""
+    """A step in the form of a ramp's: sent, completed and failed; TTFT, ITL and e2e. Unreported fields are null."""
     sent, completed, failed = counts
     ttft, itl, e2e = latencies
     return {

@@ -1,4 +1,4 @@
-"""What a client measured of a run: a ramp, or the result of another tool. Stored with the run as JSON."""
+"""A client's measurement of a run: a ramp, or the result of another tool. Stored with the run as JSON."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LIMITS = {
 
 
 def limit_text(name: str) -> str:
-    """What limits a rate, for people."""
+    """The limiting factor of a rate, as text."""
     return _LIMITS.get(name, name)
 
 
 class Measurement(msgspec.Struct, frozen=True):
     """One measurement. ``kind`` is ``ramp``, ``vllm bench serve`` or ``guidellm``; ``at`` when it ended (Unix seconds).
 
-    ``steps`` are as ``ramp --json`` prints them, one per rate; fields that a tool does not report are null.
+    ``steps`` are as printed by ``ramp --json``, one per rate; fields that a tool does not report are null.
     """
 
     kind: str
@@ -44,10 +44,10 @@ class Measurement(msgspec.Struct, frozen=True):
     limited_by: str | None = None
     sentence: str = ""
     limits: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """The objectives that a ramp judged by."""
+    """The objectives of a ramp."""
 
     def document(self) -> dict[str, Any]:
-        """As ``runs --json`` prints it."""
+        """The measurement as printed by ``runs --json``."""
         return {
             "kind": self.kind,
             "at": self.at,
@@ -72,9 +72,9 @@ class Measurement(msgspec.Struct, frozen=True):
         return f"{' to '.join(map(three_digits, ends))} req/s"
 
     def curve(self, latency: str) -> list[tuple[float, float]]:
-        """Rate and p99 (seconds) of ``ttft_seconds`` or ``itl_seconds``, by rate; of a repeated rate the last one.
+        """Rate and p99 (seconds) of ``ttft_seconds`` or ``itl_seconds``, by rate; the last value of a repeated rate.
 
-        A p99 of which only a lower bound is known is drawn there.
+        If only a lower bound of a p99 is known, that is used.
         """
         found: dict[float, float] = {}
         for step in self.steps:
@@ -86,7 +86,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 def newest_ramp(measurements: Sequence[Measurement]) -> Measurement | None:
-    """The newest one that has a curve; None if there is none."""
+    """The newest measurement with a curve; None if there is none."""
     return next((one for one in reversed(measurements) if len(one.curve("ttft_seconds")) > 1), None)
 
 
@@ -104,9 +104,9 @@ class RampCurve(msgspec.Struct, frozen=True):
 
 
 def plot(title: str, curves: Sequence[RampCurve], limit: float | None) -> list[str]:
-    """Curves over the rate, both on logarithmic scales: a dashed line is the limit, bars are the ceilings.
+    """Plot curves over the rate, both axes logarithmic: a dashed line is the limit, bars are the ceilings.
 
-    Lines of equal width; empty without a point.
+    Returns lines of equal width; none without a point.
     """
     points = [point for curve in curves for point in curve.points]
     if not points:
@@ -152,7 +152,7 @@ def plots_side_by_side(left: Sequence[str], right: Sequence[str]) -> list[str]:
 
 
 def plots(curves: Sequence[tuple[str, Measurement]]) -> list[str]:
-    """TTFT and ITL p99 over the rate, for one or several measurements, each with its mark."""
+    """TTFT and ITL p99 over the rate, for one or more measurements, each with its mark."""
     limits = next((found.limits for _, found in curves if found.limits), {})
     panels = []
     for title, latency, limit in (
@@ -165,6 +165,6 @@ def plots(curves: Sequence[tuple[str, Measurement]]) -> list[str]:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Logarithms of the smallest and largest, never the same."""
+    """Logarithms of the smallest and largest value, moved apart if nearly equal."""
     low, high = math.log(min(values)), math.log(max(values))
     return (low, high) if high - low > 0.1 else (low - 0.5, high + 0.5)

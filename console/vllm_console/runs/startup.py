@@ -1,4 +1,4 @@
-"""The start-ups of runs side by side, and what each measure that shortens them saved. Pure."""
+"""The startups of runs side by side, and the time saved by each measure that shortens them. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vllm_launchers.typed_decoding import convert
 from vllm_launchers.vllm.fast_loaders import FAST_LOADERS
 
 BEFORE_WEIGHTS = ("process", "imports", "config")
-"""Stages that a prepared restart has behind it when it takes over."""
+"""Stages that a prepared restart has already completed when it takes over."""
 
 READ_AHEAD = "weights read ahead"
 NOTABLE = 0.05
-"""Share of the weights that must have been read ahead to count."""
+"""Minimum share of the weights that must have been read ahead to count."""
 
 NAME_WIDTH, RUN_WIDTH = 16, 10
 
@@ -26,7 +26,7 @@ _CACHE = {"hit": "hit", "partly": "partly hit", "new": "compiled", "failed": "un
 
 
 class StartSaving(msgspec.Struct, frozen=True):
-    """What a measure changed: ``seconds`` less (negative: more) than in the start ``before``, which lacked it."""
+    """The effect of a measure: ``seconds`` less (negative: more) than in the start ``before``, which lacked it."""
 
     measure: str
     seconds: float
@@ -34,14 +34,14 @@ class StartSaving(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """For people: ``compile cache: 21.3s less than chat@1``."""
+        """The saving as a sentence: ``compile cache: 21.3s less than chat@1``."""
         more = "less" if self.seconds >= 0 else "more"
         unknown = ", where what was cached is not known" if READ_AHEAD in self.measure else ""
         return f"{self.measure}: {took(abs(self.seconds))} {more} than {plain(self.before.name)}{unknown}"
 
 
 class _Group(msgspec.Struct, frozen=True):
-    """Measures that shorten the same part of a start, and how long that part took; None if unknown."""
+    """Measures that shorten the same part of a start, and the duration of that part; None if unknown."""
 
     measures: Mapping[str, Callable[[Run], bool]]
     took: Callable[[Run], float | None]
@@ -49,17 +49,17 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 def startup_facts(run: Run) -> StartupFacts:
-    """What made a run's start short or long."""
+    """The facts that explain how long a run's start took."""
     try:
         return convert(dict(run.startup), StartupFacts)
-    except (TypeError, ValueError):  # of another version
+    except (TypeError, ValueError):  # from another version
         return StartupFacts()
 
 
 def last_start_seconds(runs: Sequence[Run]) -> float | None:
-    """How long the newest start of these runs, newest first, took with what was prepared while the run before served.
+    """Duration of the newest completed start, including its preparation while the previous run served.
 
-    None if none of them was ever ready.
+    ``runs`` are newest first. None if none of them was ever ready.
     """
     for run in runs:
         if run.ready_at is not None:
@@ -68,8 +68,10 @@ def last_start_seconds(runs: Sequence[Run]) -> float | None:
 
 
 def saved(run: Run, earlier: Sequence[Run]) -> tuple[StartSaving, ...]:
-    """What each measure of a run saved against the newest earlier run, of the same model, version and GPUs, that had
-    none for the same part; ``earlier`` are runs of its server, newest first. Only where both times are known.
+    """Time saved by each measure of a run, against the newest earlier run of the same model, version and GPUs that had
+    no measure for the same part.
+
+    ``earlier`` are runs of its server, newest first. Only where both times are known.
     """
     found = []
     alike = [one for one in earlier if _alike(one, run)]
@@ -88,8 +90,9 @@ def saved(run: Run, earlier: Sequence[Run]) -> tuple[StartSaving, ...]:
 
 
 def startup_lines(runs: Sequence[Run], width: int) -> list[str]:
-    """Stages of the newest runs of one server side by side, the newest last, and what was saved. Newest run first in
-    ``runs``; as many as ``width`` cells hold.
+    """Stages of a server's newest runs side by side, the newest last, and the time saved.
+
+    ``runs`` are newest first; as many are shown as fit into ``width`` cells.
     """
     started = [run for run in runs if run.stages]
     shown = started[: max(1, (width - NAME_WIDTH) // RUN_WIDTH)][::-1]
@@ -137,7 +140,7 @@ def _whole(run: Run) -> float | None:
 
 
 def _alike(one: Run, other: Run) -> bool:
-    """Whether what one start took says something about another."""
+    """Whether the starts of two runs are comparable."""
     parallel = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "quantization", "dtype")
     same = (one.server, one.model, one.engine, one.version, one.gpu_kind) == (
         other.server, other.model, other.engine, other.version, other.gpu_kind
@@ -146,7 +149,7 @@ def _alike(one: Run, other: Run) -> bool:
 
 
 def _stage(run: Run, *names: str) -> float | None:
-    """The seconds of these stages together; None if none is known."""
+    """Total seconds of these stages; None if none is known."""
     found = [took for name, took, _ in run.stages if name in names and took is not None]
     return sum(found) if found else None
 
@@ -161,7 +164,7 @@ def _compile(run: Run) -> float | None:
 
 
 def _read_ahead(run: Run) -> bool:
-    """Whether a notable part of its weights was read ahead; what was cached anyway is no measure."""
+    """Whether a notable part of its weights was read ahead; weights that were cached anyway don't count."""
     found = startup_facts(run)
     return (found.read_ahead_gib or 0.0) > NOTABLE * (found.weights_gib or 0.0)
 

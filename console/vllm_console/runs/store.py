@@ -1,8 +1,8 @@
 """The run database: every generation of every server, its launch, start, performance and exit.
 
-It outlives the servers' own records. The fleet enters a run's launch (its head), the recorder its minutes. Unknown
-fields are left out and filled in later. The file is opened for each operation: writers (recorders, consoles, commands)
-come rarely and take turns. Whatever happens to the disk, committed data stays.
+It outlives the servers' own records. The fleet stores a run's launch (its head), the recorder its windows. Unknown
+fields are left out and filled in later. The file is opened for each operation, because writers (recorders, consoles,
+commands) are infrequent and take turns. Committed data survives any disk error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-"""What makes an empty file a run database. Other columns are another `SCHEMA_VERSION`."""
+"""Creates a run database in an empty file. Changed columns require a new `SCHEMA_VERSION`."""
 
 KEY_FIGURES = ("requests_per_second", "generation_tokens_per_second", "ttft_mean", "itl_mean", "e2e_mean")
 KEY_QUANTILES = ("ttft_p99", "itl_p99", "e2e_p99")
@@ -57,10 +57,10 @@ KEY_QUANTILES = ("ttft_p99", "itl_p99", "e2e_p99")
 
 MOST_WINDOWS_READ = 240
 _TOGETHER_SECONDS = 120.0
-"""Two reports of a finding within this time are one."""
+"""Two reports of a finding within this time are merged."""
 
 MOST_WINDOWS = 200_000
-"""Maximum windows in total, some 80 MB; beyond that the oldest runs are thinned."""
+"""Maximum windows in total, about 80 MB; beyond that, the oldest runs are thinned."""
 
 FEWEST_KEPT = 240
 """Windows that a thinned run keeps."""
@@ -68,19 +68,19 @@ FEWEST_KEPT = 240
 MOST_RUNS = 5000
 
 MOST_PREDICTIONS = 8
-"""Predictions that are kept of one run."""
+"""Maximum number of stored predictions per run."""
 
 MOST_MEASUREMENTS = 20
-"""Kept per run; the oldest are deleted first."""
+"""Maximum number per run; the oldest are deleted first."""
 
 
 Flags = Mapping[str, Any]
 
 
 class PastRun(msgspec.Struct, frozen=True):
-    """A run without figures: its start, flags, those that changed, and the stretches in which findings were open.
+    """A run without figures: its start, flags, changed flags, and the stretches in which findings were open.
 
-    ``changed`` is name, value before and after; ``findings`` code, since and until (Unix seconds).
+    ``changed`` has name, value before and after; ``findings`` code, since and until (Unix seconds).
     """
 
     generation: int
@@ -91,7 +91,7 @@ class PastRun(msgspec.Struct, frozen=True):
 
 
 class RunStoreError(OperationError):
-    """The run database can't be used. The message is one sentence that says why and what follows."""
+    """The run database can't be used. The message is one sentence with the reason and its consequence."""
 
 
 class RunStoreMissingError(RunStoreError):
@@ -107,7 +107,7 @@ class RunStoreNewerError(RunStoreError):
 
 
 class RunName(msgspec.Struct, frozen=True):
-    """Which run: the ``key`` that its launch was given, its server and generation."""
+    """Identifies a run: the ``key`` from its launch, its server and generation."""
 
     key: str
     server: str
@@ -115,11 +115,11 @@ class RunName(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """A run without its minutes. Times are Unix seconds; None and empty mean unknown.
+    """A run without its windows. Times are Unix seconds; None and empty mean unknown.
 
-    ``stages`` are name, seconds and detail of its startup; ``startup`` what made that short or long (`StartupFacts`);
-    ``report`` the engine's own memory figures; ``ended`` how its process ended (``code``, ``signal``, ``requested``,
-    ``reason``) and ``cause`` the name of the failure.
+    ``stages`` are name, seconds and detail of its startup; ``startup`` the facts that explain its duration
+    (`StartupFacts`); ``report`` the engine's own memory figures; ``ended`` how its process ended (``code``, ``signal``,
+    ``requested``, ``reason``) and ``cause`` the name of the failure.
     """
 
     key: str
@@ -154,9 +154,11 @@ class FlagChange(msgspec.Struct, frozen=True):
 
 
 class Run(RunHead, frozen=True):
-    """A run as stored. ``changed`` is its difference from that server's run ``before`` (its number, None for a first
-    one), ``windows`` how many it has, ``last_at`` the end of the newest one, ``figures`` its `KEY_FIGURES` and
-    `KEY_QUANTILES` (with the ends of their buckets), ``findings`` those observed, each with its minutes.
+    """A stored run.
+
+    ``changed`` is its difference from the server's previous run, whose number is ``before`` (None for a first run);
+    ``windows`` is their number, ``last_at`` the end of the newest one. ``figures`` are its `KEY_FIGURES` and
+    `KEY_QUANTILES` (with the ends of their buckets), ``findings`` the observed ones, each with its minutes.
     """
 
     id: int = 0
@@ -164,19 +166,20 @@ class Run(RunHead, frozen=True):
     changed: tuple[FlagChange, ...] = ()
     windows: int = 0
     window_seconds: float = 60.0
-    """How long they are, on average."""
+    """Average length of its windows."""
     last_at: float | None = None
     figures: Mapping[str, float] = msgspec.field(default_factory=dict)
     findings: Mapping[str, float] = msgspec.field(default_factory=dict)
     measurements: tuple[Measurement, ...] = ()
-    """What clients measured of it, oldest first."""
+    """Clients' measurements of it, oldest first."""
     judged_until: float | None = None
-    """Up to when (Unix seconds) its history was judged afterwards: without GPUs, and without test requests to a silent
-    engine."""
+    """Until when (Unix seconds) its history was judged afterwards: without GPUs, and without test requests to a silent
+    engine.
+    """
     removed: bool = False
-    """Whether its server was removed; not stored, like the next."""
+    """Whether its server was removed; not stored, like ``replayable``."""
     replayable: bool = False
-    """Whether its history can be shown again."""
+    """Whether its history can be replayed."""
 
     @property
     def name(self) -> str:
@@ -202,7 +205,7 @@ class RunStore:
         self._read_only = read_only
 
     def enter(self, heads: Sequence[RunHead]) -> None:
-        """Enter runs, or add facts about them: fields that a head lacks stay unchanged."""
+        """Store runs, or add facts about them: fields that a head lacks stay unchanged."""
 
         def act(connection: sqlite3.Connection) -> None:
             for head in heads:
@@ -214,16 +217,16 @@ class RunStore:
     def note_findings(
         self, run: RunName, at: float, codes: Iterable[str], since: Mapping[str, float] | None = None
     ) -> None:
-        """Note the findings open at ``at`` (Unix seconds), with ``since`` when, by code; without that, since ``at``.
+        """Note the findings open at ``at`` (Unix seconds). ``since`` has their start by code; the default is ``at``.
 
-        Reports up to two minutes apart are one stretch.
+        Reports up to two minutes apart are merged.
         """
 
         def act(connection: sqlite3.Connection) -> None:
             number = run_id(connection, run, at)
             for code in codes:
                 began = min(at, since.get(code, at) if since is not None else at)
-                # Consoles' clocks and write order differ: one may report a slightly earlier time than the other.
+                # Consoles' clocks and write order differ: one may report a slightly earlier time than another.
                 known = connection.execute(
                     "UPDATE findings SET until = max(until, ?)"
                     " WHERE run = ? AND code = ? AND since <= ? AND until >= ?",
@@ -237,7 +240,7 @@ class RunStore:
     def note_past(
         self, run: RunName, stretches: Mapping[str, Sequence[tuple[float, float]]], since: float, until: float
     ) -> None:
-        """Note the stretches (Unix seconds) in which findings were open, judged afterwards from ``since`` to ``until``.
+        """Note the stretches (Unix seconds) of findings that were computed afterwards for ``since`` to ``until``.
 
         Known stretches are not counted twice.
         """
@@ -256,7 +259,7 @@ class RunStore:
         self._write(act)
 
     def add_measurement(self, run: RunName, found: Measurement) -> None:
-        """Keep what a client measured of a run; a run has at most `MOST_MEASUREMENTS`."""
+        """Store a client's measurement of a run; a run keeps at most `MOST_MEASUREMENTS`."""
 
         def act(connection: sqlite3.Connection) -> None:
             number = run_id(connection, run, found.at)
@@ -270,9 +273,9 @@ class RunStore:
         self._write(act)
 
     def runs(self, server: str | None = None, most: int = 100) -> list[Run]:
-        """The newest runs, newest first; of one server (by generation) or of all. Empty if none is recorded."""
+        """The newest runs of one server (by generation) or of all, newest first. Empty if none is recorded."""
         if server is not None and any("\ud800" <= character <= "\udfff" for character in server):
-            return []  # not valid text, as a command line may contain: no server has this name
+            return []  # invalid text, as a command line may contain: no server has this name
         newest = "SELECT id FROM runs ORDER BY started_at DESC, id DESC LIMIT ?"
 
         def ask(connection: sqlite3.Connection) -> list[Run]:
@@ -285,7 +288,7 @@ class RunStore:
         return self._ask(ask, [])
 
     def past(self, server: str, most: int = 200) -> list[PastRun]:
-        """When a server's newest runs began and which findings were open when, newest first; without their figures."""
+        """A server's newest runs without figures, but with their findings, newest first."""
 
         def ask(connection: sqlite3.Connection) -> list[PastRun]:
             found = []
@@ -312,7 +315,7 @@ class RunStore:
         return self._ask(ask, None)
 
     def note_predictions(self, run: RunName, at: float, predictions: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what was predicted for changes of a run, instead of what was kept before: the newest few."""
+        """Replace the stored predictions for changes of a run; only the newest few are kept."""
 
         def act(connection: sqlite3.Connection) -> None:
             number = run_id(connection, run, at)
@@ -322,7 +325,7 @@ class RunStore:
         self._write(act)
 
     def predictions(self, server: str) -> list[tuple[Run, list[dict[str, Any]]]]:
-        """A server's runs, newest first, each with what was predicted for changes of it, as it was noted."""
+        """A server's runs, newest first, each with its stored predictions."""
 
         def ask(connection: sqlite3.Connection) -> list[tuple[Run, list[dict[str, Any]]]]:
             stored = [_stored(connection, number) for number in _by_generation(connection, server)]
@@ -339,7 +342,7 @@ class RunStore:
         return self._ask(lambda connection: _windows(connection, number, most, FIGURES, newest=False), [])
 
     def warm_up(self, number: int, count: int) -> float | None:
-        """When the first ``count`` windows of a run ended (Unix seconds); None where it has fewer."""
+        """When the first ``count`` windows of a run ended (Unix seconds); None if it has fewer."""
         query = "SELECT at + seconds FROM windows WHERE run = ? ORDER BY at LIMIT 1 OFFSET ?"
 
         def ask(connection: sqlite3.Connection) -> float | None:
@@ -366,8 +369,9 @@ class RunStore:
 
 
 def past_runs(state: Path, record: ServerRecord) -> Sequence[PastRun] | None:
-    """A server's runs up to the present one, newest first; None if the run database can't be read, which the fleet
-    reports when it enters a run.
+    """A server's runs up to the current one, newest first; None if the run database can't be read.
+
+    The fleet reports that error when it stores a run.
     """
     try:
         runs = RunStore(state / FILE_NAME, read_only=True).past(record.name)
@@ -378,7 +382,7 @@ def past_runs(state: Path, record: ServerRecord) -> Sequence[PastRun] | None:
 
 
 def _merged(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge stretches that overlap, or nearly touch."""
+    """Merge stretches that overlap or nearly touch."""
     found: list[tuple[float, float]] = []
     for since, until in sorted(stretches):
         if found and since <= found[-1][1] + _TOGETHER_SECONDS:
@@ -415,14 +419,14 @@ def _enter(connection: sqlite3.Connection, head: RunHead) -> None:
     document |= {name: value for name, value in fresh.items() if value not in (None, "", (), {}, 0)}
     if "before" not in document and head.flags:
         document |= _since_before(connection, head, number)
-    # An automatic restart begins the process again; the run began with its first.
+    # An automatic restart starts a new process, but the run began with the first one.
     began = min(run.started_at, head.started_at)
     connection.execute("UPDATE runs SET started_at = ? WHERE id = ?", (began, number))
     _write_document(connection, number, document)
 
 
 def _since_before(connection: sqlite3.Connection, head: RunHead, number: int) -> dict[str, Any]:
-    """The previous run of that server, and the differences; stored, because that run may be thinned out."""
+    """The server's previous run, and the differences; stored, because that run may be deleted."""
     numbers = _by_generation(connection, head.server)
     for other in numbers[numbers.index(number) + 1 :]:
         if flags := _read_document(connection, other).get("flags"):
@@ -432,7 +436,7 @@ def _since_before(connection: sqlite3.Connection, head: RunHead, number: int) ->
 
 
 def _by_generation(connection: sqlite3.Connection, server: str) -> list[int]:
-    """The numbers of a server's runs, newest first: by generation, since clocks can change.
+    """The numbers of a server's runs, newest first: by generation, because clocks can change.
 
     A reused name starts again at generation 1. Numbers only grow, so a generation that appears again belongs to a later
     use of the name.
@@ -461,7 +465,7 @@ def _write_document(connection: sqlite3.Connection, number: int, document: Mappi
 
 
 def _stored(connection: sqlite3.Connection, number: int) -> tuple[Run, dict[str, Any]]:
-    """A run without the figures of its minutes, and its whole document."""
+    """A run without the figures of its windows, and its whole document."""
     query = f"SELECT {', '.join(_IN_COLUMNS)} FROM runs WHERE id = ?"
     columns: dict[str, Any] = dict(zip(_IN_COLUMNS, connection.execute(query, (number,)).fetchone(), strict=True))
     columns["id"] = number
@@ -470,17 +474,17 @@ def _stored(connection: sqlite3.Connection, number: int) -> tuple[Run, dict[str,
     try:
         changed = [dict(zip(("flag", "before", "after"), change, strict=True)) for change in known.get("changed", ())]
         return convert({**known, "changed": changed, **columns}, Run), document
-    except (TypeError, ValueError):  # written by another version, or damaged: the columns still hold
+    except (TypeError, ValueError):  # written by another version, or damaged: the columns are still valid
         return Run(**columns), document
 
 
 _HELD = "SELECT code, since, until FROM findings WHERE run = ? ORDER BY since"
-"""When which findings were open in a run."""
+"""The stretches in which findings were open in a run."""
 
 
 def _measured(connection: sqlite3.Connection, run: Run) -> Run:
-    """Add the figures of its minutes."""
-    from statistics import median  # with `decimal` and `fractions`, which a recorder has no use for
+    """Add the figures of its windows."""
+    from statistics import median  # imports `decimal` and `fractions`, which a recorder doesn't need
 
     count, last, seconds = connection.execute(
         "SELECT count(*), max(at + seconds), avg(seconds) FROM windows WHERE run = ?", (run.id,)
@@ -510,11 +514,11 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
 
 
 def _measurements(connection: sqlite3.Connection, run: int) -> tuple[Measurement, ...]:
-    """Those of a run, oldest first."""
+    """A run's measurements, oldest first."""
     rows = connection.execute("SELECT document FROM measurements WHERE run = ? ORDER BY at", (run,)).fetchall()
     found = []
     for (text,) in rows:
-        with contextlib.suppress(msgspec.DecodeError):  # one that can't be read is left out
+        with contextlib.suppress(msgspec.DecodeError):  # skip unreadable ones
             found.append(decode_json(text.encode(), Measurement))
     return tuple(found)
 
@@ -532,7 +536,7 @@ def _windows(
 
 
 def run_id(connection: sqlite3.Connection, run: RunName, at: float) -> int:
-    """The number of a run; a run that no console has entered yet gets its row, begun at ``at`` as far as known."""
+    """The number of a run; a run not yet stored by a console gets a row, with ``at`` as its known start."""
     known = connection.execute("SELECT id FROM runs WHERE key = ?", (run.key,)).fetchone()
     if known is not None:
         return int(known[0])
@@ -585,7 +589,7 @@ def _drop_oldest_runs(connection: sqlite3.Connection) -> None:
 
 
 def store_error(error: Exception, path: Path) -> RunStoreError:
-    """An error of SQLite or the file system as a `RunStoreError` of the matching class."""
+    """Convert an error of SQLite or the file system to the matching `RunStoreError`."""
     if isinstance(error, RunStoreError):
         return error
     if isinstance(error, OSError):
@@ -600,7 +604,7 @@ def store_error(error: Exception, path: Path) -> RunStoreError:
 
 
 def query_runs(path: Path, question: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
-    """Query the run database. Raises `RunStoreError` of the matching class, never an error of SQLite."""
+    """Query the run database. Raises the matching `RunStoreError`, never an SQLite error."""
     if not path.exists():
         raise RunStoreMissingError(f"{path} does not exist: no runs recorded yet.")
     try:
@@ -613,9 +617,9 @@ def query_runs(path: Path, question: Callable[[sqlite3.Connection], _Answer]) ->
 
 
 def write(path: Path, act: Callable[[sqlite3.Connection], object]) -> str:
-    """Change the run database in one transaction: all of it or nothing, on disk when this returns.
+    """Change the run database in one transaction, durable when this returns.
 
-    A damaged file is moved aside and a new one started; the result says so, and is empty otherwise.
+    A damaged file is moved aside and a new one started; the result reports that, and is empty otherwise.
 
     Raises:
         RunStoreError: it could not be written; nothing changed.
@@ -651,11 +655,11 @@ def _write(path: Path, act: Callable[[sqlite3.Connection], object]) -> None:
         own_folder(path.parent)
         with contextlib.closing(sqlite_files.open_database(path, BUSY_TIMEOUT_SECONDS)) as connection:
             _version(connection, path)
-            # FULL: a run's launch is written once and rarely, and must survive a power cut.
+            # FULL: a run's launch is written only once, and must survive a power loss.
             sqlite_files.apply_pragmas(connection, "FULL")
             connection.execute("BEGIN IMMEDIATE")
             try:
-                if _version(connection, path) == 0:  # within the transaction: another process may have made it by now
+                if _version(connection, path) == 0:  # within the transaction: another process may have created it
                     sqlite_files.execute_all(connection, _SCHEMA)
                 act(connection)
                 connection.execute("COMMIT")
@@ -668,7 +672,7 @@ def _write(path: Path, act: Callable[[sqlite3.Connection], object]) -> None:
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
-    """The schema's version, 0 for an empty file. Raises `RunStoreError` for another program's file."""
+    """The schema version, 0 for an empty file. Raises `RunStoreError` for another program's file."""
     try:
         version = sqlite_files.version_of(connection, APPLICATION_ID)
     except sqlite_files.ForeignFileError:

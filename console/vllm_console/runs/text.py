@@ -81,7 +81,7 @@ def plain_sentence(found: Comparison) -> str:
 
 
 def detail_text(found: Comparison) -> str:
-    """What `plain_sentence` leaves out and no row of figures shows, in a sentence; empty where that is nothing."""
+    """What `plain_sentence` and the rows of figures omit, as a sentence; may be empty."""
     if found.verdict is ComparisonVerdict.NO_DIFFERENCE:
         text = _would_show(found) + _open_text(found)
     elif found.verdict is ComparisonVerdict.INCONCLUSIVE:
@@ -98,7 +98,7 @@ def detail_text(found: Comparison) -> str:
 
 
 def ceiling_text(found: Comparison) -> str:
-    """The ceilings that the newest ramps of both runs found: ``8.2 → 9.4 req/s``; empty without a ramp."""
+    """The ceilings from the newest ramps of both runs: ``8.2 → 9.4 req/s``; empty without a ramp."""
     ramps = [newest_ramp(side.run.measurements) for side in (found.before, found.after)]
     if not any(ramps):
         return ""
@@ -107,7 +107,7 @@ def ceiling_text(found: Comparison) -> str:
 
 
 def energy_cost_text(found: Comparison, tariff: Tariff | None) -> str:
-    """What a million generated tokens cost in energy: ``0.11 → 0.087 EUR``; empty where that is unknown."""
+    """The energy cost of a million output tokens: ``0.11 → 0.087 EUR``; empty if unknown."""
     known = next((figure for figure in found.figures if figure.key == ENERGY[0]), None)
     if tariff is None or known is None:
         return ""
@@ -116,7 +116,7 @@ def energy_cost_text(found: Comparison, tariff: Tariff | None) -> str:
 
 
 def _by_weight(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
-    """What missed its objective before comes first, since the change was to improve it; then what moved most."""
+    """Sort figures that missed their objective before first (the change was meant to improve them), then by change."""
     return sorted(figures, key=lambda figure: (not figure.missed, -abs(figure.share(figure.change) or 0.0)))
 
 
@@ -130,7 +130,7 @@ def _missing(found: Comparison) -> list[ComparedFigure]:
 
 
 def _unimproved(found: Comparison) -> str:
-    """``, but preemptions/req did not clearly improve (0.55 → 0.54)``: of the objectives that were missed before."""
+    """``, but preemptions/req did not clearly improve (0.55 → 0.54)``: the first of `_missing`, if any."""
     return next(
         (
             f", but {figure.name} did not clearly improve ({side_text(figure, after=False)} →"
@@ -160,7 +160,7 @@ def short_verdict(verdict: ComparisonVerdict) -> str:
 
 
 def brief(found: Comparison) -> str:
-    """The verdict and what moved most, in a few words: ``Better: TTFT p99 −41%``."""
+    """The verdict and the largest change, in a few words: ``Better: TTFT p99 −41%``."""
     word = _WORDS[found.verdict]
     if found.verdict is ComparisonVerdict.INCONCLUSIVE:
         return f"{word}: {_name_and_sides(_undecided(found)[0])} may be noise"
@@ -205,7 +205,7 @@ def _because(found: Comparison) -> str:
 
 
 def _traffic_apart(found: Comparison) -> str:
-    """In what the traffic differed, so that the runs can't be compared; empty where that is not reported."""
+    """The traffic differences that prevent a comparison; empty if not reported."""
     apart, roughly = (
         [factor_text(factor) for factor in found.factors if factor.likeness is one and factor.key != "in_flight"]
         for one in (TrafficMatch.DIFFERENT, TrafficMatch.ROUGHLY)
@@ -246,7 +246,7 @@ def _name_and_sides(figure: ComparedFigure) -> str:
 
 
 def _too_scattered(found: Comparison) -> str:
-    """What moved, and that the minutes vary so much that it may be chance."""
+    """The changes, with a note that the windows vary so much that they may be chance."""
     undecided = _undecided(found)
     most = ", ".join(f"{_name_and_sides(one)} ({_interval(one)})" for one in undecided[:2])
     return f"{most}; may be noise: the {_compared_of_both(found)} vary too much"
@@ -287,7 +287,7 @@ def _reaches(found: Comparison) -> list[tuple[float, str]]:
 
 
 def _needed(found: Comparison) -> str:
-    """How much traffic each run needs, and how far the runs that lack some are from it."""
+    """How much traffic each run needs, and how much the short ones still lack."""
     short = [side for side in (found.before, found.after) if side.missing]
     if not short:
         return "the two runs report no metric in common"
@@ -297,7 +297,7 @@ def _needed(found: Comparison) -> str:
 
 
 def _short_of(side: Side, name: str) -> str:
-    """How far a run is from enough traffic: ``chatbot@1 has 2 min and has ended``."""
+    """A run's missing traffic: ``chatbot@1 has 2 min and has ended``."""
     if not side.run.served:
         return f"{name} never served a request" + _cause(side.run)
     if side.run.ended_at is not None:
@@ -315,7 +315,7 @@ def _with_unit(windows: int, side: Side) -> str:
 
 
 def _amount(windows: int, side: Side) -> str:
-    """How long these windows are: the number of minutes, else ``2m20s``, from half a minute on by five seconds."""
+    """Total length of these windows: the number of minutes, else ``2m20s``, rounded to 5 s from half a minute on."""
     if side.by_minute:
         return str(windows)
     seconds = round(windows * side.seconds)
@@ -323,7 +323,7 @@ def _amount(windows: int, side: Side) -> str:
 
 
 def time_text(windows: int, side: Side) -> str:
-    """How long so many of its windows are: ``7 minutes``; if they are no minutes, ``2m20s``."""
+    """Total length of ``windows`` windows: ``7 minutes``; if they are not minutes, ``2m20s``."""
     amount = _amount(windows, side)
     return f"{amount} {'minute' if windows == 1 else 'minutes'}" if side.by_minute else amount
 
@@ -334,7 +334,7 @@ def compared_text(side: Side) -> str:
 
 
 def _compared_of_both(found: Comparison) -> str:
-    """How much of both is compared: ``10 + 5 minutes``."""
+    """How much of both runs is compared: ``10 + 5 minutes``."""
     before, after = found.before, found.after
     return f"{_amount(before.compared, before)} + {time_text(after.compared, after)}"
 
@@ -358,7 +358,7 @@ def notes(found: Comparison) -> tuple[str, ...]:
 
 
 def times_note(found: Comparison, now: float) -> str:
-    """Of which time the verdict is: ``Compared: 12:03–12:10 before, 12:14–12:19 after.``"""
+    """The times that the verdict covers: ``Compared: 12:03–12:10 before, 12:14–12:19 after.``"""
     ends = [(side.since, side.until) for side in (found.before, found.after)]
     if found.verdict is ComparisonVerdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
         return ""
@@ -430,7 +430,7 @@ def _rough_note(found: Comparison) -> str:
 
 
 def _exact_note(found: Comparison) -> str:
-    """Which quantiles are no estimates."""
+    """Names the quantiles that are exact."""
     known = [figure for figure in found.figures if figure.key in QUANTILES and figure.change is not None]
     exact = [figure.name for figure in known if figure.exact]
     if not exact:
@@ -459,15 +459,15 @@ def factor_text(factor: Factor) -> str:
 
 
 def traffic_text(found: Comparison) -> str:
-    """How similar the traffic was; while a run is too short to tell, that it needs data."""
+    """How similar the traffic was, or that a run needs more data."""
     early = found.verdict is ComparisonVerdict.TOO_LITTLE and found.traffic is TrafficMatch.UNKNOWN
     return _NEEDS_DATA if early else str(found.traffic)
 
 
 def likeness_text(factor: Factor, *, early: bool = False) -> str:
-    """How similar it was; of a figure that scatters much, whether the change may be its noise.
+    """How similar it was; for a figure with much scatter, whether the change may be noise.
 
-    ``early`` is whether a run is too short to compare: then what is not known yet is not called "not reported".
+    ``early`` is whether a run is too short to compare: unknown values are then not called "not reported".
     """
     if early and factor.likeness is TrafficMatch.UNKNOWN:
         return _NEEDS_DATA
@@ -478,7 +478,7 @@ def likeness_text(factor: Factor, *, early: bool = False) -> str:
 
 
 def factor_sides(factor: Factor) -> tuple[str, str]:
-    """Its value before and after; a quantile of lengths that is not exact is an estimate in a bucket: ``~850 tokens``.
+    """Its value before and after; an inexact length quantile is an estimate within a bucket: ``~850 tokens``.
 
     Above the last bucket it is only ``>20.0k tokens``.
     """
@@ -498,7 +498,7 @@ def figure_change_text(figure: ComparedFigure) -> str:
     if figure.change is None or figure.incomparable:
         return UNKNOWN
     if any(figure.bounded):
-        # A bound replaced a value beyond it: it moved by more than this.
+        # A bound replaced a value beyond it, so the real change is larger.
         return f"over {signed(figure.share(figure.change))}"
     if figure.variable:
         return f"{figure_change_text(replace(figure, variable=False))}, too variable"
@@ -514,7 +514,7 @@ def figure_change_text(figure: ComparedFigure) -> str:
         return f"{sign}{value_text(figure.unit, abs(figure.change))}" if figure.change else "±0%"
     if figure.low is None:
         return signed(share)
-    # What can't be negative falls by 100% at most, though its interval is symmetrical.
+    # Nonnegative values can fall by at most 100%, though the interval is symmetrical.
     low, high = (signed(max(-1.0, figure.share(value) or 0.0)) for value in (figure.low, figure.high))
     return f"{signed(share)} ({low.removesuffix('%')} to {high})"
 
@@ -533,7 +533,7 @@ def _plus_minus(value: float | None) -> str:
 
 
 def side_text(figure: ComparedFigure, *, after: bool) -> str:
-    """A figure before or after; a quantile as precise as its bucket allows (``~180ms``, ``<300ms``)."""
+    """A figure before or after; a quantile only as precise as its bucket (``~180ms``, ``<300ms``)."""
     bucket = figure.buckets[after]
     return bucket.text if bucket is not None else value_text(figure.unit, figure.after if after else figure.before)
 

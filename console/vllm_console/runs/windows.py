@@ -1,7 +1,7 @@
-"""A run's minutes, each summarized in some thirty figures, so that runs can be compared. Pure.
+"""A run's windows, each summarized in about thirty figures, so that runs can be compared. Pure.
 
-Times come from the samples. Sums of histograms are exact; quantiles are known to one of vLLM's buckets, whose ends are
-stored with them.
+Times come from the samples. Sums of histograms are exact; quantiles are known to within one of vLLM's buckets, whose
+ends are stored with them.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ FIGURES = (
     "answer_length_p95_exact",
     *energy.FIGURES,
 )
-"""A window's figures. ``requests`` is how many ended; ``requests_per_second`` how many arrived (ended, and in flight at
-its end but not at its beginning); ``in_flight``, ``running``, ``waiting`` and ``kv_cache_usage`` (the fullest engine's,
-a share from 0 to 1) are means over the samples; ``preemption_share`` is preemptions per request that ended, or that ran
-at its end if those are more; lengths are in tokens (a p95 above vLLM's last bound is only
-``prompt_length_p95_above``); latencies in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are the ends of the bucket
-of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``.
-``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others and for
-lengths. Joules are those of the server's GPUs, where these count them and serve nobody else."""
+"""A window's figures. ``requests`` is how many ended; ``requests_per_second`` how many arrived (ended, plus the
+increase in flight). ``in_flight``, ``running``, ``waiting`` and ``kv_cache_usage`` (of the fullest engine, from 0 to 1)
+are means over the samples. ``preemption_share`` is preemptions per request that ended, or that ran at the window's end
+if those are more. Lengths are in tokens (a p95 above vLLM's last bound is only ``prompt_length_p95_above``), latencies
+in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are the ends of the bucket of the TTFT's 99th percentile; in a
+bucket with only one end there is no ``ttft_p99``. ``ttft_p99_exact`` is the exact value, if a probe recorded every
+request. Likewise for the other latencies and lengths. Joules are those of the server's GPUs, if these report energy and
+serve nobody else."""
 
 
 class RunWindow(msgspec.Struct, frozen=True):
-    """One window: when it began (Unix seconds), its length, and its `FIGURES`, without those that were not reported."""
+    """One window: when it began (Unix seconds), its length, and its `FIGURES`, without unreported ones."""
 
     at: float
     seconds: float
     figures: Mapping[str, float]
     counted: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """How many observations of each latency and length there were; not stored."""
+    """The number of observations of each latency and length; not stored."""
 
     @property
     def end(self) -> float:
@@ -84,7 +84,7 @@ class RunWindow(msgspec.Struct, frozen=True):
 def quantile_in(figures: Mapping[str, float], key: str) -> Quantile | None:
     """A quantile among `FIGURES`, or among medians of them, with its bucket.
 
-    Minutes recorded by a version that stored no buckets have only values.
+    Windows recorded by a version that stored no buckets have only values.
     """
     value, low, high = (figures.get(name) for name in (key, f"{key}_above", f"{key}_below"))
     if value is not None and high is None:
@@ -112,10 +112,10 @@ class Windows:
         self._first = FirstRequests()
 
     def append(self, sample: Sample) -> RunWindow | None:
-        """Add the next sample; returns the window that ends with it, if one does.
+        """Add the next sample; return the window that ends with it, if one does.
 
-        After a gap, or if the clock was set back, it starts over. The run's first requests are in no window: kernels
-        are compiled for them.
+        After a gap, or if the clock was set back, it starts over. The run's first requests are excluded because they
+        trigger kernel compilation.
         """
         base = self._base
         first = not self._first.over
@@ -124,7 +124,7 @@ class Windows:
             self._base, self._within = sample, []
             return None
         self._within.append(_Gauges.of(sample))
-        # Samples never come exactly on time.
+        # Samples never arrive exactly on time.
         if sample.at - base.at < self._seconds - min(0.5, self._seconds / 10):
             return None
         found = _window(base, sample, self._within)
@@ -182,7 +182,7 @@ def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow |
 
 
 def with_exact(found: RunWindow, latencies: Mapping[str, Quantiles], lengths: Mapping[str, Sequence[int]]) -> RunWindow:
-    """The window with the exact quantiles of its latencies, and of the lengths (tokens) that are all known."""
+    """The window with the exact quantiles of its latencies, and of lengths (tokens) that are all known."""
     exact = {
         f"{key}_{name}_exact": one.guess
         for key, latency in latencies.items()
@@ -199,7 +199,7 @@ def with_figures(found: RunWindow, more: Mapping[str, float]) -> RunWindow:
 
 
 def by_exact(windows: Sequence[RunWindow], keys: Collection[str]) -> list[RunWindow]:
-    """The windows with exact values in place of the estimates of these quantiles, where known."""
+    """The windows with exact values, where known, in place of the estimates of these quantiles."""
     return [
         msgspec.structs.replace(
             window,
@@ -218,7 +218,7 @@ def by_exact(windows: Sequence[RunWindow], keys: Collection[str]) -> list[RunWin
 
 
 def exact_keys(windows: Sequence[RunWindow], keys: Collection[str]) -> frozenset[str]:
-    """Those quantiles that are exact in each window that has them, and in at least one."""
+    """The quantiles that are exact in each window that has them, and in at least one."""
     return frozenset(
         key
         for key in keys
