@@ -1,4 +1,4 @@
-"""One engine's core: scheduler and step-time model, without a clock, so that a test can run minutes in milliseconds."""
+"""One engine's core: scheduler and step-time model, without a clock, so that tests can run minutes in milliseconds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Sch
 
 @dataclass(slots=True)
 class StepReport:
-    """One iteration's results, in terms of vLLM's iteration statistics: what ``batch`` did in ``seconds``.
+    """Results of one iteration, in terms of vLLM's iteration statistics: what ``batch`` did in ``seconds``.
 
-    ``ttfts`` are in seconds from arrival, ``itls`` seconds since a request's previous token; ``prefilled`` are the
-    requests whose first token came out, ``advanced`` all that got a token and ``finished`` those of them that ended.
+    ``ttfts`` are seconds since arrival, ``itls`` seconds since a request's previous token; ``prefilled`` are the
+    requests that got their first token, ``advanced`` all that got a token, and ``finished`` those of them that ended.
     """
 
     seconds: float
@@ -35,11 +35,11 @@ class _InFlight:
 
 
 class Core:
-    """One data-parallel rank. Call :meth:`begin`, let its seconds pass, then :meth:`finish`.
+    """One data-parallel rank. Call :meth:`begin`, let the returned seconds pass, then call :meth:`finish`.
 
-    With pipeline stages, as many iterations are in flight at once, like in vLLM's batch queue: the next one consists of
-    requests not in the pipeline yet, and enters a stage when the previous one has left it. ``speed`` 2 halves every
-    duration.
+    With pipeline stages, as many iterations are in flight at once, as in vLLM's batch queue: the next one consists of
+    requests that are not in the pipeline yet, and enters a stage when the previous one has left it. ``speed`` 2 halves
+    every duration.
     """
 
     def __init__(self, limits: SchedulerLimits, blocks: int, roofline: Roofline, *, prefix_caching: bool) -> None:
@@ -56,18 +56,18 @@ class Core:
         return self.scheduler.busy
 
     def begin(self, now: float) -> float:
-        """Fill the pipeline; return how many seconds the oldest iteration in it still takes."""
+        """Fill the pipeline; return the remaining seconds of its oldest iteration."""
         while len(self._pipeline) < self.roofline.pipeline_parallel:
             batch = self.scheduler.schedule(now)
             if self._pipeline and not batch.shares:
-                # Everything is in the pipeline already; preemptions are reported with the oldest iteration.
+                # Everything is already in the pipeline; report preemptions with the oldest iteration.
                 self._pipeline[0].batch.preempted += batch.preempted
                 break
             self._enter(batch, now)
         return max(0.0, self._pipeline[0].due - now)
 
     def _enter(self, batch: Batch, now: float) -> None:
-        """Put an iteration into the pipeline: no stage works on two, and none overtakes another."""
+        """Put an iteration into the pipeline: a stage works on one at a time, and none overtakes another."""
         work = Work.of(batch)
         stage = self.roofline.interval(work) / self.speed
         whole = self.roofline.latency(work) / self.speed if self.roofline.pipeline_parallel > 1 else stage

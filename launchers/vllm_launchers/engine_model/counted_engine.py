@@ -1,8 +1,8 @@
-"""vLLM's V1 scheduler where no request is preempted: requests that decode and blocks of the KV cache are counted.
+"""vLLM's V1 scheduler while no request is preempted: decoding requests and KV cache blocks are only counted.
 
-Every running request whose prompt is computed then gets one token in each iteration. The iteration in which it ends is
-known from its first token on, so the work per iteration does not grow with the number of running requests, as it does
-in `scheduler`. Blocks are told apart only where requests share them. Pure.
+Every running request whose prompt is computed then gets one token per iteration. The iteration in which it ends is
+known from its first token on, so unlike in `scheduler`, the work per iteration does not grow with the number of running
+requests. Blocks are distinguished only if requests share them. Pure.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits, refu
 
 
 class WouldPreemptError(Exception):
-    """The next iteration would preempt a request, or not all that run would be in it."""
+    """The next iteration would preempt a request, or would not contain all running ones."""
 
 
 class Iteration(NamedTuple):
-    """One iteration's work, as `roofline.Work` counts it. ``prefill`` is how many of its tokens are those of prompts,
-    as far as a request has more than one; ``preempted`` counts requests."""
+    """One iteration's work, counted as in `roofline.Work`. ``prefill`` is the number of its prompt tokens, of requests
+    with more than one token in it; ``preempted`` is a number of requests."""
 
     sequences: int
     tokens: int
@@ -32,10 +32,10 @@ class Iteration(NamedTuple):
 
 
 class CountedEngine:
-    """First come, first served over a pool of counted blocks, as `scheduler.Scheduler` is over one of single blocks.
+    """First come, first served over a pool of counted blocks; the counterpart of `scheduler.Scheduler`.
 
-    ``total`` counts blocks as vLLM reports them, its null block included. Requests are known by their lengths, and by
-    the ``hashes`` of their first blocks, of prompt and answer, which others may share.
+    ``total`` counts blocks as vLLM reports them, including its null block. Requests are known by their lengths, and by
+    the ``hashes`` of their first blocks, of prompt and output, which others may share.
     """
 
     def __init__(self, limits: SchedulerLimits, total: int, *, caching: bool, ahead: bool = False) -> None:
@@ -44,28 +44,27 @@ class CountedEngine:
         self._size = limits.block_size
         self._pool = _Blocks(total, caching=caching)
         self._iteration = 0
-        """How many iterations have run."""
+        """Number of completed iterations."""
         self._ends: list[tuple[int, int, Request]] = []
-        """Of each request that decodes, the iteration that gives its last token, and its place among all admitted: a
-        heap."""
+        """Heap of decoding requests: the iteration of the last token, the order of admission, and the request."""
         self._places = [0] * self._size
-        """How many decode, by their computed tokens less the iterations that have run, modulo the block size."""
+        """Number of decoding requests by (computed tokens - completed iterations) modulo the block size."""
         self.context = 0
-        """Tokens that the requests that decode have computed."""
+        """Number of tokens that the decoding requests have computed."""
         self._prompt: Request | None = None
-        """The request whose prompt is computed in part: the last one that was admitted."""
+        """The request whose prompt is partly computed: the last one admitted."""
         self._batch: list[tuple[Request, int]] = []
-        """The prompts of the iteration that runs, each with the tokens that are computed then."""
+        """The prompts in the current iteration, each with the number of tokens computed in it."""
         self._unnamed: list[tuple[int, Request]] = []
-        """Requests that decode blocks that others share, each with the iteration that gives its last token."""
+        """Requests that decode blocks shared with others, each with the iteration of its last token."""
         self._began = 0.0
         self._admitted = 0
         self._leaving: list[Request] = []
-        """Requests that have ended, whose places and blocks the next iteration can't have."""
+        """Requests that have ended, whose places and blocks the next iteration can't use."""
 
     @property
     def running(self) -> int:
-        """How many requests run."""
+        """Number of running requests."""
         return len(self._ends) + (self._prompt is not None)
 
     @property
@@ -75,7 +74,7 @@ class CountedEngine:
 
     @property
     def usage(self) -> float:
-        """Share of the KV cache in use, 0 to 1."""
+        """Fraction of the KV cache in use, 0 to 1."""
         return self._pool.used / self._pool.capacity
 
     def add(self, request: Request) -> None:
@@ -84,10 +83,11 @@ class CountedEngine:
         self.waiting.append(request)
 
     def decode_steps(self, most: int) -> int:
-        """How many of the next iterations, up to ``most``, are one token for each running request and nothing else.
+        """Number of next iterations, up to ``most``, that consist of one token for each running request and nothing
+        else.
 
-        The last of them may end requests. 0 where the next iteration admits or computes prompts, or where requests have
-        ended that it can't replace.
+        The last of them may end requests. 0 if the next iteration admits or computes prompts, or if requests have ended
+        that it can't replace.
         """
         count = len(self._ends)
         if not count or self._prompt or self._leaving or count > self._limits.max_num_batched_tokens:
@@ -102,9 +102,9 @@ class CountedEngine:
         return most
 
     def decode(self, steps: int, now: float) -> float:
-        """Account for that many iterations, as `decode_steps` allows.
+        """Account for ``steps`` iterations, as allowed by `decode_steps`.
 
-        Returns the KV cache's usage in the last of them, before requests end.
+        Returns the KV cache usage in the last of them, before requests end.
         """
         self._pool.take(self._growth(steps))
         self._iteration += steps
@@ -119,7 +119,7 @@ class CountedEngine:
         """Choose the next iteration's work: running requests first, then waiting ones while the budget lasts.
 
         Raises:
-            WouldPreemptError: the blocks or the tokens of an iteration are too few for all that run.
+            WouldPreemptError: there are too few blocks, or tokens per iteration, for all running requests.
         """
         self._began = now
         decoding = len(self._ends)
@@ -148,8 +148,8 @@ class CountedEngine:
         return Iteration(decoding + len(batch), tokens, reads, pairs, prefill)
 
     def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
-        """Account for the iteration that was scheduled; returns how many tokens it gave, and the interval to the tokens
-        before them, with how many have it."""
+        """Account for the scheduled iteration; return the number of its tokens, and the interval since the tokens
+        before them with the number of requests that have it."""
         decoding = len(self._ends)
         self._iteration += 1
         self.context += decoding
@@ -177,7 +177,7 @@ class CountedEngine:
         return advanced, [(now - self._began, decoding)] if decoding else []
 
     def _end(self, now: float, at_once: Sequence[Request] = ()) -> None:
-        """Take those out whose last token came ``now``, ``at_once`` those that never decoded."""
+        """Take out the requests whose last token came ``now``; ``at_once`` are those that never decoded."""
         ended: list[Request] = []
         while self._ends and self._ends[0][0] == self._iteration:
             _, _, request = heapq.heappop(self._ends)
@@ -189,12 +189,12 @@ class CountedEngine:
         for request in ended:
             request.last_token_at = now
         self._leaving += ended
-        # Without others no iteration was scheduled ahead.
+        # If none is left, no iteration was scheduled ahead.
         if ended and (not self._ahead or not self.running):
             self._let_go()
 
     def _let_go(self) -> None:
-        """The next iteration is scheduled: the one after it can have the places and blocks of ended requests."""
+        """Release ended requests after an iteration was scheduled: the one after it can use their places and blocks."""
         for request in self._leaving:
             self._pool.release(request.blocks, *divmod(request.computed, self._size))
             request.blocks = []
@@ -206,7 +206,7 @@ class CountedEngine:
             return False
         request = self.waiting[0]
         if self._blocks_for(request.prompt_length) <= self._pool.free:
-            return True  # whatever of it is cached
+            return True  # regardless of how much of it is cached
         return self._fits(request, self._find_prefix(request))
 
     def _admit(self, budget: int, now: float) -> None:
@@ -220,7 +220,7 @@ class CountedEngine:
                 if not self._limits.chunked_prefill:
                     return
                 count = budget
-            # The whole prompt must fit before any of it is computed, otherwise it would be preempted half-way.
+            # The whole prompt must fit before any of it is computed; otherwise it would be preempted halfway.
             if not self._fits(request, reused):
                 return
             self.waiting.popleft()
@@ -233,7 +233,7 @@ class CountedEngine:
             places -= 1
 
     def _compute(self, request: Request, count: int) -> None:
-        """Take the blocks for so many more tokens of a prompt; those that others may share can be found at once."""
+        """Take the blocks for ``count`` more prompt tokens; blocks that others may share can be found at once."""
         self._batch.append((request, count))
         tokens = request.computed + count
         self._pool.take(self._blocks_for(tokens) - self._blocks_for(request.computed))
@@ -241,7 +241,7 @@ class CountedEngine:
             self._pool.name(request.blocks, request.hashes[: tokens // self._size])
 
     def _name_decoded(self, iteration: int) -> None:
-        """Have the blocks found that are full after an iteration, as far as others share what was generated."""
+        """Make shared blocks of generated tokens findable if they are full after ``iteration``."""
         left = []
         for last, request in self._unnamed:
             computed = request.prompt_length + request.output_length - 1 - (last - iteration)
@@ -251,7 +251,7 @@ class CountedEngine:
         self._unnamed = left
 
     def _fits(self, request: Request, reused: Sequence[int]) -> bool:
-        """Whether the blocks for its prompt are free, ``reused`` among them."""
+        """Whether the blocks for its prompt are free, including ``reused``."""
         needed = self._blocks_for(request.prompt_length) - len(reused)
         return needed <= self._pool.free - self._pool.free_among(reused)
 
@@ -261,7 +261,7 @@ class CountedEngine:
         return self._pool.match(request.hashes[:usable]) if request.hashes else []
 
     def _growth(self, steps: int) -> int:
-        """The blocks that so many iterations need beside those that are held."""
+        """Number of additional blocks that ``steps`` iterations need."""
         size, done = self._size, self._iteration
         grown = 0
         for place, count in enumerate(self._places):
@@ -275,10 +275,10 @@ class CountedEngine:
 
 
 class _Blocks:
-    """Blocks of one KV cache as `scheduler.BlockPool` has them, of which only those with a name are told apart.
+    """Blocks of one KV cache, like `scheduler.BlockPool`, but only named blocks are distinguished.
 
-    A named block can be found by its hash, held or free, until it is reused. What is freed first is reused first; a
-    block that is not full can't be found and is reused before that.
+    A named block can be found by its hash, held or free, until it is reused. Blocks that were freed first are reused
+    first; blocks that are not full can't be found and are reused before those.
     """
 
     def __init__(self, total: int, *, caching: bool) -> None:
@@ -290,18 +290,18 @@ class _Blocks:
         self._fresh = self.capacity
         self._not_full = 0
         self._free: OrderedDict[int, int] = OrderedDict()
-        """By name, or a negative number, how many blocks, in the order in which they are reused."""
+        """Numbers of free blocks by name, or by a negative number for unnamed ones, in the order of reuse."""
         self._names = self._numbers = 0
         self._references: dict[int, int] = {}
         self._hash_of: dict[int, int] = {}
         self._found: dict[int, int] = {}
         """By hash, the name of the first block that has it."""
         self._more: dict[int, list[int]] = {}
-        """The names of further blocks with that hash: requests that run at the same time can compute the same block."""
+        """Names of further blocks with that hash: requests that run at the same time can compute the same block."""
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken now, including cached ones."""
+        """Number of blocks that can be taken now, including cached ones."""
         return self.capacity - self.used
 
     def match(self, hashes: Sequence[int]) -> list[int]:
@@ -314,11 +314,11 @@ class _Blocks:
         return found
 
     def free_among(self, names: Sequence[int]) -> int:
-        """How many of them are free."""
+        """Number of free blocks among ``names``."""
         return sum([name not in self._references for name in names]) if names else 0
 
     def share(self, names: Sequence[int]) -> None:
-        """Take one more reference on each of the names, which `match` returned."""
+        """Take another reference to each name, which `match` returned."""
         for name in names:
             held = self._references.get(name, 0)
             if not held:
@@ -327,7 +327,7 @@ class _Blocks:
             self._references[name] = held + 1
 
     def take(self, count: int) -> None:
-        """Hold ``count`` more blocks, no more than are free. Named ones among them are forgotten."""
+        """Hold ``count`` more blocks, at most as many as are free. Named ones among them are forgotten."""
         self.used += count
         if not self._caching:
             return
@@ -348,7 +348,7 @@ class _Blocks:
                 self._forget(name)
 
     def name(self, names: list[int], hashes: Sequence[int]) -> None:
-        """Name held blocks of a request: ``names`` grows to one for each of ``hashes``."""
+        """Name held blocks of a request: extend ``names`` to one for each of ``hashes``."""
         for value in hashes[len(names) :]:
             name = self._names
             self._names += 1
@@ -359,8 +359,8 @@ class _Blocks:
                 self._more.setdefault(value, []).append(name)
 
     def release(self, names: Sequence[int], full: int, rest: int) -> None:
-        """Release a request's blocks: ``full`` ones, of which the first have ``names``, and one more for ``rest``
-        tokens, if any."""
+        """Release a request's blocks: ``full`` full ones, of which the first have ``names``, and one more if there are
+        ``rest`` tokens."""
         others = full - len(names)
         self.used -= others + (rest > 0)
         if not self._caching:

@@ -1,4 +1,4 @@
-"""GPU models: their figures from data sheets. The one table for planning, timing and simulation. Pure."""
+"""GPU models with their data sheet figures: the only such table, used for planning, timing and simulation. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 from vllm_launchers.units import GIB
 
 DEFAULT_GPU = "RTX A6000"
-"""What a simulated server runs on by default."""
+"""The default GPU of a simulated server."""
 
 _RESERVE_GIB, _RESERVE_SHARE = 0.35, 0.003
-"""What the driver keeps for itself and page tables: CUDA's total is smaller by it than NVML's, on cards seen so far."""
+"""Memory used by the driver and page tables: by this much CUDA's total is smaller than NVML's, on GPUs seen so far."""
 
 
 _UNIFIED = ("gb10", "dgx spark", "jetson", "thor", "orin")
@@ -21,28 +21,28 @@ _UNIFIED = ("gb10", "dgx spark", "jetson", "thor", "orin")
 SMALL_BATCHES = 256, 2048
 LARGE_BATCHES, LARGE_FROM_GIB = (1024, 8192), 70
 LARGEST_BATCHES, LARGEST_FROM_GIB, LARGEST_SINCE = (1024, 16384), 160, (0, 28, 0)
-"""vLLM's own ``max-num-seqs`` and ``max-num-batched-tokens``, the GPU memory from which on it takes them, and the first
-release that does. From ``EngineArgs.get_batch_defaults`` in ``vllm/engine/arg_utils.py``."""
+"""vLLM's defaults of ``max-num-seqs`` and ``max-num-batched-tokens``, the GPU memory from which they apply, and the
+first release with them. From ``EngineArgs.get_batch_defaults`` in ``vllm/engine/arg_utils.py``."""
 
 
 class UnknownGpuError(ValueError):
-    """The named GPU is not in the table, or nothing is known of its speed."""
+    """The named GPU is not in the table, or its speed is unknown."""
 
 
 def usable_gib(memory_gib: float) -> float:
-    """What CUDA reports as total memory, in GiB, where NVML reports ``memory_gib``."""
+    """Total memory reported by CUDA, in GiB, if NVML reports ``memory_gib``."""
     return max(0.0, memory_gib - _RESERVE_GIB - _RESERVE_SHARE * memory_gib)
 
 
 def is_unified(name: str) -> bool:
-    """Whether a GPU of that name shares its memory with the CPU: NVML then reports no size, and vLLM sees none."""
+    """Whether a GPU of that name shares memory with the CPU: NVML then reports no size, and vLLM sees none."""
     return any(word in name.lower() for word in _UNIFIED)
 
 
 def batch_defaults(name: str, memory_gib: float | None, release: tuple[int, int, int]) -> tuple[int, int]:
-    """``max-num-seqs`` and ``max-num-batched-tokens`` that a release takes on a GPU of that name and memory (GiB).
+    """A release's defaults of ``max-num-seqs`` and ``max-num-batched-tokens`` for a GPU of that name and memory (GiB).
 
-    An A100 never gets the large ones, and neither does a GPU whose memory is not known.
+    An A100 never gets the large ones, and neither does a GPU of unknown memory.
     """
     size = 0.0 if is_unified(name) else memory_gib or 0.0
     if size >= LARGEST_FROM_GIB and release >= LARGEST_SINCE:
@@ -53,10 +53,10 @@ def batch_defaults(name: str, memory_gib: float | None, release: tuple[int, int,
 class GpuModel(msgspec.Struct, frozen=True):
     """A GPU model.
 
-    ``memory_gib`` is what NVML reports, a little less than what is printed on the box. ``bandwidth`` is of its memory,
-    in bytes/s. ``bf16_flops`` and ``fp8_flops`` are dense FLOP/s of the tensor cores (16-bit floats of either kind
-    where the chip has no BF16 units; ``fp8_flops`` is None where it has no FP8 units); None where the data sheet does
-    not say. ``nvlink`` is bytes/s in one direction over all NVLinks of one GPU, 0 for a model without NVLink.
+    ``memory_gib`` is what NVML reports, a little less than the nominal size. ``bandwidth`` is that of its memory, in
+    bytes/s. ``bf16_flops`` and ``fp8_flops`` are dense FLOP/s of the tensor cores: ``bf16_flops`` is for FP16 if the
+    chip has no BF16 units, ``fp8_flops`` is None without FP8 units, and both are None if the data sheet does not state
+    them. ``nvlink`` is bytes/s in one direction over all NVLinks of one GPU, 0 for a model without NVLink.
     """
 
     name: str
@@ -71,17 +71,17 @@ class GpuModel(msgspec.Struct, frozen=True):
 
     @property
     def usable_gib(self) -> float:
-        """What CUDA reports as total memory, GiB: the figure that ``gpu-memory-utilization`` is a share of."""
+        """Total memory reported by CUDA, in GiB: ``gpu-memory-utilization`` is a fraction of this."""
         return usable_gib(self.memory_gib)
 
     @property
     def memory_bytes(self) -> int:
-        """What CUDA reports as total memory, in bytes."""
+        """Total memory reported by CUDA, in bytes."""
         return int(self.usable_gib * GIB)
 
     @property
     def fp8_native(self) -> bool:
-        """Whether FP8 arithmetic runs on the tensor cores; else vLLM unpacks FP8 to BF16 first."""
+        """Whether FP8 arithmetic runs on the tensor cores; otherwise vLLM unpacks FP8 to BF16 first."""
         return self.fp8_flops is not None
 
 
@@ -166,10 +166,11 @@ MODELS: tuple[GpuModel, ...] = tuple(_model(*row) for row in _ROWS)
 
 @lru_cache(256)
 def find_model(name: str) -> GpuModel | None:
-    """The model that a name means: whole (``NVIDIA L40S``) or as people write it (``l40s``, ``H100``, ``rtx 3090``).
+    """The model that a name refers to: the full name (``NVIDIA L40S``) or a common form (``l40s``, ``H100``, ``rtx
+    3090``).
 
-    Every word of ``name`` must be one of the model's; of several models the one with the fewest other words is taken,
-    the first of the list between equals.
+    Every word of ``name`` must be one of the model's; of several models, the one with the fewest other words is chosen,
+    and the first of the list among equals.
     """
     words = _words(name)
     if not words:
@@ -179,10 +180,10 @@ def find_model(name: str) -> GpuModel | None:
 
 
 def find_gpu(name: str) -> GpuModel:
-    """The model that a name means, of those that steps can be timed on.
+    """The model that a name refers to, if its steps can be timed.
 
     Raises:
-        UnknownGpuError: it is not in the table, or its speed is not; the message lists some that are.
+        UnknownGpuError: it is not in the table, or its speed is unknown; the message lists the valid names.
     """
     found = find_model(name)
     if found is None or found.bf16_flops is None:
@@ -192,7 +193,7 @@ def find_gpu(name: str) -> GpuModel:
 
 
 def near_names(name: str) -> list[str]:
-    """Names of models like this one, for a hint."""
+    """Names of similar models, for a hint."""
     names = [model.name for model in MODELS]
     words = _words(name)
     shared = [known for known in names if words & (_words(known) - {"nvidia", "rtx", "geforce"})]
@@ -215,17 +216,17 @@ PCIE_LANE_GBS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """GB/s of one PCIe lane in one direction, after line coding (8b/10b, 128b/130b, FLIT)."""
 
 PCIE_EFFICIENCY = 0.76
-"""Share of a PCIe slot's rate that NCCL reaches between two GPUs behind one root."""
+"""Fraction of a PCIe slot's rate that NCCL reaches between two GPUs behind one root."""
 BY_CPU_EFFICIENCY = 0.4
-"""The same where copies go through host memory: across sockets, or where peers may not read each other's memory."""
+"""The same if copies go through host memory: across sockets, or where peer access is not possible."""
 NVLINK_DELAY, PCIE_DELAY, BY_CPU_DELAY = 8e-6, 22e-6, 35e-6
-"""Seconds until one small all-reduce is done."""
+"""Seconds per small all-reduce."""
 
 
 class Interconnect(msgspec.Struct, frozen=True):
-    """What a group of GPUs exchanges data over.
+    """The link over which a group of GPUs exchanges data.
 
-    ``bandwidth`` is bytes/s in one direction, as it is reached in practice; ``delay`` is seconds per exchange.
+    ``bandwidth`` is the effective rate in bytes/s in one direction; ``delay`` is seconds per exchange.
     """
 
     bandwidth: float
@@ -233,14 +234,14 @@ class Interconnect(msgspec.Struct, frozen=True):
 
 
 def over_nvlink(bandwidth: float) -> Interconnect:
-    """``bandwidth`` bytes/s in one direction over all NVLinks that join one GPU to the others."""
+    """NVLink with ``bandwidth`` bytes/s in one direction, over all links that join one GPU to the others."""
     return Interconnect(bandwidth, NVLINK_DELAY)
 
 
 def over_pcie(generation: int, width: int = 16, *, by_cpu: bool = False) -> Interconnect | None:
-    """PCIe of this generation and width; None for a generation that is not known.
+    """PCIe of this generation and width; None for an unknown generation.
 
-    ``by_cpu``: copies go through host memory.
+    ``by_cpu`` means that copies go through host memory.
     """
     lane = PCIE_LANE_GBS.get(generation)
     if lane is None or width < 1:
@@ -249,13 +250,13 @@ def over_pcie(generation: int, width: int = 16, *, by_cpu: bool = False) -> Inte
 
 
 def over_pcie_slot(bandwidth: float, *, by_cpu: bool = False) -> Interconnect:
-    """A PCIe slot of so many bytes/s in one direction. ``by_cpu``: copies go through host memory."""
+    """A PCIe slot with ``bandwidth`` bytes/s in one direction. ``by_cpu`` means that copies go through host memory."""
     efficiency, delay = (BY_CPU_EFFICIENCY, BY_CPU_DELAY) if by_cpu else (PCIE_EFFICIENCY, PCIE_DELAY)
     return Interconnect(bandwidth * efficiency, delay)
 
 
 def usual_for(gpu: GpuModel) -> Interconnect:
-    """What a model of GPU has when nothing is known of the machine: NVLink where the model has it, else 16 lanes."""
+    """A GPU model's typical link, for an unknown machine: NVLink if the model has it, otherwise 16 PCIe lanes."""
     if gpu.nvlink:
         return over_nvlink(gpu.nvlink)
     return over_pcie(gpu.pcie_generation) or Interconnect(PCIE_LANE_GBS[3] * 16e9 * PCIE_EFFICIENCY, PCIE_DELAY)

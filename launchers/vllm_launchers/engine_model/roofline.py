@@ -23,8 +23,8 @@ class Geometry(msgspec.Struct, frozen=True):
     """A decoder's shape. ``parameters`` counts all weights, ``active`` those that one token uses.
 
     ``quantization`` is the checkpoint's method (``awq``, ``fp8``, …) or None; ``weight_bytes`` is the size of all
-    weights in memory on one GPU; ``note`` gives the source of the figures if that is not obvious. ``experts`` is how
-    many there are per layer and ``experts_per_token`` how many a token uses; ``expert_share`` is the experts' share of
+    weights in memory on one GPU; ``note`` gives the source of the figures if that is not obvious. ``experts`` is the
+    number per layer and ``experts_per_token`` the number used per token; ``expert_share`` is the experts' fraction of
     ``weight_bytes``, 0 to 1.
     """
 
@@ -47,8 +47,8 @@ class Geometry(msgspec.Struct, frozen=True):
     experts_per_token: int = 0
     expert_share: float = 0.0
     kv_bytes_16: float | None = None
-    """Bytes of keys and values per token on one GPU in 16 bits, all heads and layers, if that is not heads × width
-    (MLA, sliding windows); else None."""
+    """Bytes of keys and values per token on one GPU in 16 bits, over all heads and layers, if that is not heads × width
+    (MLA, sliding windows); otherwise None."""
 
     def kv_bytes_per_token(self, element_bytes: int, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> float:
         """Bytes of keys and values per token on one GPU: 2 · max(1, kv_heads // TP) · head_dim · bytes · layers/PP."""
@@ -59,23 +59,23 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 COMPUTE_EFFICIENCY = 0.6
-"""Share of the data sheet's FLOP/s that large matrix products reach."""
+"""Fraction of the data sheet's FLOP/s that large matrix products reach."""
 BANDWIDTH_EFFICIENCY = 0.78
-"""Share of the data sheet's bandwidth that decode kernels reach."""
+"""Fraction of the data sheet's bandwidth that decode kernels reach."""
 STEP_OVERHEAD = 0.0005
-"""Seconds of scheduling, sampling and Python per iteration that asynchronous scheduling does not hide (H100, H200)."""
+"""Seconds of scheduling, sampling and Python per iteration not hidden by asynchronous scheduling (H100, H200)."""
 SEQUENCE_OVERHEAD = 0.000012
-"""Seconds more per sequence in the batch: sampling and detokenization."""
+"""Additional seconds per sequence in the batch: sampling and detokenization."""
 EAGER_LAYER_OVERHEAD = 0.00009
 """Seconds of kernel launches per layer and iteration that CUDA graphs save."""
 GRAPH_LAYER_OVERHEAD = 0.000012
 """Seconds per layer and iteration that remain with CUDA graphs."""
 PIECEWISE_LAYER_OVERHEAD = 0.000045
-"""The same with prompts in the batch: their attention is outside the graphs (measured on an H100 and an H200)."""
+"""The same with prompts in the batch, whose attention is outside the graphs (measured on an H100 and an H200)."""
 MAX_GRAPH_BATCH = 512
-"""vLLM captures graphs up to this many tokens by default; larger batches launch kernels one by one."""
+"""By default vLLM captures graphs up to this many tokens; larger batches launch kernels one by one."""
 HOP_DELAY = 0.0001
-"""Seconds until a stage's activations start to arrive at the next: a send, a receive, and their Python."""
+"""Seconds until a stage's activations start to arrive at the next: a send, a receive, and their Python overhead."""
 
 _EIGHT_BITS = ("fp8", "fp8_per_tensor", "compressed-tensors", "modelopt", "fbgemm_fp8")
 _UNPACKED = ("awq", "awq_marlin", "gptq", "gptq_marlin")
@@ -104,8 +104,8 @@ class BatchLike(Protocol):
 class Work(msgspec.Struct, frozen=True):
     """An iteration in four numbers.
 
-    ``tokens`` are computed for ``sequences`` requests; ``reads`` counts tokens whose keys and values are read, and
-    ``pairs`` query-key pairs.
+    ``tokens`` are computed for ``sequences`` requests; ``reads`` is the number of tokens whose keys and values are
+    read, and ``pairs`` the number of query-key pairs.
     """
 
     tokens: int
@@ -115,7 +115,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, batch: BatchLike) -> Work:
-        """The numbers of a batch."""
+        """The figures of a batch."""
         tokens, reads, pairs = 0, 0, 0.0
         for share in batch.shares:
             count, context = share.count, share.context
@@ -128,9 +128,9 @@ class Work(msgspec.Struct, frozen=True):
     def steady(cls, sequences: int, prompt: int, answer: int, reuse: float, step_tokens: int) -> Work:
         """One steady-state step: the next token of each request, and a share of the new prompts.
 
-        ``prompt`` and ``answer`` are tokens of a request, ``reuse`` is the cached share of a prompt, and
-        ``step_tokens`` the maximum tokens of a step. While n requests gain a token each, n · prompt · (1 - reuse) /
-        answer prompt tokens come in.
+        ``prompt`` and ``answer`` are a request's tokens, ``reuse`` is the cached fraction of a prompt, and
+        ``step_tokens`` the maximum tokens per step. While n requests gain one token each, n · prompt · (1 - reuse) /
+        answer prompt tokens arrive.
         """
         prompts = sequences * prompt * (1 - reuse) / max(1, answer)
         chunk = max(1, min(prompt, step_tokens))
@@ -149,12 +149,12 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Roofline(msgspec.Struct, frozen=True):
-    """One engine's timing (a data-parallel rank's). ``kv_element_bytes`` is 2, or 1 with an FP8 KV cache.
+    """Timing of one engine (a data-parallel rank). ``kv_element_bytes`` is 2, or 1 with an FP8 KV cache.
 
     ``tensor_link`` joins the GPUs of a stage and ``stage_link`` one stage to the next; None means what is typical for
     GPUs of this model. ``data_parallel`` matters only for a mixture of experts, whose ranks share the experts and
-    exchange tokens at each layer. ``expert_parallel`` keeps experts whole: the GPU with the most requested experts
-    makes the others wait.
+    exchange tokens at each layer. ``expert_parallel`` keeps experts whole: all GPUs wait for the one with the most
+    requested experts.
     """
 
     gpu: GpuModel
@@ -175,9 +175,9 @@ class Roofline(msgspec.Struct, frozen=True):
         return self._part(work, 1.0) + (self.pipeline_parallel - 1) * self._hop(work.tokens)
 
     def interval(self, work: Work) -> float:
-        """Seconds that the slowest pipeline stage is busy with an iteration: the next one can follow after that.
+        """Seconds that the slowest pipeline stage is busy with an iteration, after which the next one can follow.
 
-        With one stage it equals :meth:`latency`.
+        With one stage this equals :meth:`latency`.
         """
         if not work.tokens:
             return STEP_OVERHEAD
@@ -186,7 +186,7 @@ class Roofline(msgspec.Struct, frozen=True):
         return self._part(work, share) + (self._hop(work.tokens) if stages > 1 else 0.0)
 
     def _part(self, work: Work, share: float) -> float:
-        """Seconds for ``share`` of the layers, with the fixed costs of an iteration."""
+        """Seconds for ``share`` of the layers, plus the fixed costs of an iteration."""
         busy = max(self._compute(work), self._memory(work)) + self._communication(work.tokens)
         return share * (busy + self._launches(work)) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * work.sequences
 
@@ -214,7 +214,7 @@ class Roofline(msgspec.Struct, frozen=True):
         return seconds / self.tensor_parallel
 
     def _memory(self, work: Work) -> float:
-        """Seconds that one GPU takes to read its weights and the keys and values, over all layers."""
+        """Seconds for one GPU to read its weights and the keys and values, over all layers."""
         model = self.model
         weights = model.weight_bytes * (1 - model.expert_share) / self.tensor_parallel
         experts = model.weight_bytes * model.expert_share * self._experts_read(work.tokens)
@@ -222,10 +222,11 @@ class Roofline(msgspec.Struct, frozen=True):
         return (weights + experts + keys) / (self.gpu.bandwidth * BANDWIDTH_EFFICIENCY)
 
     def _experts_read(self, tokens: int) -> float:
-        """The share of all experts' weights that the busiest GPU reads for ``tokens`` tokens of each rank.
+        """The fraction of all experts' weights that the busiest GPU reads for ``tokens`` tokens of each rank.
 
-        A token picks ``experts_per_token`` of ``experts``; picks are taken to be independent and even. Cut experts
-        are read in equal parts; of whole ones the busiest of n GPUs holds about sqrt(2 m ln n) more than the mean m.
+        A token picks ``experts_per_token`` of ``experts``; picks are assumed to be independent and uniform. Split
+        experts are read in equal parts; of whole ones, the busiest of n GPUs holds about sqrt(2 m ln n) more than the
+        mean m.
         """
         model, ranks = self.model, self.tensor_parallel * self.data_parallel
         if not model.experts or not model.expert_share:
@@ -249,11 +250,11 @@ class Roofline(msgspec.Struct, frozen=True):
             moved = 2 * (world - 1) / world * activations / link.bandwidth
             seconds += 2 * model.layers * (moved + link.delay)
         if ranks > 1:
-            moved = 2 * (ranks - 1) * activations / link.bandwidth  # gathered by all, and reduced again
+            moved = 2 * (ranks - 1) * activations / link.bandwidth  # all-gathered, then reduced again
             seconds += model.layers * (moved + 2 * link.delay)
         return seconds
 
     def _hop(self, tokens: int) -> float:
-        """Seconds until a stage's activations are at the next one."""
+        """Seconds until a stage's activations have reached the next one."""
         link = self.stage_link or self.tensor_link or usual_for(self.gpu)
         return tokens * self.model.hidden * 2 / link.bandwidth + HOP_DELAY

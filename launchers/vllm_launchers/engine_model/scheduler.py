@@ -1,6 +1,6 @@
 """vLLM's V1 scheduler, iteration by iteration: token budget, chunked prefill, prefix cache, preemption by recompute.
 
-Pure: no clock of its own and no I/O. Times are seconds on whatever clock the caller has.
+Pure: no clock and no I/O. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import msgspec
 
 
 class NoFreeBlocksError(Exception):
-    """More blocks were asked for than are free."""
+    """More blocks were requested than are free."""
 
 
 def extend_chain(parent: int, tokens: Sequence[int]) -> int:
-    """Hash one full block of ``tokens`` after the chain ``parent``, so that equal hashes mean equal prefixes."""
+    """Hash a full block of ``tokens`` that follows the chain ``parent``, so that equal hashes mean equal prefixes."""
     return hash((parent, tuple(tokens)))
 
 
 def any_token(seed: int, position: int) -> int:
-    """A token where no text is wanted: as good as different for each ``seed`` and ``position``."""
+    """A token for when no text is needed; practically unique for each ``seed`` and ``position``."""
     return hash((seed, position))
 
 
 class BlockPool:
     """Blocks of one KV cache, each free, held by one request, or shared by several through a common prefix.
 
-    ``total`` counts blocks as vLLM reports them; one of them is its null block and never allocated. A freed block with
-    a hash stays findable until it is reused: the least recently freed goes first, after all without one.
+    ``total`` counts blocks as vLLM reports them; one of them is its null block and is never allocated. A freed block
+    with a hash can still be found until it is reused. Blocks without a hash are reused first, then the least recently
+    freed ones.
     """
 
     def __init__(self, total: int, *, caching: bool) -> None:
@@ -39,25 +40,25 @@ class BlockPool:
             raise ValueError(f"a block pool needs at least 2 blocks, got {total}")
         self.total = total
         self.capacity = total - 1
-        """Blocks that can be allocated."""
+        """Number of blocks that can be allocated."""
         self.caching = caching
         self.used = 0
-        """Blocks held by requests."""
+        """Number of blocks held by requests."""
         self._fresh = 0
         self._free: OrderedDict[int, None] = OrderedDict()
         self._references: dict[int, int] = {}
         self._hash_of: dict[int, int] = {}
         self._by_hash: dict[int, dict[int, None]] = {}
-        """Requests that run at the same time can compute the same block: one is found until all are reused."""
+        """Requests that run at the same time can compute the same block; one copy is found until all are reused."""
 
     @property
     def free(self) -> int:
-        """Blocks that can be allocated now, including cached ones."""
+        """Number of blocks that can be allocated now, including cached ones."""
         return self.capacity - self.used
 
     @property
     def usage(self) -> float:
-        """Share of the pool in use, 0 to 1, as ``vllm:kv_cache_usage_perc`` has it."""
+        """Fraction of the pool in use, 0 to 1, like ``vllm:kv_cache_usage_perc``."""
         return self.used / self.capacity
 
     def match(self, hashes: Iterable[int]) -> list[int]:
@@ -73,11 +74,11 @@ class BlockPool:
         return found
 
     def free_among(self, blocks: Iterable[int]) -> int:
-        """How many of ``blocks`` are free, and so would leave the free list in :meth:`share`."""
+        """Number of free blocks among ``blocks``, which :meth:`share` would take off the free list."""
         return sum(1 for block in blocks if block not in self._references)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Take one more reference on each of ``blocks``, which :meth:`match` returned."""
+        """Take another reference to each of ``blocks``, which :meth:`match` returned."""
         for block in blocks:
             held = self._references.get(block, 0)
             if not held:
@@ -88,7 +89,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` empty blocks; their cached content is dropped. Without caching they are only counted.
 
-        Raises :class:`NoFreeBlocksError`, and then takes none.
+        Raises :class:`NoFreeBlocksError`, in which case none is taken.
         """
         if count > self.free:
             raise NoFreeBlocksError(f"{count} blocks wanted, {self.free} free")
@@ -122,7 +123,7 @@ class BlockPool:
                 same[block] = None
 
     def forget(self) -> bool:
-        """Empty the prefix cache; False, with nothing done, while blocks are held."""
+        """Empty the prefix cache; return False and do nothing while blocks are held."""
         if self.used:
             return False
         self._hash_of.clear()
@@ -130,7 +131,7 @@ class BlockPool:
         return True
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Release one reference on each block, tails first, so that the ends of prefixes are evicted first.
+        """Release one reference to each block, tails first, so that the ends of prefixes are evicted first.
 
         Blocks without a hash can't be found again: they are reused before all others.
         """
@@ -168,7 +169,7 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class Parent:
-    """Shared by the sequences of one request with ``n`` choices: how many there are and have yet to end."""
+    """Shared by the sequences of one request with ``n`` choices: their number, and how many have not ended."""
 
     n: int
     left: int
@@ -177,13 +178,13 @@ class Parent:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and its progress. ``tokens`` grows by each generated token, which ``sample`` gives for ``seed`` and its
+    """A request and its progress. ``tokens`` grows by each generated token, which is ``sample`` of ``seed`` and the
     position in the output. Without ``sample`` only lengths are known: ``prompt_length`` is given instead of tokens, and
-    blocks are shared only through the first ``hashes``, where those are given.
+    blocks are shared only through the first ``hashes``, if these are given.
 
-    ``output_length`` is how many tokens it will generate; it ends with ``LENGTH`` when that is ``max_tokens``, unless
-    it is ``stopped`` there by a stop string or token. A request for several choices has one of these for each, with a
-    ``parent`` in common.
+    ``output_length`` is the number of tokens it will generate. It ends with ``LENGTH`` if that is ``max_tokens``,
+    unless it is ``stopped`` there by a stop string or token. A request for several choices has one object for each,
+    with a common ``parent``.
     """
 
     id: str
@@ -198,7 +199,7 @@ class Request:
     prompt_length: int = 0
     computed: int = 0
     under_way: int = 0
-    """Tokens of iterations in flight: several may be in a pipeline."""
+    """Tokens of iterations in flight, of which a pipeline may hold several."""
     generated: int = 0
     cached: int | None = None
     preemptions: int = 0
@@ -215,14 +216,14 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Tokens of its prompt and of what it has generated."""
+        """Tokens of its prompt and its output so far."""
         return self.prompt_length + self.generated
 
 
 class Share(msgspec.Struct, frozen=True):
     """A request's part of one iteration: ``count`` tokens computed after ``context`` cached ones.
 
-    ``preemptions`` is how often the request had been preempted by then: a stale share counts for nothing.
+    ``preemptions`` is how often the request had been preempted when this was scheduled: a stale share is ignored.
     """
 
     request: Request
@@ -233,7 +234,7 @@ class Share(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Batch:
-    """One iteration's work, and what happened while it was scheduled.
+    """One iteration's work, and what happened when it was scheduled.
 
     ``cache_queries`` and ``cache_hits`` are tokens of requests that are admitted for the first time. ``resumed``
     requests had been preempted before; their tokens are ``resumed_queries`` and ``resumed_hits``, as in vLLM.
@@ -254,7 +255,7 @@ class Batch:
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True):
-    """The scheduler's settings from the flags. ``max_num_batched_tokens`` is the budget of one iteration."""
+    """The scheduler's settings from the flags. ``max_num_batched_tokens`` is the token budget of one iteration."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -264,7 +265,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
 
 
 def refuse_unfit(request: Request, limits: SchedulerLimits, blocks: int) -> None:
-    """Raise ValueError if a request could never be served with these limits and so many blocks of a KV cache."""
+    """Raise ValueError if a request could never be served with these limits and a KV cache of ``blocks`` blocks."""
     length = request.prompt_length + request.output_length
     if request.prompt_length < 1 or request.output_length < 1 or length > limits.max_model_len:
         raise ValueError(f"request of {length} tokens does not fit in {limits.max_model_len}")
@@ -277,8 +278,8 @@ def refuse_unfit(request: Request, limits: SchedulerLimits, blocks: int) -> None
 class Scheduler:
     """First come, first served over a block pool.
 
-    ``ahead``: an iteration is scheduled while the one before it runs (vLLM's asynchronous scheduling), so it can't
-    have the places and blocks of the requests that end with that one.
+    ``ahead`` means that an iteration is scheduled while the previous one runs (vLLM's asynchronous scheduling), so it
+    can't use the places and blocks of requests that end in that one.
     """
 
     def __init__(self, limits: SchedulerLimits, pool: BlockPool, *, ahead: bool = False) -> None:
@@ -287,7 +288,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self._leaving: list[Request] = []
-        """Requests that have ended, whose places and blocks the next iteration can't have."""
+        """Requests that have ended, whose places and blocks the next iteration can't use."""
         self._ahead = ahead
 
     @property
@@ -326,7 +327,7 @@ class Scheduler:
         return batch
 
     def complete(self, batch: Batch, now: float) -> list[Request]:
-        """Account for an iteration that has run; return the requests that got a token, finished ones included."""
+        """Account for a completed iteration; return the requests that got a token, including finished ones."""
         advanced: list[Request] = []
         any_ended = False
         for share in batch.shares:
@@ -353,10 +354,11 @@ class Scheduler:
         return advanced
 
     def decode_steps(self, most: int) -> int:
-        """How many of the next iterations, up to ``most``, are one token for each running request and nothing else.
+        """Number of next iterations, up to ``most``, that consist of one token for each running request and nothing
+        else.
 
-        The last of them may end requests. 0 where the next iteration admits, preempts, or computes prompts, or where
-        requests have ended that it can't replace.
+        The last of them may end requests. 0 if the next iteration admits, preempts, or computes prompts, or if requests
+        have ended that it can't replace.
         """
         running, count = self.running, len(self.running)
         if not running or self._leaving or count > self.limits.max_num_batched_tokens or self._could_admit():
@@ -368,16 +370,16 @@ class Scheduler:
                 most = request.output_length - request.generated
         size, free = self.limits.block_size, self.pool.free
         if count * -(-most // size) <= free:
-            return most  # none needs more than that beside the blocks that it holds
+            return most  # none needs more than that in addition to its blocks
         room = free + sum([len(request.blocks) for request in running])
         while most and sum([-(-(request.computed + most) // size) for request in running]) > room:
             most //= 2
         return most
 
     def decode(self, steps: int, now: float) -> float:
-        """Account for that many iterations, as `decode_steps` allows, of requests known by length.
+        """Account for ``steps`` iterations, as allowed by `decode_steps`, of requests known by length.
 
-        Returns the KV cache's usage in the last of them, before requests end.
+        Returns the KV cache usage in the last of them, before requests end.
         """
         size, caching = self.limits.block_size, self.pool.caching
         any_ended = False
@@ -443,7 +445,7 @@ class Scheduler:
                 if not self.limits.chunked_prefill:
                     return
                 count = budget
-            # The whole input must fit before any of it is computed, otherwise it would be preempted half-way.
+            # The whole input must fit before any of it is computed; otherwise it would be preempted halfway.
             if not self._fits(request, reused):
                 return
             self.waiting.popleft()
@@ -469,7 +471,7 @@ class Scheduler:
             budget -= count
 
     def _fits(self, request: Request, reused: Sequence[int]) -> bool:
-        """Whether the blocks for its tokens so far are free, ``reused`` among them."""
+        """Whether the blocks for its tokens so far are free, including ``reused``."""
         needed = self._blocks_for(request.length) - len(reused)
         return needed <= self.pool.free - self.pool.free_among(reused)
 
@@ -492,7 +494,7 @@ class Scheduler:
         return True
 
     def _remember(self, request: Request) -> None:
-        """Make its full blocks findable as soon as they are scheduled, so also for requests of the same iteration."""
+        """Make its full blocks findable as soon as they are scheduled, also for requests of the same iteration."""
         if not self.pool.caching:
             return
         size, since = self.limits.block_size, request.remembered
@@ -521,7 +523,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _leave(self) -> None:
-        """Take what has ended out of the batch. Without others no iteration was scheduled ahead."""
+        """Take ended requests out of the batch. If none is left, no iteration was scheduled ahead."""
         ended = [request for request in self.running if request.finished is not None]
         if not ended:
             return
@@ -531,7 +533,7 @@ class Scheduler:
             self._let_go()
 
     def _let_go(self) -> None:
-        """The next iteration is scheduled: the one after it can have the places and blocks of ended requests."""
+        """Release ended requests after an iteration was scheduled: the one after it can use their places and blocks."""
         for request in self._leaving:
             self._release(request)
         self._leaving = []

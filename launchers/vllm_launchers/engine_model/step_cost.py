@@ -1,4 +1,4 @@
-"""How long an engine's steps take, in a few figures that can be fitted to what a server has shown. Pure."""
+"""The duration of an engine's steps, in a few figures that can be fitted to a server's behavior. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class StepCost(msgspec.Struct, frozen=True):
 
         overhead + per_sequence · n + max(weights + per_read · reads, per_token · tokens + per_pair · pairs)
 
-    for ``n`` requests of which ``tokens`` are computed, with the keys and values of ``reads`` tokens read for ``pairs``
-    query-key pairs (see `roofline.Work`). The maximum is memory traffic against arithmetic. With prompts it takes
-    ``prompts`` more, since their attention is outside the CUDA graphs; above ``graphs`` tokens, for which there are no
-    graphs, ``ungraphed`` more.
+    for ``n`` requests of which ``tokens`` are computed, reading the keys and values of ``reads`` tokens for ``pairs``
+    query-key pairs (see `roofline.Work`). The maximum is over memory traffic and arithmetic. A step with prompts takes
+    ``prompts`` longer, since their attention is outside the CUDA graphs; one with more than ``graphs`` tokens, for
+    which there are no graphs, takes ``ungraphed`` longer.
     """
 
     overhead: float
@@ -40,7 +40,7 @@ class StepCost(msgspec.Struct, frozen=True):
         return fixed + self.per_sequence * sequences + (memory if memory > arithmetic else arithmetic)
 
     def decode_seconds(self, sequences: int, reads: float) -> Iterator[float]:
-        """The durations of consecutive steps in which each request gets one token; ``reads`` is the first one's."""
+        """Durations of consecutive steps in which each request gets one token; ``reads`` is that of the first step."""
         fixed = self.seconds(sequences, sequences, 0.0, 0.0)
         fixed -= max(self.weights, self.per_token * sequences)
         memory, arithmetic = self.weights + self.per_read * reads, self.per_token * sequences + self.per_pair * reads
@@ -51,16 +51,16 @@ class StepCost(msgspec.Struct, frozen=True):
             arithmetic += by_arithmetic
 
     def scaled(self, factor: float) -> StepCost:
-        """Every step takes ``factor`` times as long."""
+        """The cost if every step takes ``factor`` times as long."""
         seconds = {name: getattr(self, name) * factor for name in self.__struct_fields__ if name != "graphs"}
         return StepCost(**seconds, graphs=self.graphs)
 
 
 class StepNoise(msgspec.Struct, frozen=True):
-    """By how much steps took longer than their cost at a time, of steps that only decode and of those with a prompt:
-    the time in seconds, the factor, and how many seconds longer that was; in the order of time. Empty: none.
+    """How much longer than their cost steps took over time, separately for decode-only steps and steps with a prompt.
 
-    After ``span`` seconds a replay begins again with the first; it begins ``shift`` seconds in.
+    Each entry is the time in seconds, the factor, and the additional seconds, in order of time. Empty means no noise. A
+    replay starts at ``shift`` seconds and repeats after ``span`` seconds.
     """
 
     decode: tuple[tuple[float, float, float], ...] = ()
@@ -70,7 +70,7 @@ class StepNoise(msgspec.Struct, frozen=True):
 
 
 STALLED = 1.5
-"""A step that took this many times its cost was held up rather than slow: another one that is held up loses as many
-seconds, however long it is."""
+"""A step that took this many times its cost was stalled rather than slow: another stalled step loses as many seconds,
+however long it is."""
 
 NO_NOISE = StepNoise()

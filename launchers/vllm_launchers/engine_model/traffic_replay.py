@@ -1,7 +1,7 @@
-"""Replays the arrivals of requests through vLLM's scheduler, in virtual time: what a server with given limits would do.
+"""Replay request arrivals through vLLM's scheduler in virtual time, to see what a server with given limits would do.
 
-Only lengths are known, no tokens. Iterations in which every running request gets one token and nothing else happens
-are taken together, and where no request is preempted, requests and blocks are only counted (`counted_engine`). So
+Only lengths are known, no tokens. Iterations in which every running request gets one token and nothing else happens are
+processed together, and while no request is preempted, requests and blocks are only counted (`counted_engine`). So
 minutes of traffic take some hundredths of a second. Pure.
 """
 
@@ -25,9 +25,9 @@ _MOST_STEPS_TOGETHER = 4096
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """A request as far as it matters: when it comes (seconds), its lengths in tokens, and which prefix it shares.
+    """The relevant facts of a request: when it arrives (seconds), its lengths in tokens, and which prefix it shares.
 
-    ``prefix`` are the hashes of its first full blocks that other requests have too; equal ones are the same content.
+    ``prefix`` holds the hashes of its first full blocks that other requests have too; equal hashes mean equal content.
     """
 
     at: float
@@ -37,11 +37,11 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """What a server may do: its scheduler's limits, the blocks of its KV cache, and whether prefixes are cached.
+    """A server's limits: those of its scheduler, the blocks of its KV cache, and whether prefixes are cached.
 
-    ``ahead``: a step is scheduled when the one before it begins (vLLM's asynchronous scheduling), so a request that
-    comes during a step waits for one more, and so does one that takes the place or the blocks of a request that ends
-    with it. ``graphs``: the most tokens of a step for which there are CUDA graphs.
+    ``ahead`` means that a step is scheduled when the previous one begins (vLLM's asynchronous scheduling). So a request
+    that arrives during a step waits for one more, and so does one that takes the place or blocks of a request that ends
+    in that step. ``graphs`` is the maximum number of tokens per step for which there are CUDA graphs.
     """
 
     scheduler: SchedulerLimits
@@ -52,7 +52,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 
 class ReplayedRequest(msgspec.Struct, frozen=True):
-    """What became of one arrival; seconds from its arrival."""
+    """The outcome of one arrival, in seconds since its arrival."""
 
     queue_seconds: float
     ttft_seconds: float
@@ -62,14 +62,14 @@ class ReplayedRequest(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What a replay came to.
+    """The result of a replay.
 
-    ``requests`` are in the order of the arrivals; None for one that could never be served. ``intervals`` are times
-    between tokens in seconds and how many there were of each. These and the rest are of the iterations that began in
-    the time asked for: ``tokens`` generated, seconds ``busy``, request-seconds ``waiting``. ``kv_usage`` is the KV
-    cache's usage (0 to 1) times seconds, of that time. ``batches`` are busy seconds by the number of running requests;
-    ``prefill_tokens`` the most prompt tokens in one iteration. ``seconds`` is from the first arrival to the last token,
-    and ``steps`` counts all.
+    ``requests`` are in the order of arrivals, None for one that could never be served. ``intervals`` are times between
+    tokens in seconds, each with its count. These and the following figures are of the iterations that began in the
+    requested time: ``tokens`` generated, seconds ``busy``, request-seconds ``waiting``. ``kv_usage`` is the integral of
+    KV cache usage (0 to 1) over that time in seconds. ``batches`` are busy seconds by number of running requests.
+    ``prefill_tokens`` is the maximum number of prompt tokens in any iteration. ``seconds`` is from the first arrival to
+    the last token, and ``steps`` counts all iterations.
     """
 
     requests: tuple[ReplayedRequest | None, ...]
@@ -94,8 +94,8 @@ def replay_traffic(
     since: float = 0.0,
     until: float = math.inf,
 ) -> Replayed:
-    """Replay ``arrivals``, in the order of their times, to the last one's end; sum up from ``since`` to ``until``."""
-    # Without shared prefixes only a preempted request finds something in the cache: what it had computed itself.
+    """Replay ``arrivals``, in order of time, until the last one ends; sum up from ``since`` to ``until``."""
+    # Without shared prefixes, only a preempted request finds something in the cache: what it computed itself.
     caching = limits.prefix_caching and any(one.prefix for one in arrivals)
     counted = CountedEngine(limits.scheduler, limits.blocks, caching=caching, ahead=limits.ahead)
     try:
@@ -105,13 +105,13 @@ def replay_traffic(
 
 
 class _Engine(Protocol):
-    """What a replay asks of an engine: to take requests, and to schedule and complete iterations."""
+    """What a replay needs of an engine: accepting requests, and scheduling and completing iterations."""
 
     waiting: deque[Request]
 
     @property
     def running(self) -> int:
-        """How many requests run."""
+        """Number of running requests."""
 
     @property
     def full(self) -> bool:
@@ -119,32 +119,32 @@ class _Engine(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens that the running requests have computed."""
+        """Number of tokens that the running requests have computed."""
 
     @property
     def usage(self) -> float:
-        """Share of the KV cache in use, 0 to 1."""
+        """Fraction of the KV cache in use, 0 to 1."""
 
     def add(self, request: Request) -> None:
         """Append a request to the queue. Raises ValueError if it could never fit."""
 
     def decode_steps(self, most: int) -> int:
-        """How many of the next iterations, up to ``most``, are one token for each running request and nothing else, an
-        iteration after the one before. The last of them may end requests."""
+        """Number of next consecutive iterations, up to ``most``, that consist of one token for each running request and
+        nothing else. The last of them may end requests."""
 
     def decode(self, steps: int, now: float) -> float:
-        """Account for so many of them, up to ``now``; returns the usage in the last one."""
+        """Account for ``steps`` of these iterations, ending at ``now``; return the usage in the last one."""
 
     def schedule(self, now: float) -> Iteration:
         """Choose the next iteration's work."""
 
     def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
-        """Account for it; returns how many tokens it gave, and the intervals to the tokens before them, of which those
-        that are alike may be counted together."""
+        """Account for the scheduled iteration; return the number of its tokens and the intervals since the tokens
+        before them. Equal intervals may be counted together."""
 
 
 class _ScheduledEngine:
-    """An engine whose every iteration is scheduled request by request, block by block."""
+    """An engine that schedules every iteration request by request, block by block."""
 
     def __init__(self, limits: EngineLimits) -> None:
         pool = BlockPool(limits.blocks, caching=limits.prefix_caching)
@@ -173,7 +173,7 @@ class _ScheduledEngine:
 
     def decode_steps(self, most: int) -> int:
         steps, last = self._scheduler.decode_steps(most), self._completed_at
-        # Of a request whose prompt ends with this token, or that sat out a step, the interval is another one.
+        # A request whose prompt ends with this token, or that skipped a step, has a different interval.
         return steps if steps and all(request.last_token_at == last for request in self._scheduler.running) else 0
 
     def decode(self, steps: int, now: float) -> float:
@@ -201,7 +201,7 @@ class _ScheduledEngine:
 
 
 class _Replay:
-    """One replay under way."""
+    """One replay in progress."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class _Replay:
         self._now = self._requests[0].arrival if self._requests else 0.0
         self._ahead = limits.ahead
         self._scheduled = self._now
-        """Up to when requests can be in the next step."""
+        """Requests that arrive until then can be in the next step."""
         self._intervals: list[tuple[float, int]] = []
         self._batches: dict[int, float] = {}
         self._steps = self._prefill = self._preempted = 0
@@ -264,7 +264,7 @@ class _Replay:
         )
 
     def _admit(self) -> None:
-        """Queue the requests that have come in time for the next step."""
+        """Queue the requests that arrived in time for the next step."""
         while self._queue and self._queue[0].arrival <= self._scheduled:
             request = self._queue.popleft()
             try:
@@ -273,7 +273,7 @@ class _Replay:
                 self._refused.add(request.seed)
 
     def _decode(self, steps: int) -> None:
-        """At most ``steps`` iterations of one token for each running request, until an arrival may join them."""
+        """Run at most ``steps`` iterations of one token for each running request, until an arrival may join them."""
         engine, waiting = self._engine, self._engine.waiting
         count, full = engine.running, engine.full
         reads = float(engine.context + count)
@@ -311,7 +311,7 @@ class _Replay:
         self._use(usage, usage_then, began)
 
     def _step(self) -> None:
-        """One iteration, whatever is in it."""
+        """Run one iteration, whatever it contains."""
         engine, began = self._engine, self._now
         work = engine.schedule(began)
         took = self._cost.seconds(work.sequences, work.tokens, float(work.reads), work.pairs)
@@ -326,7 +326,7 @@ class _Replay:
         if self._since <= began < self._until:
             self._tokens += advanced
             self._busy += took
-            # Those that came meanwhile wait at its end, as vLLM's statistics have it.
+            # Requests that arrived meanwhile wait at its end, as in vLLM's statistics.
             self._waiting += took * len(engine.waiting)
             self._batches[work.sequences] = self._batches.get(work.sequences, 0.0) + took
             self._preempted += work.preempted
@@ -334,7 +334,7 @@ class _Replay:
         self._use(usage, usage, began)
 
     def _use(self, first: float, last: float, began: float) -> None:
-        """Count the usage of the part of the time from ``began`` until now that was asked for; it grew evenly."""
+        """Add the usage of the requested part of the time from ``began`` until now, assuming that it grew evenly."""
         low, high = max(began, self._since), min(self._now, self._until)
         if low < high:
             share = ((low + high) / 2 - began) / (self._now - began)
@@ -353,7 +353,7 @@ class _Replay:
 
 
 class _Slowness:
-    """By how much one kind of step takes longer, by time, for times that only grow."""
+    """The slowdown of one kind of step over time; times passed to it must not decrease."""
 
     def __init__(self, points: Sequence[tuple[float, float, float]], noise: StepNoise) -> None:
         self._points, self._span = points, noise.span
@@ -361,7 +361,7 @@ class _Slowness:
         self.any = bool(points)
 
     def slowed(self, took: float, now: float) -> float:
-        """What a step takes then that would take ``took`` seconds: it is slowed or held up as the last one seen was."""
+        """Seconds that a step of ``took`` seconds takes at ``now``, slowed or stalled like the last recorded one."""
         if not self.any:
             return took
         points = self._points

@@ -1,6 +1,6 @@
-"""Reads presets: shipped ones and the user's own, which may extend others.
+"""Read presets: shipped ones and the user's own, which may extend others.
 
-Each mistake in a file is reported as one sentence, and all of them at once. An invalid file affects no other.
+Each mistake in a file is reported as one sentence, and all of them at once. An invalid file does not affect others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 MOST_MISTAKES = 10
-"""Of one file, so many are listed."""
+"""Maximum number of mistakes listed per file."""
 
 
 class Problem(Exception):  # noqa: N818 - it becomes a PresetError once the file is known
@@ -67,7 +67,7 @@ def short_text(text: str, limit: int = 60) -> str:
 
 
 def near(word: str, known: Iterable[str], otherwise: str) -> str:
-    """``; did you mean 'x'?``, or the known names after the words ``otherwise``."""
+    """``; did you mean 'x'?``, or the known names after the text ``otherwise``."""
     import difflib  # only needed if something is wrong
 
     names = list(known)
@@ -110,7 +110,7 @@ def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
 
 
 def merge_preset(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) -> dict[str, Any]:
-    """Lay ``document`` over what it extends: texts replace, tables are merged key by key, ``drop`` removes.
+    """Merge ``document`` into what it extends: texts replace, tables are merged key by key, ``drop`` removes.
 
     Raises:
         Problem: ``drop`` names something that is not inherited.
@@ -134,7 +134,7 @@ def merge_preset(base: Mapping[str, Any], document: Mapping[str, Any], base_name
 
 
 def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: bool) -> Preset:
-    """The preset of a validated and merged document.
+    """Convert a validated and merged document to a preset.
 
     Raises:
         Problem: something is missing even with inherited keys.
@@ -313,7 +313,7 @@ MAX_BYTES = 64 * 1024
 """A larger file is not a preset; shipped ones have 2 KB."""
 
 MAX_DOTS = 200
-"""Per line: tomllib's time grows with the square of a dotted key's length (60 KB of ``a.a.a…`` take 12 s)."""
+"""Per line: tomllib's time grows quadratically with a dotted key's length (60 KB of ``a.a.a…`` take 12 s)."""
 
 MAX_FILES = 500
 MAX_DEPTH = 8
@@ -339,10 +339,10 @@ def shipped_folder() -> Path:
 
 
 def read_presets(own: Path | None = None) -> tuple[dict[str, Preset], list[PresetError]]:
-    """All usable presets by name, shipped ones first, and what is wrong with the others.
+    """All usable presets by name, shipped ones first, and the problems of the others.
 
-    ``own`` is the user's folder; it need not exist. A preset there replaces the shipped one of its name, even if it is
-    invalid: no one silently gets other flags than they wrote.
+    ``own`` is the user's folder; it need not exist. A preset there replaces the shipped one of the same name even if it
+    is invalid, so that no one silently gets other flags than they wrote.
     """
     problems: list[PresetError] = []
     shelf = _Shelf(_read_folder(shipped_folder(), problems), _read_folder(own, problems) if own else {}, problems)
@@ -356,11 +356,10 @@ def read_presets(own: Path | None = None) -> tuple[dict[str, Preset], list[Prese
 
 
 def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[PresetError] = ()) -> Preset:
-    """The preset of that name.
+    """The preset with this name.
 
     Raises:
-        PresetError: it does not exist, or its file is invalid; the message suggests similar names, or names all
-        mistakes.
+        PresetError: it does not exist, or its file is invalid; the message suggests similar names or lists all mistakes.
     """
     if name in presets:
         return presets[name]
@@ -374,7 +373,7 @@ def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[Pre
 
 
 class _Shelf:
-    """All documents that could be read, and how to make presets of them."""
+    """All documents that could be read; makes presets of them."""
 
     def __init__(
         self,

@@ -15,11 +15,11 @@ from vllm_launchers.secrets import SECRET_FLAGS, holds_secret, is_secret_flag
 FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+\+?)?$"
 """vLLM's flags are words joined by ``-``; a dotted suffix (``compilation-config.mode``) sets one key of a JSON flag.
 
-One that ends with ``+`` (``compilation-config.custom_ops+``) adds to the key's list."""
+A suffix that ends with ``+`` (``compilation-config.custom_ops+``) adds to the key's list."""
 
 ENVIRONMENT_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LENGTH_PATTERN = r"^(auto|-1|[0-9]{1,18}[kKmMgGtT]?|[0-9]{1,18}\.[0-9]{1,18}[kmgt])$"
-"""``max-model-len`` as vLLM reads it: ``4k`` is 4,000, ``4K`` 4,096 and ``1.5k`` 1,500; there is no ``1.5K``."""
+"""``max-model-len`` as vLLM parses it: ``4k`` is 4,000, ``4K`` 4,096 and ``1.5k`` 1,500; there is no ``1.5K``."""
 
 FLAG_NAME = lazy_pattern(FLAG_NAME_PATTERN)
 ENVIRONMENT_NAME = lazy_pattern(ENVIRONMENT_NAME_PATTERN)
@@ -49,11 +49,11 @@ class FlagRule(msgspec.Struct, frozen=True):
     above: float | None = None
     maximum: float | None = None
     also: re.Pattern[str] | None = None
-    """Texts that are also valid."""
+    """Text values that are also valid."""
 
     @property
     def expected(self) -> str:
-        """A description of what is expected."""
+        """A description of the expected values."""
         if self.kind is bool:
             return "true or false"
         if self.kind is str:
@@ -133,5 +133,5 @@ def refused_flag(name: str) -> str | None:
 
 
 def refused_value(value: object) -> str | None:
-    """Why a flag cannot have that value, or None: it contains a key or a password, which is not repeated."""
+    """Why a flag cannot have that value, or None: it contains a key or a password, which is not repeated here."""
     return SECRET_ON_A_COMMAND_LINE if isinstance(value, str) and holds_secret(value) else None
