@@ -359,7 +359,7 @@ def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[Pre
     """The preset with this name.
 
     Raises:
-        PresetError: it does not exist, or its file is invalid; the message suggests similar names or lists all mistakes.
+        PresetError: it does not exist, or its file is invalid; the message suggests similar names or lists mistakes.
     """
     if name in presets:
         return presets[name]
