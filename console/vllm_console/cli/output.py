@@ -114,7 +114,7 @@ def complain(sentence: str) -> None:
 
 
 def fields(value: object, names: str) -> Document:
-    """Attributes of a value as JSON. ``names`` are separated by spaces. Empty text becomes null, like an unknown."""
+    """Attributes of a value as JSON, by names separated by spaces. Empty text becomes null, like unknown values."""
     from msgspec import to_builtins
 
     found = {name: getattr(value, name) for name in names.split()}

@@ -376,7 +376,7 @@ def _restart(restart: PreparedRestart) -> Document:
 
 
 def _tuner(tuner: TunerProgress) -> Document:
-    """The tuner that is at work on it."""
+    """The tuner running on it."""
     document = fields(tuner, "objective unit step since until trial trials set was pid")
     best = tuner.best
     return {

@@ -89,7 +89,7 @@ def launch_plan_lines(
 ) -> list[Strip]:
     """Memory, findings and command line, or why nothing can run.
 
-    ``asking`` describes a pending verdict and the process that waits after it. ``note`` is a note about the engine.
+    ``asking`` is the status of the engine's verdict and of the prepared process. ``note`` is a note about the engine.
 
     If not everything fits, the selected finding stays whole, the others are cut to one line each, and the command line
     to the rest. If even the selected finding does not fit, it comes before the memory, which is cut to one line, and

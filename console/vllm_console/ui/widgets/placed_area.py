@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 
 class _Placed(Layout):
-    """Puts each widget where the arrangement has it."""
+    """Puts each widget at its region."""
 
     name = "placed"
 
