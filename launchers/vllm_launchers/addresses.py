@@ -1,4 +1,4 @@
-"""The address at which a binding server is reached, and who can reach it.
+"""The address at which a server is reached, given the one it binds, and who can reach it.
 
 Standard library only: every package may use it.
 """
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     import ssl
 
 TLS_FLAGS = ("ssl-certfile", "ssl-keyfile")
-"""vLLM speaks TLS with any of these flags: as in uvicorn, either file is enough."""
+"""vLLM uses TLS if any of these flags is set: as in uvicorn, either file is enough."""
 
 _WILDCARDS = {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Hosts that mean all addresses of a machine, and the address at which that machine itself reaches them."""
+"""Hosts that mean all addresses of a machine, and the address at which the machine itself reaches them."""
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """The socket family that vLLM binds for ``host``: IPv6 for an IPv6 address, else IPv4, also for names.
+    """The socket family that vLLM binds for ``host``: IPv6 for an IPv6 address, else IPv4 (also for names).
 
     Like ``create_server_socket`` in vLLM's entry points, 0.8 to 0.33.
     """
-    import socket  # slow to import; commands that connect to nothing do without it
+    import socket  # slow to import, and not needed by commands that do not connect to anything
 
     return socket.AddressFamily.AF_INET6 if ":" in host else socket.AddressFamily.AF_INET
 
@@ -34,11 +34,11 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address. Of names, only ``localhost`` is known to be local."""
+    """Whether only this machine can reach an address. The only name known to be local is ``localhost``."""
     host = host.strip("[]")
     if host in ("127.0.0.1", "::1") or host in _WILDCARDS:
         return host not in _WILDCARDS
-    import ipaddress  # rarely needed, and not small: a keeper runs beside every server
+    import ipaddress  # rarely needed and not small, while a keeper runs beside every server
 
     try:
         address = ipaddress.ip_address(host)
@@ -48,9 +48,9 @@ def is_loopback(host: str) -> bool:
 
 
 def format_exposure(host: str, key: bool | None) -> str:
-    """The warning about a server that others can reach and use; empty for one that is local or has an API key.
+    """A warning about a server that others can reach and use; empty if it is local or has an API key.
 
-    ``key`` is whether it has one, None if none was seen and that cannot be known. The only place that decides this.
+    ``key``: whether it has one; None if none was seen but it may have one. All such warnings come from here.
     """
     if key or is_loopback(host):
         return ""
@@ -62,21 +62,21 @@ def format_exposure(host: str, key: bool | None) -> str:
 
 
 def reachable(host: str) -> str:
-    """The address at which this machine reaches a server that binds to ``host``; without brackets."""
+    """The address, without brackets, at which this machine reaches a server that binds ``host``."""
     host = host.strip("[]")
     return _WILDCARDS.get(host, host)
 
 
 def base_url(host: str, port: int, *, tls: bool = False) -> str:
-    """The URL at which this machine reaches a server that binds to ``host`` and ``port``, with TLS or not."""
+    """The URL at which this machine reaches a server that binds ``host`` and ``port``."""
     asked, scheme = reachable(host), "https" if tls else "http"
     return f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"
 
 
 def tls_to_own() -> ssl.SSLContext:
-    """A TLS context for a server on this machine, whatever certificate it shows.
+    """A TLS context for a server on this machine that accepts any certificate.
 
-    Our servers show the certificate they were given, often for a public name or from an untrusted issuer; that the
+    Our servers use the certificate they were given, often for a public name or from an untrusted issuer. That the
     server's own process listens on the port is stronger proof.
     """
     import ssl  # takes several MB that only keepers of such servers should spend

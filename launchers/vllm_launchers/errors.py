@@ -1,4 +1,4 @@
-"""Errors that end what was asked for. Each message is one clear sentence for people."""
+"""Errors that abort a requested operation. Each message is one clear sentence for users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class OperationError(Exception):
     """Something could not be done. The first line is one clear sentence; ``exit_code`` is the command's exit code.
 
-    Packages derive their own errors from it, which commands and screens report as they are.
+    Packages derive their own errors from this class; commands and screens report these as they are.
     """
 
     exit_code = 1
@@ -19,7 +19,7 @@ class UsageError(OperationError):
 
 
 class NotFoundError(OperationError):
-    """No server or preset of that name."""
+    """No server or preset has that name."""
 
     exit_code = 3
 

@@ -1,10 +1,10 @@
-"""TCP sockets of this network namespace, and connections to one process and no other.
+"""TCP sockets of this network namespace, and connections to exactly one process.
 
 Another user may listen on the same port number: a name such as ``localhost`` has several addresses, and another user
-can bind the one that our server left free. So the address comes from the kernel, not from the name: it is where a
-socket of the server's own processes listens. The socket is looked up before connecting, and again afterwards. If it
-still listens then, it did all the time, and Linux lets no other user bind its address meanwhile. Nothing is sent before
-that.
+can bind one that our server left free. So the address comes from the kernel, not from the name: it is that of a
+listening socket of the server's own processes. The socket is looked up before connecting and again afterwards. If it
+still listens then, it did all the time, during which Linux lets no other user bind its address. Nothing is sent before
+that check.
 
 Standard library only: every package may use it.
 """
@@ -30,11 +30,11 @@ _MAPPED = bytes(10) + b"\xff\xff"
 _LOOPBACK_6 = bytes(15) + b"\x01"
 
 LISTEN = 10
-"""The state of a socket that listens, from ``include/net/tcp_states.h``, as are the others."""
+"""State of a listening socket, from ``include/net/tcp_states.h``, like the other states."""
 
 
 class TcpSocket(Value):
-    """A socket: local port, state, owner, inode, and local address in network byte order (4 or 16 bytes)."""
+    """A TCP socket: local port, state, owner, inode, and local address in network byte order (4 or 16 bytes)."""
 
     port: int
     state: int
@@ -44,19 +44,19 @@ class TcpSocket(Value):
 
     @property
     def listening(self) -> bool:
-        """Whether it listens."""
+        """Whether the socket is listening."""
         return self.state == LISTEN
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the socket."""
         if self.address[:-4] in (b"", _MAPPED):
             return self.address[-4:-3] == b"\x7f"
         return self.address == _LOOPBACK_6
 
     @property
     def ip(self) -> str:
-        """The local address in standard notation; an IPv4 address in an IPv6 socket as IPv4."""
+        """The local address in standard notation; an IPv4 address in an IPv6 socket is shown as IPv4."""
         import socket  # see `addresses.family_of`
 
         data = self.address.removeprefix(_MAPPED) if len(self.address) == 16 else self.address
@@ -64,13 +64,13 @@ class TcpSocket(Value):
 
     @property
     def link(self) -> str:
-        """The link text of a descriptor for it, as in `procfs.open_files`."""
+        """Link text of a descriptor for the socket, as in `procfs.open_files`."""
         return f"socket:[{self.inode}]"
 
 
 def tcp_sockets() -> Iterator[TcpSocket]:
-    """Every TCP socket, over IPv4 and IPv6. Slow: the kernel goes through a table of all possible connections, which
-    has hundreds of thousands of entries on a machine with much memory, connections or not."""
+    """All TCP sockets, IPv4 and IPv6. Slow: the kernel scans a table of all possible connections, which has hundreds of
+    thousands of entries on a machine with much memory, regardless of actual connections."""
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             text = Path(f"{PROC}/net/{name}").read_text(encoding="utf-8", errors="replace")
@@ -81,20 +81,20 @@ def tcp_sockets() -> Iterator[TcpSocket]:
 
 
 def listening_sockets() -> list[TcpSocket]:
-    """Every TCP socket that listens, over IPv4 and IPv6."""
+    """All listening TCP sockets, IPv4 and IPv6."""
     try:
         return list(_kernel_listing())
-    except (OSError, struct.error):  # no such sockets here, as in gVisor
+    except (OSError, struct.error):  # no such netlink sockets, as in gVisor
         return [row for row in tcp_sockets() if row.listening]
 
 
 def _from_words(text: str) -> bytes:
-    """An address as in ``/proc/net/tcp``: words of four bytes, hexadecimal, each in the machine's byte order."""
+    """Decode an address from ``/proc/net/tcp``: hexadecimal four-byte words in the machine's byte order."""
     words = bytes.fromhex(text)
     return b"".join(int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4) for at in range(0, len(words), 4))
 
 
-# -- sock_diag(7): the kernel goes through the listening sockets alone ------------------------------------------------
+# -- sock_diag(7): the kernel scans only the listening sockets --------------------------------------------------------
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _IPPROTO_TCP = 4, 20, 6
 _REQUEST_AND_DUMP = 0x301
@@ -102,15 +102,15 @@ _ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10
 _HEADER = struct.Struct("=IHHII")
 """``nlmsghdr``: length, type, flags, sequence number, port."""
 _REQUEST = struct.Struct("=BBBxI48x")
-"""``inet_diag_req_v2``: family, protocol, extensions, a bit for each state, any socket."""
+"""``inet_diag_req_v2``: family, protocol, extensions, bit mask of states, any socket."""
 _MESSAGE = struct.Struct("=BB2x2s2x16s16x12x12xII")
-"""``inet_diag_msg``: family, state, port and address of this end, owner, inode."""
+"""``inet_diag_msg``: family, state, local port and address, owner, inode."""
 _MOST_BYTES = 1 << 16
 _SECONDS = 1.0
 
 
 def _kernel_listing() -> Iterator[TcpSocket]:
-    """Raises OSError if the kernel does not answer that."""
+    """List sockets by sock_diag. Raises OSError if the kernel does not support that."""
     import socket
 
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
@@ -135,15 +135,15 @@ def _kernel_listing() -> Iterator[TcpSocket]:
 
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Wildcard addresses of each family, and where this machine reaches a server that listens on them."""
+"""The wildcard address of each family, and where this machine reaches a server that listens on it."""
 
 
 class WrongProcessError(ConnectionError):
-    """A port is answered by a process other than the expected server. The message is one sentence for people."""
+    """A process other than the expected server answers on a port. The message is one sentence for users."""
 
 
 class Listener(Value):
-    """A listening TCP socket: a numeric address at which this machine reaches it, its port, its inode."""
+    """A listening TCP socket: a numeric address at which this machine reaches it, its port and its inode."""
 
     address: str
     port: int
@@ -151,9 +151,9 @@ class Listener(Value):
 
 
 class Owner(Value):
-    """A server's process: ``start_time`` in clock ticks since boot, as in ``/proc/PID/stat``.
+    """A server's process. ``start_time`` is in clock ticks since boot, as in ``/proc/PID/stat``.
 
-    Its descendants count as the same server: vLLM's API servers are children of the process that was started.
+    Its descendants count as the same server, because vLLM's API servers are children of the process that was started.
     """
 
     pid: int
@@ -161,12 +161,12 @@ class Owner(Value):
 
     @classmethod
     def of(cls, pid: int) -> Owner | None:
-        """The process that has this pid now; None if there is none."""
+        """The process that currently has this pid; None if there is none."""
         found = stat(pid)
         return cls(pid, found.start_time) if found is not None else None
 
     def listener(self, port: int) -> Listener | None:
-        """Where its processes listen on ``port``; None if they don't.
+        """Where the server's processes listen on ``port``; None if nothing listens there.
 
         Raises:
             WrongProcessError: only other processes listen there.
@@ -192,7 +192,7 @@ class Owner(Value):
         return found
 
     def confirm(self, before: Listener) -> None:
-        """Check that the socket found before connecting still listens: then it is the one connected to.
+        """Check that the socket found before connecting still listens, which means that it is the one connected to.
 
         Raises:
             WrongProcessError: it does not.
@@ -201,7 +201,7 @@ class Owner(Value):
             raise _wrong_process(before.port)
 
     def connect(self, port: int, timeout: float) -> socket.socket:
-        """A connection to one of its processes; each wait ends after ``timeout`` seconds.
+        """Connect to one of the server's processes; each wait ends after ``timeout`` seconds.
 
         Raises:
             ConnectionRefusedError: nothing listens on the port.
@@ -212,13 +212,13 @@ class Owner(Value):
 
 
 def connect(lookup: Callable[[], Listener | None], timeout: float) -> socket.socket:
-    """A connection to the socket that ``lookup`` finds and that still listens afterwards; errors as `Owner.connect`."""
+    """Connect to the socket that ``lookup`` finds, and check that it still listens. Raises like `Owner.connect`."""
     import socket  # see `addresses.family_of`
 
     before = lookup()
     if before is None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-    # As bytes: for a str Python would load a megabyte of IDNA tables.
+    # As bytes, because for a str Python would load a megabyte of IDNA tables.
     made = socket.create_connection((before.address.encode(), before.port), timeout=timeout)  # type: ignore[arg-type]
     try:
         if not listens(before):
@@ -232,8 +232,9 @@ def connect(lookup: Callable[[], Listener | None], timeout: float) -> socket.soc
 def owned(port: int, members: Iterable[int], rows: Collection[TcpSocket] | None = None) -> Listener | None:
     """Where one of the processes ``members`` (pids) listens on ``port``; None if nothing listens there.
 
-    If their descriptors cannot be read (another user's), or they have their own network namespace (a container with its
-    port published here), the socket's user decides: theirs, or root, who publishes containers' ports.
+    If their descriptors can't be read (another user's), or they have their own network namespace (a container whose
+    port is published here), the socket's owner decides: it must be their user, or root, who publishes containers'
+    ports.
 
     Raises:
         WrongProcessError: only other processes listen there.
@@ -256,7 +257,7 @@ def owned(port: int, members: Iterable[int], rows: Collection[TcpSocket] | None 
 
 
 def trusted(host: str, port: int) -> Listener | None:
-    """A socket of this user, or of root, that answers here under a host's name; None if nothing listens.
+    """A socket of this user or root that answers under a host's name; None if nothing listens.
 
     Raises:
         WrongProcessError: only another user's process listens.
@@ -268,7 +269,7 @@ def trusted(host: str, port: int) -> Listener | None:
     others: set[int] = set()
     for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         address = str(place[0])
-        # The kernel prefers a socket bound to exactly this address to one bound to all of them.
+        # The kernel prefers a socket bound to exactly this address over one bound to all addresses.
         for row in [one for one in rows if one.ip == address] or [one for one in rows if one.ip in _ANY]:
             if row.uid in (os.getuid(), 0):
                 return Listener(address, port, row.inode)
@@ -280,7 +281,7 @@ def trusted(host: str, port: int) -> Listener | None:
 
 
 def listens(listener: Listener) -> bool:
-    """Whether a found socket still listens: then a connection made meanwhile has reached it."""
+    """Whether a socket found earlier still listens, which means that a connection made since has reached it."""
     return any(row.inode == listener.inode for row in _listening(listener.port))
 
 
@@ -289,8 +290,8 @@ def _listening(port: int) -> list[TcpSocket]:
 
 
 def _reached(candidates: Iterable[TcpSocket], rows: Collection[TcpSocket]) -> Listener | None:
-    """The first candidate that a connection to its address would come to: a socket bound to just that address is
-    preferred by the kernel to one bound to all."""
+    """The first candidate that a connection to its address would reach: the kernel prefers a socket bound to exactly
+    that address over one bound to all addresses."""
     for row in candidates:
         address = _ANY.get(row.ip, row.ip)
         if row.ip == address or not any(other.ip == address and other.uid != row.uid for other in rows):
@@ -299,7 +300,7 @@ def _reached(candidates: Iterable[TcpSocket], rows: Collection[TcpSocket]) -> Li
 
 
 def _tree(root: int) -> Iterator[int]:
-    """A process and its descendants: itself first, since it is usually the one, before all others are read."""
+    """A process and its descendants. The process comes first: it usually matches, which saves reading all others."""
     yield root
     children: dict[int, list[int]] = {}
     for pid in pids():

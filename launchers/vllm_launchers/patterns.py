@@ -1,6 +1,6 @@
-"""Regular expressions that are compiled when they are first used.
+"""Regular expressions that are compiled on first use.
 
-Compiling takes 0.1 to 1 ms each. A command or the console's first picture imports many modules, and uses few of their
+Compiling takes 0.1 to 1 ms each. A command, or the console's first frame, imports many modules but uses few of their
 patterns.
 """
 
@@ -11,10 +11,10 @@ from typing import Any, AnyStr, cast
 
 
 def lazy_pattern(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """`re.compile`, put off until the first use; for patterns that a module defines.
+    """`re.compile`, deferred until first use; for patterns at module level.
 
-    What is returned has the attributes of a compiled pattern, but is no instance of ``re.Pattern``: call its methods,
-    and don't pass it to functions of ``re``.
+    The result has the attributes of a compiled pattern but is not an instance of ``re.Pattern``: call its methods, and
+    don't pass it to functions of ``re``.
     """
     return cast("re.Pattern[AnyStr]", _LazyPattern(source, flags))
 
@@ -25,8 +25,8 @@ class _LazyPattern:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(name)  # as `copy` asks for, before there are the two attributes above
-        # Called for what is not an attribute yet: from now on this one is, so that later uses cost nothing more.
+            raise AttributeError(name)  # `copy` asks for these before the two attributes above exist
+        # Called only for missing attributes. The result becomes an attribute, so that later uses cost nothing more.
         found = getattr(re.compile(self._source, self._flags), name)
         setattr(self, name, found)
         return found

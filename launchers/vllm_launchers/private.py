@@ -1,4 +1,4 @@
-"""Private folders and files: created so whatever the umask, and corrected if they are not.
+"""Private folders and files: created private regardless of the umask, and corrected if they are not.
 
 Standard library only: every package may use it.
 """
@@ -30,14 +30,14 @@ _OUR_FILES = (
     "commands.json",
     "hosts.json",
 )
-"""How the names begin of what lies in a state folder; one that holds anything else is somebody's for more than this."""
+"""Name prefixes of the files in a state folder; a folder that contains anything else also serves other purposes."""
 
 
 def open_standard_streams() -> None:
     """Open closed standard streams on ``/dev/null``: the first step of every program.
 
-    Otherwise the next file opened, such as a lock, would get the number of one of them, and output, or a child's
-    streams, would overwrite it.
+    Otherwise the next file opened, such as a lock, would get one of their numbers, and output or a child's streams
+    would overwrite it.
     """
     for number in (0, 1, 2):
         try:
@@ -48,10 +48,10 @@ def open_standard_streams() -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a private folder, and its missing parents; an existing one stays as it is.
+    """Create a private folder and its missing parents; an existing one is left alone.
 
     Raises:
-        OSError: it cannot be created, or something else has its name.
+        OSError: it can't be created, or something else has its name.
     """
     try:
         path.mkdir(FOLDER_MODE)
@@ -63,16 +63,16 @@ def make_folder(path: Path) -> None:
         if path.parent == path:
             raise
         make_folder(path.parent)
-        path.mkdir(FOLDER_MODE, exist_ok=True)  # if nothing can be created, as in /proc, it is again not found
-    path.chmod(FOLDER_MODE)  # an umask can remove the user's own rights
+        path.mkdir(FOLDER_MODE, exist_ok=True)  # where nothing can be created, as in /proc, this fails again
+    path.chmod(FOLDER_MODE)  # a umask can remove the user's own rights
 
 
 def own_folder(path: Path) -> None:
     """Create a folder like `make_folder`.
 
     Raises:
-        PermissionError: it belongs to another user, although root could write to it.
-        OSError: it cannot be created.
+        PermissionError: it belongs to another user (even if root could write to it).
+        OSError: it can't be created.
     """
     make_folder(path)
     if why := not_ours(path):
@@ -80,14 +80,14 @@ def own_folder(path: Path) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file, created private if missing; returns the descriptor. Raises OSError."""
+    """Open a file, created as private if missing; returns the descriptor. Raises OSError."""
     opened = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     close_to_others(opened)
     return opened
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; a folder or a pipe in its place is refused, and nobody waits for it. Raises OSError."""
+    """Open a file for reading; refuses a folder or pipe in its place without blocking. Raises OSError."""
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
@@ -96,7 +96,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def close_to_others(opened: int) -> None:
-    """Remove others' rights on an open file of this user, and restore own rights that an umask removed."""
+    """Remove others' rights on an open file of this user, and restore the owner's rights that a umask removed."""
     with contextlib.suppress(OSError):  # a file system without modes: its folder has to protect it
         found = os.fstat(opened)
         if stat.S_ISREG(found.st_mode) and found.st_mode & 0o777 != FILE_MODE and found.st_uid == os.geteuid():
@@ -107,7 +107,7 @@ def lock(opened: int, seconds: float) -> None:
     """Lock an open file exclusively; the lock ends with the file.
 
     Raises:
-        OSError: another process has held it for longer than ``seconds``, or it cannot be locked.
+        OSError: another process has held the lock for longer than ``seconds``, or the file can't be locked.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -122,11 +122,10 @@ def lock(opened: int, seconds: float) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float, busy: Exception | None = None) -> Iterator[int]:
-    """Hold the lock of a file, which is created if it is missing; yields its descriptor.
+    """Hold the lock of a file, which is created if missing; yields its descriptor.
 
-    Raises:
-        OSError: it can't be locked, or another process has held it for longer than ``seconds``; ``busy`` if that is
-            given, instead.
+    Raises: OSError: it can't be locked, or another process has held the lock for longer than ``seconds``. If ``busy``
+    is given, that is raised instead.
     """
     opened = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
@@ -144,8 +143,8 @@ def locked(path: Path, seconds: float, busy: Exception | None = None) -> Iterato
 def check(state: Path, *, fix: bool) -> list[str]:
     """Check that a state folder and everything in it is private; returns sentences about what was not.
 
-    What belongs to this user and is open to others is fixed, unless ``fix`` is False; another user's files are only
-    reported. A folder that also contains other things never has its own mode changed.
+    Anything of this user's that is open to others is fixed, unless ``fix`` is False; another user's files are only
+    reported. A folder that also contains other things keeps its own mode.
     """
     try:
         if problem := not_ours(state):
@@ -181,10 +180,10 @@ def check(state: Path, *, fix: bool) -> list[str]:
 
 
 def not_ours(state: Path) -> str:
-    """Why a state folder must not be used, in a sentence: it is another user's, or their link. Else empty.
+    """Why a state folder must not be used, as a sentence: it is another user's, or their link. Else empty.
 
     Raises:
-        OSError: it does not exist, or cannot be read.
+        OSError: it does not exist or can't be read.
     """
     link = state.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
@@ -195,7 +194,7 @@ def not_ours(state: Path) -> str:
 
 
 def _below(state: Path, names: Sequence[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Our own files by name: those of the folder itself, crash reports, servers and their files."""
+    """This program's files, by name: those in the folder itself, crash reports, servers and their files."""
     for name in names:
         path = state / name
         if name in _OURS:
@@ -206,11 +205,11 @@ def _below(state: Path, names: Sequence[str]) -> Iterator[tuple[Path, os.stat_re
 
 
 def _is_file_of_ours(name: str) -> bool:
-    return name.removeprefix(".").startswith(_OUR_FILES)  # with a dot: a new one that was being written
+    return name.removeprefix(".").startswith(_OUR_FILES)  # with a dot: a new file that was being written
 
 
 def _looked_at(folder: Path, deeper: int) -> Iterator[tuple[Path, os.stat_result]]:
-    """A folder and its contents, to a maximum depth; follows no links, and skips other users' folders."""
+    """A folder and its contents to a maximum depth; follows no links and skips other users' folders."""
     with contextlib.suppress(OSError):
         found = folder.lstat()
         yield folder, found
@@ -231,7 +230,7 @@ def _fixed(state: Path, wide: Sequence[Path]) -> list[str]:
         try:
             _narrow(path, follow=path == state)
         except FileNotFoundError:
-            continue  # deleted meanwhile
+            continue  # it was deleted
         except OSError as error:
             left.append(path)
             why = why or f"can't change permissions: {error.strerror}"
@@ -252,7 +251,7 @@ def _few(state: Path, paths: Sequence[Path]) -> str:
 
 
 def _narrow(path: Path, *, follow: bool) -> None:
-    """Remove all of others' rights on a file or folder of this user. Raises OSError."""
+    """Remove all of others' rights on this user's file or folder. Raises OSError."""
     opened = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         found = os.fstat(opened)
@@ -263,7 +262,7 @@ def _narrow(path: Path, *, follow: bool) -> None:
         os.close(opened)
 
 
-# -- a user's folders for this program, by the XDG Base Directory Specification ---------------------------------------
+# -- this program's folders of a user, by the XDG Base Directory Specification ----------------------------------------
 
 
 def user_folder(variable: str, default: str, environment: Mapping[str, str] = os.environ) -> Path:

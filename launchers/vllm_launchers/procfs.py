@@ -1,4 +1,4 @@
-"""Parses ``/proc`` data of processes. Standard library only: every package may use it."""
+"""Reads data about processes from ``/proc``. Standard library only: every package may use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class ProcessStat(Value):
-    """The fields of ``/proc/PID/stat``. ``start_time`` in clock ticks since boot, ``state`` as one letter."""
+    """Fields of ``/proc/PID/stat``. ``start_time`` is in clock ticks since boot; ``state`` is one letter."""
 
     pid: int
     state: str
@@ -26,14 +26,14 @@ class ProcessStat(Value):
 
     @property
     def running(self) -> bool:
-        """Whether it runs: it is not a zombie."""
+        """Whether the process is running, i.e. not a zombie."""
         return self.state not in "ZXx"
 
 
 def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | None:
-    """Read one process; None if it does not exist, or cannot be read.
+    """Read one process; None if it does not exist or can't be read.
 
-    ``sure``: raises OSError if only a descriptor or memory was missing.
+    ``sure``: raise OSError if only descriptors or memory ran out.
     """
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY)
@@ -45,7 +45,7 @@ def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | Non
         if sure and error.errno in _SHORT:
             raise
         return None
-    # The command's name is in parentheses and may contain anything, even parentheses.
+    # The command name is in parentheses and may contain anything, even parentheses.
     words = text[text.rfind(b")") + 2 :].split()
     if len(words) < 20:
         return None
@@ -64,9 +64,9 @@ def pids(proc: str = PROC) -> list[int]:
 
 
 def resident_mib(pid: int) -> int | None:
-    """What a process and its children hold of the machine's memory; None if it is gone or hidden.
+    """Resident memory of a process and its children in MiB; None if it is gone or hidden.
 
-    Pages that they share count for each of them.
+    Pages that they share are counted once for each.
     """
     try:
         with open(f"{PROC}/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123 - cheaper than a Path
@@ -86,13 +86,13 @@ def _resident_pages(pid: int) -> int:
 
 
 def open_files(pid: int) -> list[str] | None:
-    """What its descriptors refer to, as link texts; None if that is hidden (another user's process)."""
+    """Link texts of a process's open descriptors; None if hidden (another user's process)."""
     found = descriptors(pid)
     return None if found is None else list(found.values())
 
 
 def descriptors(pid: int) -> dict[int, str] | None:
-    """Its open descriptors and what each refers to, as link texts; None if that is hidden."""
+    """A process's open descriptors with their link texts; None if hidden."""
     found = {}
     try:
         with os.scandir(f"{PROC}/{pid}/fd") as entries:
@@ -105,7 +105,7 @@ def descriptors(pid: int) -> dict[int, str] | None:
 
 
 def access_mode(pid: int, descriptor: int) -> int | None:
-    """How a process has a descriptor open: ``os.O_RDONLY``, ``os.O_WRONLY`` or ``os.O_RDWR``; None if hidden."""
+    """The access mode of a descriptor: ``os.O_RDONLY``, ``os.O_WRONLY`` or ``os.O_RDWR``; None if hidden."""
     try:
         text = Path(f"{PROC}/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -115,7 +115,7 @@ def access_mode(pid: int, descriptor: int) -> int | None:
 
 
 class MappedFile(Value):
-    """A file that a process has mapped: its device as in `os.stat_result`, its inode, and a name that it once had."""
+    """A file mapped by a process: its device as in `os.stat_result`, its inode, and a name that it has or had."""
 
     device: int
     inode: int
@@ -123,7 +123,7 @@ class MappedFile(Value):
 
 
 def mapped_files(pid: int) -> set[MappedFile] | None:
-    """The files that a process has mapped; None if that is hidden (another user's process)."""
+    """The files that a process has mapped; None if hidden (another user's process)."""
     try:
         text = Path(f"{PROC}/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -138,10 +138,10 @@ def mapped_files(pid: int) -> set[MappedFile] | None:
 
 
 def other_network(pid: int) -> bool:
-    """Whether a process is in another network namespace than this one: a container, whose ports are not this machine's.
+    """Whether a process is in another network namespace: a container, whose ports are not this machine's.
 
-    False if that cannot be seen. The link ``ns/net`` is hidden for another user's process, but not the inode of its
-    ``net/tcp``: each namespace has its own.
+    False if that can't be determined. The link ``ns/net`` is hidden for another user's process, but the inode of its
+    ``net/tcp`` is not, and each namespace has its own.
     """
     try:
         return os.readlink(f"{PROC}/{pid}/ns/net") != os.readlink(f"{PROC}/self/ns/net")  # noqa: PTH115 - as above

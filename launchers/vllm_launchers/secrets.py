@@ -1,4 +1,4 @@
-"""Which names and texts are secrets, and how to hide them. Standard library only: every package may use it."""
+"""Which names and texts are secrets, and how to redact them. Standard library only: every package may use it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ HIDDEN = "•••"
 """Replaces a secret."""
 
 API_KEY = "VLLM_API_KEY"
-"""The variable with the API key that vLLM requires from its clients."""
+"""Environment variable with the API key that vLLM requires from its clients."""
 
 SECRET_FLAGS: Mapping[str, str] = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
-"""Flags of vLLM whose value is a secret, and the equivalent environment variable.
+"""vLLM flags whose value is a secret, and the equivalent environment variable.
 
-Every user of a machine can read every command line, but an environment only its owner and root.
+Every user of a machine can read every command line, but only the owner and root can read an environment.
 """
 
 SERVER_SECRETS: frozenset[str] = frozenset(
@@ -69,42 +69,42 @@ _MARKS = (
     *("hf_", "sk-", "nvapi-", "glpat-", "xox", "akia", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_"),
 )
 _MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "AUTHORIZATION")
-"""Nearly all lines of a log contain none of these."""
+"""Nearly all log lines contain none of these."""
 
 
 @cache
 def _texts() -> re.Pattern[str]:
-    return re.compile(_TEXTS)  # takes a millisecond, which most commands need not spend
+    return re.compile(_TEXTS)  # takes a millisecond, which most commands can save
 
 
 def is_secret_flag(name: str) -> bool:
-    """Whether a flag of that name, or a key of a JSON flag (``kv-transfer-config.password``), holds a secret."""
+    """Whether a flag, or a key of a JSON flag (``kv-transfer-config.password``), holds a secret."""
     return bool(_SECRET_FLAG.search(name))
 
 
 def holds_secret(text: str) -> bool:
-    """Whether a text contains what looks like a secret: a key in JSON, a password in a URL."""
+    """Whether a text contains something that looks like a secret: a key in JSON, a password in a URL."""
     return redact(text) != text
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of that name holds a secret (``HF_TOKEN``, but not ``HF_TOKEN_PATH``)."""
+    """Whether an environment variable holds a secret, judging by its name (``HF_TOKEN``, but not ``HF_TOKEN_PATH``)."""
     return bool(re.search(_SECRET_NAME, name)) and not re.search(_NOT_SECRET, name)
 
 
 def redact(text: str, values: Collection[str] = ()) -> str:
-    """``text`` with every secret hidden: values of secret flags and variables, and what looks like a key.
+    """Redact every secret in a text: values of secret flags and variables, and anything that looks like a key.
 
-    ``values`` are secrets known to the caller, hidden wherever they appear.
+    ``values``: known secrets, redacted wherever they appear.
     """
     for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 4:  # hiding "1" everywhere would spoil the text and reveal the secret
+        if len(value) >= 4:  # redacting "1" everywhere would spoil the text and reveal the secret
             text = text.replace(value, HIDDEN)
     return _hide(text) if may_hold_secret(text) else text
 
 
 def may_hold_secret(text: str) -> bool:
-    """A fast check before `redact`: whether a text may contain, or name, a secret."""
+    """A fast check before `redact`: whether a text may contain or name a secret."""
     if "=" in text and any(map(text.__contains__, _MARKS_OF_NAMES)):
         return True
     text = text.lower()
@@ -128,12 +128,12 @@ def _hide(text: str) -> str:
             shown.append(match[kind] + HIDDEN)
             at = value.end()
         else:
-            shown.append(match[kind])  # not a secret's name, but its value may hold a secret after all: NOTE=hf_…
+            shown.append(match[kind])  # not a secret's name, but its value may still hold a secret: NOTE=hf_…
     return "".join(shown) + text[at:]
 
 
 def _hide_quoted(value: str) -> str:
-    """Hide a value, or several in quotes; the quotes stay."""
+    """Redact a value, or several in quotes; the quotes stay."""
     if not re.search(_QUOTED, value):
         return HIDDEN
     return re.sub(_QUOTED, lambda found: _between_quotes(found[0]), value)
@@ -146,7 +146,7 @@ def _between_quotes(text: str) -> str:
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line with every secret hidden, word by word."""
+    """Redact every secret in a command line, argument by argument."""
     shown: list[str] = []
     hide_next = False
     for word in argv:
@@ -161,5 +161,5 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment with the values of all secrets hidden."""
+    """Redact the values of all secrets in an environment."""
     return {name: HIDDEN if is_secret_name(name) else redact(value) for name, value in environment.items()}

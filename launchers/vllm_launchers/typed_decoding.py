@@ -1,8 +1,8 @@
-"""msgspec's decoding into types, safe where several threads use a type for the first time.
+"""Thread-safe first use of types in msgspec's decoding.
 
-msgspec 0.21 describes a struct when it first decodes into it, and stores that description on the class before it is
+msgspec 0.21 builds a struct's description when it first decodes into it, and stores that on the class before it is
 complete. A second thread that decodes into the same struct meanwhile reads it and crashes the process. So descriptions
-are made here, one at a time; afterwards they are only read.
+are built here, one at a time; afterwards they are only read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """The JSON decoder of a type; made once."""
+    """The JSON decoder of a type, created once."""
     found = _decoders.get(kind)
     if found is None:
         with _lock:

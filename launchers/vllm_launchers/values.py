@@ -1,4 +1,4 @@
-"""Immutable values for packages limited to the standard library: used like frozen dataclasses.
+"""Immutable values for packages limited to the standard library; used like frozen dataclasses.
 
 Python generates a dataclass's code when it is defined, at each start of the program: a frozen one with slots takes
 about a millisecond, one of these 0.01 ms. Packages that may use msgspec use ``msgspec.Struct``.
@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""The default of a mapping field: all values share a default, so it must be immutable."""
+"""Default of a mapping field; immutable, because all values share a default."""
 
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """Base of immutable values. The annotations of a class are its fields, in order, after those of its base.
+    """Base class of immutable values. A class's annotations are its fields, in order, after those of its base.
 
-    Created from positional or keyword arguments, compared with values of its own class, hashed and printed by its
+    Created from positional or keyword arguments; equal only to values of its own class; hashed and printed by its
     fields.
     """
 
@@ -60,7 +60,7 @@ AnyValue = TypeVar("AnyValue", bound=Value)
 
 
 def replace(value: AnyValue, **changes: Any) -> AnyValue:
-    """The same value with some fields changed."""
+    """A copy of the value with some fields changed."""
     return type(value)(**{**as_dict(value), **changes})
 
 

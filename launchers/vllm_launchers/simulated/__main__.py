@@ -1,9 +1,9 @@
 """``python -m vllm_launchers.simulated serve MODEL [flags]``: vLLM's server without a GPU.
 
-Variables determine what is simulated: ``SIMULATED_GPU`` (a name in `engine_model.gpus`, by default an RTX A6000),
-``SIMULATED_STARTUP_SECONDS`` (4 by default, 0 for tests), ``SIMULATED_SPEED`` (2 halves every iteration's time),
-``SIMULATED_HOST_GIB`` (host memory for the weights of a server that sleeps; enough by default) and ``SIMULATED_TOTALS``
-(a file with a body of ``/metrics``: it counts on from there, and is up at once).
+Environment variables determine what is simulated: ``SIMULATED_GPU`` (a name in `engine_model.gpus`, default: RTX
+A6000), ``SIMULATED_STARTUP_SECONDS`` (default: 4; 0 for tests), ``SIMULATED_SPEED`` (2 halves every iteration's time),
+``SIMULATED_HOST_GIB`` (host memory for the weights of a sleeping server; default: enough) and ``SIMULATED_TOTALS`` (a
+file with a body of ``/metrics`` from which to continue counting; the server is then up immediately).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the server and serve until it is stopped; the exit codes are vLLM's."""
+    """Start the server and serve until stopped; exit codes are vLLM's."""
     from vllm_launchers.private import open_standard_streams
     from vllm_launchers.simulated.flags import parse_flags
 
@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Serve until it is stopped; returns the exit code."""
+    """Serve until stopped; returns the exit code."""
     import gc
 
-    gc.disable()  # imports make nearly no garbage: collections take an eighth of their time
+    gc.disable()  # imports create almost no garbage, and collection would take an eighth of their time
     import asyncio
 
     from vllm_launchers.simulated.memory import plan_memory
@@ -52,14 +52,14 @@ def serve(args: argparse.Namespace) -> int:
     else:
         plan, totals = plan_memory(settings), simulated.totals.read_text()
         announce_resumed(log)
-    gc.freeze()  # what is loaded by now stays: later collections can skip it
+    gc.freeze()  # what has been loaded stays, so later collections can skip it
     gc.enable()
     asyncio.run(run(args, settings, plan, simulated.speed, sock, log, totals, simulated.host_bytes))
     return 0
 
 
 def die_of(number: signal.Signals) -> NoReturn:
-    """End by the signal itself, so that the parent sees how it ended."""
+    """End by the signal itself, so that the parent sees the cause."""
     sys.stdout.flush()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""LoRA adapters of the simulated engine: the runtime routes and the metric of vLLM 0.32. Adapters change no answer."""
+"""LoRA adapters of the simulated engine: vLLM 0.32's runtime routes and metric. Adapters do not change answers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _UNLOAD = {"lora_name": Field(string, required=True)}
 
 
 class RuntimeAdapters:
-    """The adapters that a server serves: ``served`` maps their names to their folders, and is changed in place.
+    """The adapters that a server serves: ``served`` maps their names to their folders, and is modified in place.
 
-    ``most`` is ``--max-loras``, ``rank`` ``--max-lora-rank``; without ``enabled`` (``--enable-lora``) none is loaded.
+    ``most``: ``--max-loras``. ``rank``: ``--max-lora-rank``. Without ``enabled`` (``--enable-lora``) none can be
+    loaded.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class RuntimeAdapters:
         self._enabled, self._most, self._rank = enabled, most, rank
 
     def load(self, body: Any) -> str:
-        """Load one; returns the answer's text. Raises `ApiError`."""
+        """Load an adapter; returns the response text. Raises `ApiError`."""
         fields = read_body(body, _LOAD)
         name, path = fields["lora_name"], fields["lora_path"]
         if not name or not path:
@@ -58,7 +59,7 @@ class RuntimeAdapters:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, body: Any) -> str:
-        """Stop serving one; returns the answer's text. Raises `ApiError`."""
+        """Stop serving an adapter; returns the response text. Raises `ApiError`."""
         name = read_body(body, _UNLOAD)["lora_name"]
         if name not in self.served:
             raise ApiError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
@@ -66,7 +67,7 @@ class RuntimeAdapters:
         return f"Success: LoRA adapter '{name}' removed successfully."
 
     def note(self, names: Iterable[str]) -> None:
-        """Write the adapters that have requests into the metric. Like vLLM, it names them as running and as waiting."""
+        """Update the metric with the adapters in use. Like vLLM, lists them both as running and as waiting."""
         if self._enabled:
             self._metrics.adapters(",".join(sorted(set(names))), self._most, time.time())
 

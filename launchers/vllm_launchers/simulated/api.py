@@ -1,4 +1,4 @@
-"""The HTTP API of a server: the routes of ``vllm serve`` 0.32 for a model that generates text."""
+"""The HTTP API of a server: the routes of ``vllm serve`` 0.32 for a text generation model."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ from vllm_launchers.simulated.validation import (
 )
 
 GUARDED = ("/v1", "/v2", "/inference")
-"""Path prefixes that require ``--api-key``; all others stay open."""
+"""Path prefixes that require ``--api-key``; all others are open."""
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class ApiOptions(msgspec.Struct, frozen=True):
-    """The API's settings from the flags."""
+    """API settings from the flags."""
 
     served: ServedModel
     root: str
@@ -86,7 +86,7 @@ class ApiOptions(msgspec.Struct, frozen=True):
     api_keys: tuple[str, ...] = ()
     track_load: bool = False
     developing: bool = False
-    """Whether the routes for sleeping, pausing and resetting exist, as with ``VLLM_SERVER_DEV_MODE=1``."""
+    """Whether the routes for sleep, pause and reset exist, as with ``VLLM_SERVER_DEV_MODE=1``."""
     log_requests: bool = False
     updates_adapters: bool = False
     """Whether the routes to load and unload LoRA adapters exist, as with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``."""
@@ -94,14 +94,14 @@ class ApiOptions(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Running:
-    """The sequences of one request on their engines."""
+    """A request's sequences on their engines."""
 
     parts: list[tuple[GeneratedAnswer, SimulatedEngine, Stream]]
     news: asyncio.Event
 
     @classmethod
     def start(cls, engines: Engines, outputs: Sequence[GeneratedAnswer]) -> Running:
-        """Queue them all. Raises ValueError if one can never run; then none does."""
+        """Queue all sequences. Raises ValueError if one can never run; then none runs."""
         running = cls([], asyncio.Event())
         try:
             for output in outputs:
@@ -113,16 +113,16 @@ class Running:
 
     @property
     def ended(self) -> bool:
-        """Whether all of them have ended."""
+        """Whether all sequences have ended."""
         return all(output.request.finished is not None for output, _engine, _stream in self.parts)
 
     @property
     def outputs(self) -> list[GeneratedAnswer]:
-        """Their output texts."""
+        """The sequences' answers."""
         return [output for output, _engine, _stream in self.parts]
 
     async def read(self, sent: set[int]) -> list[tuple[GeneratedAnswer, int, int]]:
-        """Wait for news; yields each sequence with new tokens, from and to. Ended ones are added to ``sent``."""
+        """Wait for news; returns each sequence with new tokens and their range. Adds ended ones to ``sent``."""
         while True:
             self.news.clear()
             found = []
@@ -138,13 +138,13 @@ class Running:
             await self.news.wait()
 
     async def finish(self) -> None:
-        """Wait until all of them have ended."""
+        """Wait until all sequences have ended."""
         while not self.ended:
             self.news.clear()
             await self.news.wait()
 
     def abort(self) -> None:
-        """Abort those that have not ended and free their blocks."""
+        """Abort unfinished sequences and free their blocks."""
         for _output, engine, stream in self.parts:
             engine.abort(stream)
 
@@ -236,7 +236,7 @@ class Api:
         return _Guard(counted, self._options.api_keys) if self._options.api_keys else counted
 
     async def health(self, _request: HttpRequest) -> Response:
-        """Answer 200 with nothing."""
+        """Respond with an empty 200."""
         return Response()
 
     async def load_adapter(self, request: HttpRequest) -> Response:
@@ -244,11 +244,11 @@ class Api:
         return Response(self._adapters.load(await _json(request)))
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
-        """Unload a LoRA adapter; its requests continue."""
+        """Unload a LoRA adapter; its running requests continue."""
         return Response(self._adapters.unload(await _json(request)))
 
     async def pause(self, request: HttpRequest) -> Response:
-        """Pause the engines: requests end (``mode=abort``) or freeze (``keep``), and new ones wait."""
+        """Pause the engines: running requests end (``mode=abort``) or freeze (``keep``), and new ones wait."""
         mode = request.query_params.get("mode", "abort")
         if mode not in ("abort", "keep"):
             raise bad_request("mode must be abort or keep here.", "mode")
@@ -265,7 +265,7 @@ class Api:
         return JSONResponse({"status": "resumed"})
 
     async def sleep(self, request: HttpRequest) -> Response:
-        """Put the engines to sleep; requests end (``mode=abort``, the only one here)."""
+        """Put the engines to sleep; running requests end (``mode=abort``, the only mode here)."""
         level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "abort")
         if level not in ("0", "1", "2"):
             raise bad_request("Input should be 0, 1 or 2", "level")
@@ -278,17 +278,17 @@ class Api:
         return JSONResponse({"status": "sleeping", "level": int(level)})
 
     async def wake_up(self, request: HttpRequest) -> Response:
-        """Wake the engines up, or the part that ``tags`` name."""
+        """Wake the engines up, completely or the parts named by ``tags``."""
         tags = request.query_params.getlist("tags")
         awake = await self._sleep.wake(tags)
         return JSONResponse({"status": "awake" if awake else "sleeping", "tags": tags or None})
 
     async def is_sleeping(self, _request: HttpRequest) -> Response:
-        """Whether they sleep."""
+        """Report whether the engines sleep."""
         return JSONResponse({"is_sleeping": self._sleep.sleeping})
 
     async def collective_rpc(self, request: HttpRequest) -> Response:
-        """Call a method of the workers: only ``reload_weights`` here."""
+        """Call a method of the workers; only ``reload_weights`` here."""
         body = await _json(request)
         method = body.get("method") if isinstance(body, dict) else None
         if method != "reload_weights":
@@ -304,20 +304,20 @@ class Api:
         return JSONResponse({"success": self._sleep.forget_prefixes()})
 
     async def version(self, _request: HttpRequest) -> Response:
-        """The version, marked as simulated."""
+        """Report the version, marked as simulated."""
         return JSONResponse({"version": SIMULATED_VERSION})
 
     async def load(self, _request: HttpRequest) -> Response:
-        """Requests in flight; always 0 without ``--enable-server-load-tracking``, as in vLLM."""
+        """Report requests in flight; always 0 without ``--enable-server-load-tracking``, as in vLLM."""
         return JSONResponse({"server_load": self._load if self._options.track_load else 0})
 
     async def metrics(self, _request: HttpRequest) -> Response:
-        """All metrics."""
+        """Report all metrics."""
         self._note_adapters()
         return Response(self._metrics.render(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     async def tokenize(self, request: HttpRequest) -> Response:
-        """Turn a text or a conversation into tokens."""
+        """Convert text or a conversation to tokens."""
         body = await _json(request)
         errors = Errors()
         fields: dict[str, Any] = {}
@@ -345,7 +345,7 @@ class Api:
         )
 
     async def detokenize(self, request: HttpRequest) -> Response:
-        """Turn tokens into their text."""
+        """Convert tokens to text."""
         fields = read_body(await _json(request), _DETOKENIZE)
         check_model(fields, self._served)
         return JSONResponse({"prompt": self._served.vocabulary.text(fields["tokens"])})
@@ -367,13 +367,13 @@ class Api:
         return await self._converse(request, await _json(request))
 
     async def invocations(self, request: HttpRequest) -> Response:
-        """SageMaker's single path for all kinds of requests."""
+        """SageMaker's single endpoint for all kinds of requests."""
         body = await _json(request)
         chat = isinstance(body, dict) and "messages" in body
         return await (self._converse if chat else self._complete)(request, body)
 
     async def responses(self, request: HttpRequest) -> Response:
-        """Answer in the format of OpenAI's newer API."""
+        """Answer in the format of OpenAI's Responses API."""
         ask = read_response(await _json(request), self._served)
         running = self._start(ask)
         writer = ResponseWriter(ask, running.outputs[0])
@@ -384,7 +384,7 @@ class Api:
         return JSONResponse(writer.whole())
 
     async def messages(self, request: HttpRequest) -> Response:
-        """Answer in the format of Anthropic's API."""
+        """Answer in the format of Anthropic's Messages API."""
         fields = read_messages(await _json(request))
         try:
             ask = as_chat(fields, self._served, request.headers.get("x-request-id"))
@@ -405,7 +405,7 @@ class Api:
         return JSONResponse(count_tokens(await _json(request), self._served))
 
     async def stored_response(self, request: HttpRequest) -> Response:
-        """Nothing is ever stored."""
+        """Respond that there is no such response, because none is ever stored."""
         raise not_found(request.path_params["response_id"])
 
     async def _complete(self, http: HttpRequest, body: Any) -> Response:
@@ -445,7 +445,7 @@ class Api:
         self._adapters.note(name for name, _running in self._using)
 
     async def _finished(self, http: HttpRequest, running: Running) -> bool:
-        """Wait for a request's end; False if its client disconnected first, which ends it."""
+        """Wait for a request's end; False if its client disconnects first, which ends the request."""
         watch = asyncio.ensure_future(_disconnected(http.receive))
         end = asyncio.ensure_future(running.finish())
         with self.counted():
@@ -497,20 +497,20 @@ class EventWriter(Protocol):
     """Writes one stream's events."""
 
     def begin(self) -> bytes:
-        """The data before the first token's event."""
+        """The data before the first tokens."""
 
     def tokens(self, output: GeneratedAnswer, start: int, end: int) -> bytes:
-        """The event of some tokens."""
+        """The event for some tokens."""
 
     def end(self) -> bytes:
-        """The data after the last one's."""
+        """The data after the last tokens."""
 
 
 STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 class EventStream(Response):
-    """Server-sent events of one request, sent as its tokens arrive; a disconnect ends all its sequences."""
+    """Server-sent events of one request, sent as its tokens arrive; a disconnect ends all of its sequences."""
 
     media_type = "text/event-stream"
 
@@ -519,7 +519,7 @@ class EventStream(Response):
         self.background = None
         self.body = b""
         self.init_headers(STREAM_HEADERS)
-        # no content-length: the stream's end is unknown
+        # No content-length, because the stream's length is unknown.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._api = api
         self._running = running
@@ -560,7 +560,7 @@ _UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info
 
 
 class _Counted:
-    """Counts the answers by route and status, as vLLM's instrumentation does: inside of the guard, without probes."""
+    """Counts responses by route and status like vLLM's instrumentation: inside the guard, without health probes etc."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
         self._app, self._metrics, self._routes = app, metrics, routes
@@ -625,7 +625,7 @@ _DETOKENIZE = {
 
 
 def _route(method: str, path: str, handler: Handler) -> Route:
-    """A route of one method: unlike Starlette's, FastAPI's ``GET`` does not include ``HEAD``."""
+    """A route for exactly one method: FastAPI's ``GET``, unlike Starlette's, does not include ``HEAD``."""
     route = Route(path, handler, methods=[method])
     route.methods = {method}
     return route
@@ -670,7 +670,7 @@ async def _value_error(_request: HttpRequest, error: Exception) -> Response:
 
 
 async def _json(request: HttpRequest) -> object:
-    """The body, which must be JSON and be declared as such."""
+    """The body, which must be JSON and declared as such."""
     content = await request.body()
     kind = request.headers.get("content-type", "").lower().partition(";")[0].strip()
     if kind != "application/json":
@@ -701,11 +701,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 Operation = tuple[str, str, Mapping[str, Field] | None]
-"""Method, path, and the fields of the body if it takes one."""
+"""Method, path, and the body's fields if it takes one."""
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """An OpenAPI document. Bodies are described by the names of their fields and by which are required."""
+    """An OpenAPI document. Bodies list only the names of their fields and which ones are required."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for method, path, fields in operations:
@@ -746,7 +746,7 @@ SWAGGER = _PAGE.format(
     f'<script src="{_CDN}/swagger-ui-dist@5/swagger-ui-bundle.js"></script>\n'
     "<script>SwaggerUIBundle({url: '/openapi.json', dom_id: '#swagger-ui'})</script>",
 )
-"""The page at ``/docs``; like vLLM's, it renders with an external script."""
+"""The page at ``/docs``; like vLLM's, it loads an external script."""
 REDOC = _PAGE.format(
     title="Simulated vLLM - ReDoc",
     head="",

@@ -1,4 +1,4 @@
-"""Responses of completions and chats: whole ones, and the events of a stream, with the fields of vLLM 0.32."""
+"""Responses for completions and chats, complete or as stream events, with the fields of vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Style(msgspec.Struct, frozen=True):
-    """The response settings from the server's flags."""
+    """Response settings from the server's flags."""
 
     fingerprint: str
     usage_details: bool = False
@@ -26,13 +26,13 @@ class Style(msgspec.Struct, frozen=True):
 
 
 def event(body: Any, kind: str = "") -> bytes:
-    """A server-sent event with a JSON body, of a named kind if the API has kinds."""
+    """A server-sent event with a JSON body; ``kind``: its type, if the API has event types."""
     head = f"event: {kind}\n" if kind else ""
     return f"{head}data: {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n".encode()
 
 
 def error_event(error: ApiError) -> bytes:
-    """The event of a stream that the engine rejects; vLLM writes it with spaces."""
+    """The event of a stream that the engine rejects; vLLM formats it with spaces."""
     return b"data: " + json.dumps(error.body).encode() + b"\n\n"
 
 
@@ -40,7 +40,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def usage_of(ask: GenerationRequest, outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]:
-    """The ``usage`` object of a complete response: each prompt counts once, each choice's tokens count."""
+    """The ``usage`` object of a complete response: each prompt counts once, and every choice's tokens count."""
     usage = _counts(sum(len(prompt.tokens) for prompt in ask.prompts), sum(one.request.generated for one in outputs))
     return {**usage, "prompt_tokens_details": _details(outputs, style), "completion_tokens_details": None}
 
@@ -60,7 +60,7 @@ def _details(outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]
 
 
 class TokenPlace(msgspec.Struct, frozen=True):
-    """A token at its position, with ``top``: itself and the likeliest ones there."""
+    """A token at its position, with ``top``: itself and the most likely tokens there."""
 
     token: int
     text: str
@@ -133,7 +133,7 @@ def chat_logprobs(places: Sequence[TokenPlace], count: int, ask: GenerationReque
 
 
 def _prompt_logprobs(ask: GenerationRequest, prompt: Prompt) -> list[dict[str, Any] | None] | None:
-    """``prompt_logprobs``: requested, or implied by an echo with log probabilities."""
+    """``prompt_logprobs``, if requested or implied by an echo with log probabilities."""
     fields = ask.fields
     count = fields.get("prompt_logprobs")
     if count is None and fields.get("echo"):
@@ -272,14 +272,14 @@ def _chat_choice_logprobs(ask: GenerationRequest, one: GeneratedAnswer, start: i
 
 
 def role_of(ask: GenerationRequest) -> str:
-    """The role: the assistant, or the author of the message being continued."""
+    """The role: assistant, or the author of the message that is continued."""
     if ask.fields.get("add_generation_prompt", True):
         return "assistant"
     return str(ask.fields["messages"][-1]["role"])
 
 
 def echoed(ask: GenerationRequest) -> str:
-    """The last message's text, if it has the response's role."""
+    """The last message's text, if its role is the response's."""
     last = ask.fields["messages"][-1]
     content = last.get("content")
     return content if last["role"] == role_of(ask) and isinstance(content, str) else ""
@@ -290,7 +290,7 @@ def echoed(ask: GenerationRequest) -> str:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one choice has been sent: tokens, characters, and characters of its tokens."""
+    """How much of one choice has been sent: characters shown, and characters of its tokens."""
 
     shown: int = 0
     offset: int = 0
@@ -299,10 +299,10 @@ class _Progress:
 
 @dataclass(slots=True)
 class Events:
-    """Writes a stream's events as the tokens come.
+    """Writes a stream's events as the tokens arrive.
 
-    A plain stream's events are formatted by hand: the model's output is plain words, so no JSON encoder is needed for
-    each token.
+    Events of a plain stream are formatted by hand: the output consists of plain words, so JSON encoding of each token
+    is not needed.
     """
 
     ask: GenerationRequest
@@ -326,7 +326,7 @@ class Events:
         self._plain = not ask.stops and not any(fields.get(name) not in (None, False) for name in wanted)
 
     def begin(self) -> bytes:
-        """A chat's first events, sent with the first token, as in vLLM: each choice's role, and what it continues."""
+        """A chat's first events, sent with the first token as in vLLM: each choice's role and the text it continues."""
         ask = self.ask
         if not ask.chat:
             return b""
@@ -346,7 +346,7 @@ class Events:
         return written
 
     def tokens(self, one: GeneratedAnswer, start: int, end: int) -> bytes:
-        """The event of the tokens at positions ``start`` to ``end`` of one choice."""
+        """The event for one choice's tokens at positions ``start`` to ``end``."""
         if self._plain and one.visible is None and not self.ask.continuous_usage:
             return self._plain_event(one, start, end)
         progress = self.progress.setdefault(one.index, _Progress())
@@ -360,7 +360,7 @@ class Events:
         return event(body)
 
     def end(self) -> bytes:
-        """The last events: the token counts, if requested, and the end."""
+        """The last events: token counts, if requested, and the end marker."""
         if not self.ask.include_usage:
             return DONE
         usage = {key: value for key, value in usage_of(self.ask, self.outputs, self.style).items() if value is not None}
@@ -374,7 +374,7 @@ class Events:
         return {"id": ask.id, "object": kind, "created": self._created, "model": ask.model, "choices": choices}
 
     def _usage(self, one: GeneratedAnswer, end: int) -> dict[str, Any]:
-        """The token counts so far, where each event has them."""
+        """Token counts so far, if each event should have them."""
         if not self.ask.continuous_usage:
             return {}
         details = {"completion_tokens_details": None} if self.ask.chat else {}

@@ -1,4 +1,4 @@
-"""The engine in real time: paces the iterations of a `Core` and delivers tokens to waiting streams.
+"""The engine in real time: paces a `Core`'s iterations and delivers tokens to waiting streams.
 
 Each step and request is also recorded by the probe's plugin, under vLLM's names.
 """
@@ -26,7 +26,7 @@ CACHE_WINDOW = 1000
 class Stream:
     """The output of one sequence. Tokens that were not fetched in time arrive together; none is lost.
 
-    ``news`` is set when there are tokens, or the end; several sequences may share it.
+    ``news`` is set when there are new tokens or the sequence ends; several sequences may share it.
     """
 
     __slots__ = ("_sent", "news", "request")
@@ -37,7 +37,7 @@ class Stream:
         self._sent = 0
 
     def take(self) -> tuple[int, int]:
-        """The from and to positions of the tokens since the last call."""
+        """Start and end positions of the tokens since the last call."""
         start, self._sent = self._sent, self.request.generated
         return start, self._sent
 
@@ -67,7 +67,7 @@ class Throughput:
 
 
 class SimulatedEngine:
-    """One data-parallel rank in real time. ``speed`` 2 makes every iteration take half its time."""
+    """One data-parallel rank in real time. ``speed`` 2 halves the duration of every iteration."""
 
     def __init__(
         self, core: Core, metrics: EngineMetrics | None, *, speed: float = 1.0, probe: Probe | None = None
@@ -91,11 +91,11 @@ class SimulatedEngine:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Number of unfinished requests."""
         return len(self._streams)
 
     def submit(self, request: Request, news: asyncio.Event) -> Stream:
-        """Queue a sequence now; ``news`` is set whenever it has new tokens or ends."""
+        """Queue a sequence; ``news`` is set whenever it has new tokens or ends."""
         request.arrival = asyncio.get_running_loop().time()
         self.core.scheduler.add(request)
         stream = self._streams[request.id] = Stream(request, news)
@@ -105,9 +105,9 @@ class SimulatedEngine:
         return stream
 
     def abort(self, stream: Stream) -> bool:
-        """End a sequence now and free its blocks; False if it has already ended.
+        """Abort a sequence and free its blocks; False if it has already ended.
 
-        vLLM does not count a client that disconnects among finished requests.
+        vLLM does not count requests whose client disconnects as finished.
         """
         if self._streams.pop(stream.request.id, None) is None:
             return False
@@ -117,7 +117,7 @@ class SimulatedEngine:
         return True
 
     def abort_all(self) -> int:
-        """Abort every sequence, as the engine itself does, and count them; return how many there were."""
+        """Abort and count all sequences, as the engine itself does; returns how many there were."""
         streams = list(self._streams.values())
         for stream in streams:
             if self.abort(stream) and self._metrics is not None:
@@ -125,7 +125,7 @@ class SimulatedEngine:
         return len(streams)
 
     def pause(self) -> None:
-        """Start no more iterations: running requests freeze, new ones wait."""
+        """Start no more iterations: running requests freeze, and new ones wait."""
         self._going.clear()
 
     def resume(self) -> None:
@@ -133,11 +133,11 @@ class SimulatedEngine:
         self._going.set()
 
     async def drained(self) -> None:
-        """Wait until no request is left."""
+        """Wait until no requests are left."""
         await self._drained.wait()
 
     async def run(self) -> None:
-        """Run iterations forever; sleep while there is nothing to do."""
+        """Run iterations forever; sleep when there is nothing to do."""
         clock: Callable[[], float] = asyncio.get_running_loop().time
         start = clock()
         while True:
@@ -148,10 +148,10 @@ class SimulatedEngine:
             if not self._going.is_set():
                 await self._going.wait()
                 start = clock()
-                continue  # its work may have been aborted meanwhile
+                continue  # its work may have been aborted during the pause
             seconds = self.core.begin(start)
             due = start + seconds
-            # If this process can't keep up, the pace drops; normal timer delays do not add up.
+            # If this process can't keep up, it slows down; normal timer delays do not accumulate.
             await asyncio.sleep(max(0.0, due - clock()))
             now = clock()
             report = self.core.finish(seconds, now)
@@ -185,36 +185,36 @@ class Engines:
     def __init__(self, engines: list[SimulatedEngine]) -> None:
         self.ranks = engines
         self.closing = False
-        """Set once the server is shutting down: no new requests are accepted."""
+        """Set once the server is shutting down, so that no new requests are accepted."""
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended, over all ranks."""
+        """Number of unfinished requests on all ranks."""
         return sum(engine.in_flight for engine in self.ranks)
 
     def submit(self, request: Request, news: asyncio.Event) -> tuple[SimulatedEngine, Stream]:
-        """Submit a sequence to the rank with the least load."""
+        """Submit a sequence to the least loaded rank."""
         engine = min(self.ranks, key=lambda rank: rank.load)
         return engine, engine.submit(request, news)
 
     def abort_all(self) -> int:
-        """End every request; return how many there were."""
+        """Abort all requests; returns how many there were."""
         return sum(engine.abort_all() for engine in self.ranks)
 
     async def drained(self) -> None:
-        """Wait until no rank has a request left."""
+        """Wait until no rank has requests left."""
         for engine in self.ranks:
             await engine.drained()
 
 
 def probe_of(rank: int) -> Probe | None:
-    """The probe of one data-parallel rank; None if the server was started without."""
+    """The probe of one data-parallel rank; None if the server was started without it."""
     folder = os.environ.get(FOLDER)
     return Probe(recorder_for(folder, SIMULATED_VERSION), rank) if folder else None
 
 
 def record_step(probe: Probe, core: Core, report: StepReport) -> None:
-    """Record an iteration and the requests that it ended, in objects with vLLM's names."""
+    """Record an iteration and the requests that ended in it, as objects with vLLM's names."""
     scheduler = core.scheduler
     stats = SimpleNamespace(
         num_running_reqs=len(scheduler.running),
@@ -244,7 +244,7 @@ def record_step(probe: Probe, core: Core, report: StepReport) -> None:
 
 
 def _finished(request: Request) -> SimpleNamespace:
-    # An iteration can begin a moment before the request came that is in it: the engine makes up for late timers.
+    # An iteration can begin slightly before a request in it arrives, because the engine catches up on late timers.
     values = {name: max(0.0, value) for name, value in request_values(request).items()}
     return SimpleNamespace(
         finish_reason=str(request.finished or ""),

@@ -1,4 +1,4 @@
-"""The command line of ``vllm serve``: its simulated part, with vLLM's own error messages and exit codes."""
+"""The command line of ``vllm serve``: the simulated part, with vLLM's own error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_launchers.vllm.release_defaults import default_utilization
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
-"""The KV cache types that are modeled: two bytes or one per element."""
+"""The modeled KV cache types, with two bytes or one byte per element."""
 QUANTIZATIONS = (
     "awq", "auto_awq", "fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4", "auto_gptq", "gptq", "gptq_marlin",
     "awq_marlin", "compressed-tensors", "experts_int8", "quark", "moe_wna16", "torchao", "inc", "mxfp4", "online",
@@ -30,7 +30,7 @@ _SERVE_USAGE = "vllm serve [model_tag] [options]"
 
 
 def parse_human_int(text: str) -> int:
-    """Read ``4096``, ``4k`` (4000), ``4K`` (4096) or ``25.6k`` (25600). Raises ArgumentTypeError."""
+    """Parse ``4096``, ``4k`` (4000), ``4K`` (4096) or ``25.6k`` (25600). Raises ArgumentTypeError."""
     found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
     if found is None:
         raise argparse.ArgumentTypeError(f"invalid human_readable_int value: {text!r}")
@@ -52,7 +52,7 @@ class _Noted(argparse.Action):
 
     def __call__(
         self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse calls it so
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse passes it
         namespace: argparse.Namespace,
         values: Any,  # noqa: ARG002
         option_string: str | None = None,
@@ -61,10 +61,10 @@ class _Noted(argparse.Action):
 
 
 def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments after the program's name. Ends the process with code 2 where vLLM does.
+    """Parse the arguments after the program's name. Exits with code 2 where vLLM does.
 
-    The namespace also has ``ignored``, the flags given that are not modeled, and ``given``, the destinations of all
-    modeled flags that differ from their defaults.
+    The namespace also has ``ignored`` (given flags that are not modeled) and ``given`` (destinations and values of
+    modeled flags that differ from their defaults).
     """
     main = argparse.ArgumentParser(prog="vllm", usage=_MAIN_USAGE)
     main.add_argument("-v", "--version", action="version", version=SIMULATED_VERSION)
@@ -87,9 +87,9 @@ def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def normalize(argv: Sequence[str]) -> list[str]:
-    """Normalize long flags to ``-``, as vLLM's parser does: ``--max_num_seqs=4`` becomes ``--max-num-seqs=4``.
+    """Normalize long flags to hyphens, as vLLM's parser does: ``--max_num_seqs=4`` becomes ``--max-num-seqs=4``.
 
-    What follows a dot is a key of a JSON flag, and stays.
+    Anything after a dot is a key of a JSON flag and stays unchanged.
     """
     words: list[str] = []
     for word in argv:
@@ -102,7 +102,7 @@ def normalize(argv: Sequence[str]) -> list[str]:
 
 
 def with_objects(words: Sequence[str]) -> list[str]:
-    """One JSON object for each flag whose keys are set by themselves, as vLLM's parser makes it.
+    """Combine flags that set single keys of a JSON flag into one JSON object, as vLLM's parser does.
 
     ``--compilation-config.mode 3 --compilation-config.pass_config.fuse_norm_quant=true`` becomes
     ``--compilation-config '{"mode": 3, "pass_config": {"fuse_norm_quant": true}}'``; a key with ``+`` adds to a list.
@@ -125,7 +125,7 @@ def with_objects(words: Sequence[str]) -> list[str]:
 
 
 def _read(text: str) -> Any:
-    """A key's value: JSON, a number such as ``80g``, or text."""
+    """A key's value: JSON, a number such as ``80g``, or a string."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -134,7 +134,7 @@ def _read(text: str) -> Any:
 
 
 def _add(document: dict[str, Any], more: dict[str, Any]) -> None:
-    """Objects are merged and lists joined; of all else the last one counts."""
+    """Merge objects and join lists; for anything else the last value wins."""
     for key, value in more.items():
         old = document.get(key)
         if isinstance(old, dict) and isinstance(value, dict):

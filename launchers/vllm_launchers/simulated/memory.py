@@ -1,4 +1,4 @@
-"""A GPU's memory layout, and how many KV cache blocks are left: vLLM's own sum, with estimated parts.
+"""A GPU's memory layout and number of KV cache blocks: vLLM's own formula, with estimated terms.
 
 available = total × utilization − weights/(TP·PP) − non-torch − peak activation − CUDA graphs.
 """
@@ -15,7 +15,7 @@ from vllm_launchers.simulated.settings import EngineSettings
 from vllm_launchers.units import GIB
 
 CUDA_CONTEXT = int(0.45 * GIB)
-"""Bytes that the driver takes before vLLM starts; they are not part of the free memory."""
+"""Bytes that the driver takes before vLLM starts; they do not count as free memory."""
 
 
 class MemoryStage(Enum):
@@ -51,17 +51,17 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Number of tokens that fit in the KV cache."""
         return self.blocks * self.block_size
 
     @property
     def concurrency(self) -> float:
-        """How many requests of the full context length fit at once."""
+        """Number of requests of full context length that fit at once."""
         return self.blocks / math.ceil(self.max_model_len / self.block_size)
 
 
 def plan_memory(settings: EngineSettings) -> MemoryPlan:
-    """Compute the block pool. Raises :class:`MemoryBudgetError` with vLLM's message if something does not fit."""
+    """Compute the block pool. Raises `MemoryBudgetError` with vLLM's message if something does not fit."""
     gpu, model = settings.gpu, settings.model
     split = settings.tensor_parallel * settings.pipeline_parallel
     requested = int(gpu.memory_bytes * settings.utilization)
@@ -100,12 +100,12 @@ def plan_memory(settings: EngineSettings) -> MemoryPlan:
 
 
 def non_torch_bytes(tensor_parallel: int) -> int:
-    """Bytes that CUDA's libraries take on each GPU, those of NCCL with several ranks."""
+    """Bytes that CUDA libraries take on each GPU, including NCCL with several ranks."""
     return int((0.12 if tensor_parallel == 1 else 0.6) * GIB)
 
 
 def bytes_asleep(tensor_parallel: int) -> int:
-    """Bytes that a sleeping server still holds of each GPU: the driver's context and the libraries."""
+    """Bytes that a sleeping server still holds on each GPU: the driver's context and the libraries."""
     return CUDA_CONTEXT + non_torch_bytes(tensor_parallel)
 
 
@@ -117,7 +117,7 @@ _NO_MEMORY = (
 
 
 def _activation(settings: EngineSettings) -> int:
-    """Peak bytes of a full batch: the widest layer's activations, and the sampler's logits in float32."""
+    """Peak bytes of a full batch: the widest layer's activations and the sampler's float32 logits."""
     model, limits = settings.model, settings.limits
     per_token = 2 * (2 * model.intermediate / settings.tensor_parallel + 4 * model.hidden)
     sampler = limits.max_num_seqs * model.vocabulary * 4 * 2
@@ -125,13 +125,13 @@ def _activation(settings: EngineSettings) -> int:
 
 
 def _graphs(settings: EngineSettings) -> int:
-    """Bytes of the captured CUDA graphs: they grow with depth and with the largest batch captured."""
+    """Bytes of the captured CUDA graphs, which grow with depth and the largest captured batch."""
     captured = min(512, 2 * settings.limits.max_num_seqs)
     return int((0.08 + 0.4 * captured / 512 * settings.model.layers / 36) * GIB)
 
 
 def _out_of_memory(settings: EngineSettings, weights: int) -> MemoryBudgetError:
-    """torch's message: layers are created one by one until the next one's largest matrix does not fit."""
+    """PyTorch's message: layers are created one by one until the next one's largest matrix does not fit."""
     gpu, model = settings.gpu, settings.model
     wanted = max(2, round(weights * 0.35 / model.layers / 2**20 / 2) * 2)
     free = max(1, wanted * 3 // 5)
@@ -167,5 +167,5 @@ def _check_length(plan: MemoryPlan) -> None:
 
 
 def format_gib(count: float) -> str:
-    """Bytes as vLLM prints them: GiB with two decimals, trailing zeros cut to one."""
+    """Bytes as vLLM prints them: GiB rounded to two decimals, without trailing zeros after the first."""
     return str(round(count / GIB, 2))

@@ -1,4 +1,4 @@
-"""``/v1/messages``: Anthropic's API, as vLLM 0.32 serves it: each request becomes a chat, its answer is translated."""
+"""``/v1/messages``: Anthropic's API as vLLM 0.32 serves it: requests become chats, and answers are translated back."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from vllm_launchers.simulated.validation import (
 )
 
 LEAST_BUDGET = 1024
-"""Tokens of thinking that Anthropic's API asks for at least."""
+"""Minimum thinking budget in Anthropic's API, in tokens."""
 BILLING_HEADER = "x-anthropic-billing-header"
-"""How a system text begins that a client sends for accounting; vLLM leaves it out of the prompt."""
+"""Prefix of a system text that clients send for accounting; vLLM omits it from the prompt."""
 
 
 def _refused(errors: Errors, place: Place, message: str, value: object) -> None:
@@ -92,7 +92,7 @@ _TOOL_CHANGES = ("tool_addition", "tool_removal")
 
 
 def _changed_tools(content: Any) -> str | None:
-    """The type of the first block that changes the tools."""
+    """Type of the first block that changes the tools."""
     blocks = content if isinstance(content, list) else ()
     return next((block["type"] for block in blocks if block["type"] in _TOOL_CHANGES), None)
 
@@ -154,7 +154,7 @@ _THINKING: Mapping[str, Reader] = {
 
 
 def _thinking(value: Any, place: Place, errors: Errors) -> Any:
-    """A union that ``type`` decides."""
+    """A union discriminated by ``type``."""
     if not isinstance(value, dict):
         return record({})(value, place, errors)
     by = "'type'"
@@ -215,13 +215,13 @@ COUNTED_FIELDS = {
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's format. Errors of a body's types keep vLLM's own."""
+    """An error in Anthropic's format."""
     found = error.body["error"]
     return {"type": "error", "error": {"type": found["type"], "message": found["message"]}}
 
 
 def read_messages(body: Any) -> dict[str, Any]:
-    """The fields of a body of ``/v1/messages``. Raises :class:`ApiError` with all errors."""
+    """Parse a body of ``/v1/messages``. Raises `ApiError` with all errors."""
     errors = Errors()
     fields: dict[str, Any] = record(MESSAGES_FIELDS)(body, ("body",), errors)
     thinking = fields.get("thinking")
@@ -232,7 +232,7 @@ def read_messages(body: Any) -> dict[str, Any]:
 
 
 def as_chat(fields: Mapping[str, Any], served: ServedModel, header_id: str | None) -> GenerationRequest:
-    """The chat that a request becomes. Raises :class:`ApiError` as vLLM answers."""
+    """Convert a request to a chat. Raises `ApiError` with vLLM's response."""
     body = {
         "model": fields["model"],
         "messages": list(_conversation(fields)),
@@ -250,7 +250,7 @@ def as_chat(fields: Mapping[str, Any], served: ServedModel, header_id: str | Non
 
 
 def count_tokens(body: Any, served: ServedModel) -> dict[str, Any]:
-    """The response of ``/v1/messages/count_tokens``. Raises :class:`ApiError` as vLLM answers."""
+    """The response of ``/v1/messages/count_tokens``. Raises `AnthropicError` or `ApiError` with vLLM's response."""
     fields = read_body(body, COUNTED_FIELDS)
     try:
         chat = read_body({"messages": list(_conversation(fields))}, CHAT_FIELDS)
@@ -272,7 +272,7 @@ class AnthropicError(Exception):
 
 
 def _choice(fields: Mapping[str, Any]) -> Any:
-    """The tool choice in OpenAI's terms; with tools it is never left open."""
+    """The tool choice in OpenAI's format; ``auto`` by default if there are tools."""
     choice = fields["tool_choice"]
     if choice is None:
         return None if fields["tools"] is None else "auto"
@@ -282,7 +282,7 @@ def _choice(fields: Mapping[str, Any]) -> Any:
 
 
 def _conversation(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The messages in OpenAI's terms."""
+    """The messages in OpenAI's format."""
     system = _system_text(fields["system"])
     if system:
         yield {"role": "system", "content": system}
@@ -312,7 +312,7 @@ _IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
 def _converted(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A message of blocks; results of tools come before it as messages of their own."""
+    """Convert a message of blocks; tool results become separate messages before it."""
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
@@ -338,7 +338,7 @@ def _converted(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str, An
 
 
 def _results(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The messages that a tool's result becomes: its text, then its images."""
+    """Convert a tool's result to messages: its text, then its images."""
     content = block["content"] or ""
     if isinstance(content, list):
         images = any(item.get("type") == "image" for item in content)
@@ -361,7 +361,7 @@ def _stop_reason(reason: str | None, stopped_by: str | int | None) -> tuple[str 
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Writes the answer of one request, whole or as events."""
+    """Writes the answer to one request, complete or as events."""
 
     ask: GenerationRequest
     output: GeneratedAnswer
@@ -370,7 +370,7 @@ class MessageWriter:
     _begun: bool = False
 
     def whole(self) -> dict[str, Any]:
-        """The answer, ended."""
+        """The complete answer."""
         request = self.output.request
         reason, sequence = _stop_reason(self.output.finish_reason, self.output.stop_reason)
         ended = {"stop_reason": reason, "stop_sequence": sequence}
@@ -386,7 +386,7 @@ class MessageWriter:
         return self._event("message_start", message=message)
 
     def tokens(self, _output: GeneratedAnswer, _start: int, end: int) -> bytes:
-        """The event of the text up to the token at ``end``, preceded for the first one by its block's event."""
+        """The event for the text up to the token at ``end``; the first one is preceded by its block's event."""
         text = self.output.text(end)
         delta, self._shown = text[self._shown :], max(self._shown, len(text))
         if not delta:
@@ -417,7 +417,7 @@ class MessageWriter:
         }
 
     def _usage(self, generated: int, *, ended: bool) -> dict[str, Any]:
-        """Token counts. What was in the cache is not among the input tokens where it is reported."""
+        """Token counts. If cached tokens are reported, they are not included in the input tokens."""
         request = self.output.request
         if not ended or not self.style.usage_details:
             return {"input_tokens": request.prompt_length, "output_tokens": generated}

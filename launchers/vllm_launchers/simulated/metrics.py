@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows: vLLM 0.33's families, labels and buckets, filled from iteration reports."""
+"""The content of ``/metrics``: vLLM 0.33's families, labels and buckets, filled from iteration reports."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _GAUGES: Mapping[str, str] = {
 
 
 def tokens_buckets(max_model_len: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, … up to the context length, as vLLM makes them."""
+    """1, 2, 5, 10, 20, 50, … up to the context length, as in vLLM."""
     buckets: list[int] = []
     scale = 1
     while True:
@@ -102,9 +102,10 @@ def _histograms(max_model_len: int) -> Mapping[str, tuple[str, Sequence[float]]]
 
 
 class Metrics:
-    """The registry of one server. With ``statistics`` false it has no ``vllm:*`` family, as ``--disable-log-stats``.
+    """The registry of one server. If ``statistics`` is false it has no ``vllm:*`` families, as with
+    ``--disable-log-stats``.
 
-    ``totals`` is a body of ``/metrics``: what it counted is added to every counter and histogram of vLLM's.
+    ``totals``: a body of ``/metrics`` whose counts are added to all of vLLM's counters and histograms.
     """
 
     def __init__(
@@ -139,11 +140,11 @@ class Metrics:
                 rejections.labels(name, reason)
 
     def answered(self, handler: str, method: str, status: int) -> None:
-        """Count an HTTP request to a route (``none``: an unknown one)."""
+        """Count an HTTP request to a route (``none``: unknown)."""
         self._responses.labels(handler, method, f"{status // 100}xx").inc()
 
     def adapters(self, names: str, most: int, now: float) -> None:
-        """Note the LoRA adapters that have requests ``now`` (Unix seconds); ``most`` may be in one batch."""
+        """Record the LoRA adapters that have requests ``now`` (Unix seconds); up to ``most`` may be in one batch."""
         if not self.engines:
             return
         if self._adapters is None:
@@ -153,7 +154,7 @@ class Metrics:
         self._adapters.labels(str(most), names, names).set(now)
 
     def render(self) -> bytes:
-        """The body of ``/metrics`` in Prometheus' text format."""
+        """The body of ``/metrics`` in Prometheus text format."""
         return generate_latest(self._rendered)
 
 
@@ -161,7 +162,7 @@ _TOTALS = ("counter", "histogram")
 
 
 class _CountedOn(CollectorRegistry):
-    """A registry whose totals began before it: they are added when it is collected."""
+    """A registry whose totals began earlier: the earlier counts are added when it is collected."""
 
     def __init__(self, registry: CollectorRegistry, body: str) -> None:
         super().__init__()
@@ -171,11 +172,11 @@ class _CountedOn(CollectorRegistry):
             for family in text_string_to_metric_families(body)
             if family.type in _TOTALS
             for sample in family.samples
-            if not sample.name.endswith("_created")  # a time, no total
+            if not sample.name.endswith("_created")  # a time, not a total
         }
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry has, with what was counted before."""
+        """The registry's metrics plus the earlier counts."""
         for family in self._registry.collect():
             if family.type in _TOTALS and family.name.startswith("vllm:"):
                 family.samples = [
@@ -197,15 +198,15 @@ class _IntervalCounts:
         self.seconds = 0.0
 
     def add(self, itls: Sequence[float]) -> None:
-        """Count the times between tokens of one iteration, most of which are equal."""
+        """Count one iteration's inter-token latencies, most of which are equal."""
         for seconds, count in Counts(itls).items():
             self.by_bucket[bisect_left(BETWEEN_TOKENS, seconds)] += count
             self.seconds += count * seconds
 
 
 class _Intervals(Collector):
-    """The histogram of times between tokens. A client library's takes them one by one: for a large batch that takes
-    longer than the model of the engine."""
+    """The inter-token latency histogram. The client library's observes values one by one, which for a large batch takes
+    longer than the engine model itself."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._made = time.time()
@@ -217,7 +218,7 @@ class _Intervals(Collector):
         return self._series.setdefault(values, _IntervalCounts())
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram as `prometheus_client.Histogram` shows it."""
+        """The histogram in the format of `prometheus_client.Histogram`."""
         name = "vllm:inter_token_latency_seconds"
         family = HistogramMetricFamily(name, "Time between two tokens.", labels=_LABELS)
         for values, one in self._series.items():
@@ -276,7 +277,7 @@ class EngineMetrics:
         self._gauges["kv_cache_usage_perc"].set(core.scheduler.pool.usage)
 
     def slept(self, level: int | None) -> None:
-        """Set the sleep state; None is awake. Level 0 is neither of them, as in vLLM."""
+        """Set the sleep state; None means awake. Level 0 sets none of the gauges, as in vLLM."""
         for gauge, shown in zip(self._sleep, (None, 1, 2), strict=True):
             gauge.set(1.0 if level == shown else 0.0)
 
@@ -297,7 +298,7 @@ class EngineMetrics:
             self._sources["local_compute"].inc(request.prompt_length - cached)
             self._sources["local_cache_hit"].inc(cached)
         if report.advanced:
-            # As vLLM counts: a prompt's tokens, cached ones left out, all when its first token comes.
+            # As in vLLM, a prompt's uncached tokens all count when its first token arrives.
             computed = sum(request.prompt_length - (request.cached or 0) for request in report.prefilled)
             histograms["iteration_tokens_total"].observe(computed + len(report.advanced))
         for seconds in report.ttfts:
@@ -307,7 +308,7 @@ class EngineMetrics:
             self._finished(request)
 
     def aborted(self) -> None:
-        """Count a request that the engine gave up."""
+        """Count a request that the engine aborted."""
         self._success[FinishReason.ABORT].inc()
 
     def _finished(self, request: Request) -> None:
@@ -326,13 +327,13 @@ class EngineMetrics:
             self._success[request.finished].inc()
 
     def _params(self, n: int, most_generated: int) -> None:
-        """Count a request with all its choices, once the last of them has ended."""
+        """Count a request once the last of its choices has ended."""
         self._histograms["request_params_n"].observe(n)
         self._histograms["request_max_num_generation_tokens"].observe(most_generated)
 
 
 def request_values(request: Request) -> dict[str, float]:
-    """What a finished request adds to each per-request histogram; seconds and tokens."""
+    """The values that a finished request adds to each per-request histogram, in seconds or tokens."""
     first, last = request.first_token_at or 0.0, request.last_token_at or 0.0
     scheduled = request.scheduled_at or 0.0
     decode = last - first
@@ -361,7 +362,7 @@ def _cache_info(registry: CollectorRegistry, settings: EngineSettings, plan: Mem
         "is_attention_free": False,
         "kv_cache_max_concurrency": round(plan.concurrency, 2),
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
-        "kv_cache_size_tokens": plan.tokens,  # of one engine, as vLLM reports it; blocks are the sum
+        "kv_cache_size_tokens": plan.tokens,  # of one engine, as vLLM reports it; blocks are the total
         "num_cpu_blocks": None,
         "num_gpu_blocks": plan.blocks * ranks,
         "num_gpu_blocks_override": settings.blocks_override,

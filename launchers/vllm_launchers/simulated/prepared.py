@@ -1,6 +1,6 @@
 """``python -m vllm_launchers.simulated.prepared serve MODEL [flags]``: the simulated engine, started in two steps.
 
-It speaks the protocol of `vllm_launchers.prepared.bootstrap`: it judges its flags, waits, and serves when asked to.
+It uses the protocol of `vllm_launchers.prepared.bootstrap`: it checks its flags, waits, and serves when asked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm_launchers.prepared.bootstrap import (
 
 
 def main() -> int:
-    """Prepare, wait, serve."""
+    """Prepare, wait, then serve."""
     start = noted_start()
     keeper = KeeperSocket(start)
     keeper.report("importing")

@@ -1,7 +1,7 @@
 """Requests: the fields of vLLM 0.32's request models, the order of their checks, and the engine's input.
 
-Each body is read in vLLM's own order: checks of the raw body, types of all fields, the model's name, the renderer's
-checks, lengths, sampling parameters. Errors have vLLM's messages (``entrypoints/openai``, ``renderers``,
+Each body is processed in vLLM's own order: checks of the raw body, types of all fields, the model's name, the
+renderer's checks, lengths, sampling parameters. Errors have vLLM's messages (``entrypoints/openai``, ``renderers``,
 ``sampling_params.py``).
 """
 
@@ -50,9 +50,9 @@ from vllm_launchers.simulated.vocabulary import LONGEST_PIECE, Vocabulary, find_
 COMPLETION_TOKENS = 16
 """Default ``max_tokens`` of a completion, as in OpenAI's API."""
 MEDIAN_ANSWER = 256
-"""Half of the answers end by themselves within this many tokens."""
+"""Median length of answers that end on their own, in tokens."""
 ANSWER_SPREAD = 0.6
-"""Standard deviation of the logarithm of an answer's length: nine of ten are between 95 and 690 tokens."""
+"""Standard deviation of the logarithm of an answer's length: nine in ten are between 95 and 690 tokens."""
 MOST_SEQUENCES = 16_384
 """vLLM's ``VLLM_MAX_N_SEQUENCES``."""
 MOST_STOPS = 4
@@ -64,7 +64,7 @@ Check = Callable[[Mapping[str, Any]], None]
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """The server's properties that requests depend on. ``size`` is of the model's vocabulary."""
+    """The server's properties that requests depend on. ``size``: the size of the model's vocabulary."""
 
     names: tuple[str, ...]
     max_model_len: int
@@ -72,18 +72,18 @@ class ServedModel(msgspec.Struct, frozen=True):
     size: int
     max_logprobs: int = 20
     adapters: dict[str, str] = msgspec.field(default_factory=dict)
-    """LoRA adapters: their names, and where they came from. They answer as the model does."""
+    """LoRA adapters by name, with their source. They answer like the model."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A prompt; ``text`` is None if it came as token ids."""
+    """A prompt; ``text`` is None if it was given as token ids."""
 
     tokens: list[int]
     text: str | None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A parsed and checked request. ``fields`` are those of its body with their defaults."""
+    """A parsed and checked request. ``fields``: those of its body, with defaults filled in."""
 
     kind: str
     """``completion``, ``chat`` or ``response``."""
@@ -98,7 +98,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     fields: Mapping[str, Any]
     served: ServedModel
     late: ApiError | None = None
-    """The engine's rejection: a stream has begun by then, and gets it in its first event."""
+    """The engine's rejection. By then a stream has begun, so it gets the error in its first event."""
 
     @property
     def chat(self) -> bool:
@@ -121,7 +121,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
             limit = self.limit(prompt)
             parent = Parent(self.n, self.n) if self.n > 1 else None
             for choice in range(self.n):
-                # A client may use one name for two requests; the engine's own must differ.
+                # A client may use the same id for two requests, but the engine's own ids must differ.
                 name = f"{choice}_{self.id}-{place}-{uuid.uuid4().hex[:8]}"
                 index = place * self.n + choice
                 output = plan_sequence(self, prompt, index, name, seed + choice * 7_919, limit)
@@ -129,19 +129,19 @@ class GenerationRequest(msgspec.Struct, frozen=True):
                 yield output
 
     def limit(self, prompt: Prompt) -> int:
-        """How many tokens may be generated for a prompt."""
+        """Maximum number of tokens to generate for a prompt."""
         room = self.served.max_model_len - len(prompt.tokens)
         if self.kind == "completion" and self.fields.get("echo") and self.max_tokens == 0:
-            return 1  # vLLM generates one token, and does not show it
+            return 1  # vLLM generates one token but does not show it
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
 
 @dataclass(slots=True)
 class GeneratedAnswer:
-    """One answer being written: the scheduler's request, and where its text ends.
+    """One answer in progress: the scheduler's request, and where its text ends.
 
-    ``visible`` is how many characters of the text are shown at the end, None for all; ``stop_reason`` is the stop
-    string or token that ends it. Until it ends, the last ``held_back`` characters may be part of a stop string.
+    ``visible``: how many characters of the final text are shown, None for all. ``stop_reason``: the stop string or
+    token that ends it. Until it ends, the last ``held_back`` characters may be part of a stop string.
     """
 
     index: int
@@ -157,21 +157,21 @@ class GeneratedAnswer:
         return None if self.request.finished is None else str(self.request.finished)
 
     def text(self, end: int) -> str:
-        """The text of the first ``end`` tokens visible to a client."""
+        """The text of the first ``end`` tokens that a client sees."""
         text = output_text(self.request.seed, 0, end)
         if self.visible is not None and end >= self.request.output_length:
             return text[: self.visible]
         return text if self.request.finished is not None else text[: len(text) - self.held_back]
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """The ids generated at positions ``start`` to ``end``."""
+        """The token ids generated at positions ``start`` to ``end``."""
         return self.request.tokens[self.request.prompt_length + start : self.request.prompt_length + end]
 
 
 def plan_sequence(
     ask: GenerationRequest, prompt: Prompt, index: int, name: str, seed: int, limit: int
 ) -> GeneratedAnswer:
-    """Decide how an answer ends: by its length, by a drawn end, by a stop token or by a stop string."""
+    """Decide how an answer ends: by the limit, a random length, a stop token or a stop string."""
     fields = ask.fields
     least = int(fields.get("min_tokens") or 0)
     length = _output_length(ask, limit, seed, least)
@@ -197,10 +197,10 @@ def plan_sequence(
 
 
 def _output_length(ask: GenerationRequest, limit: int, seed: int, least: int) -> int:
-    """How many tokens are generated: all with ``ignore_eos``, else a draw that the same prompt always repeats.
+    """Number of generated tokens: all with ``ignore_eos``, else random but always the same for the same prompt.
 
-    Where an answer ends by itself does not depend on the limit, so a low one nearly always cuts it off. The token that
-    ends it comes after the ``least`` that may not, as in vLLM.
+    Where an answer ends on its own does not depend on the limit, so a low limit nearly always truncates it. The token
+    that ends it comes after the first ``least`` tokens, as in vLLM.
     """
     if ask.fields.get("ignore_eos"):
         return limit
@@ -208,7 +208,7 @@ def _output_length(ask: GenerationRequest, limit: int, seed: int, least: int) ->
     return min(limit, max(drawn, least + 1))
 
 
-# ---- fields, in the order in which vLLM's models declare them: errors come in it
+# ---- fields, in the order in which vLLM's models declare them, which is the order of errors
 
 _INT = integer()
 _INT64 = integer(-(2**63), INT64_MAX)
@@ -289,13 +289,13 @@ _READERS: dict[str, Reader] = {
     "truncate_prompt_tokens": integer(-1, INT64_MAX),
     "truncation_side": literal("left", "right"),
 }
-"""The types of fields, the same in nearly all APIs."""
+"""Types of fields, which are the same in nearly all APIs."""
 
 
 def fields_of(
     names: str, plain: str = "", defaults: Mapping[str, Any] = MappingProxyType({}), **own: Reader
 ) -> dict[str, Field]:
-    """Fields in order. They may be null, except the ``plain`` ones; ``own`` are types that this API has."""
+    """Fields in order. They may be null, except the ``plain`` ones; ``own``: types specific to this API."""
     readers, never_null = {**_READERS, **own}, plain.split()
     return {
         name: Field(readers[name] if name in never_null else optional(readers[name]), defaults.get(name))
@@ -349,7 +349,7 @@ _NO_LIST = ("list_type", "Input should be a valid list")
 class _MessageKind(msgspec.Struct, frozen=True):
     """One of the types that vLLM tries for a message: its fields in order, and the types of its ``content``.
 
-    ``role`` is the only one that it has, empty where any text is one; ``wrong`` are the errors of other content.
+    ``role``: its only role; empty if any string is allowed. ``wrong``: the errors for other content.
     """
 
     name: str
@@ -388,7 +388,7 @@ _MESSAGE_KINDS = (
 
 
 def _messages(value: Any, place: tuple[str | int, ...], errors: Any) -> Any:
-    """Messages: each of one of the eight types that vLLM tries; if it is none, all that each of them lacks."""
+    """Messages, each of one of the eight types that vLLM tries; if it is none, all their errors are reported."""
     if not isinstance(value, list):
         errors.add("list_type", place, "Input should be a valid list", value)
         return []
@@ -406,7 +406,7 @@ def _messages(value: Any, place: tuple[str | int, ...], errors: Any) -> Any:
 
 
 def _read_as(kind: _MessageKind, message: Any, place: tuple[str | int, ...], errors: Errors) -> None:
-    """What a message lacks to be of a type."""
+    """Record the errors of a message as one of the types."""
     if not isinstance(message, dict):
         if kind.name == "Message":
             text = "Input should be a valid dictionary or object to extract fields from"
@@ -426,7 +426,7 @@ def _read_as(kind: _MessageKind, message: Any, place: tuple[str | int, ...], err
                 errors.add(error, where, text, message[name])
 
 
-# ---- checks of the raw body, each in the order in which vLLM makes it
+# ---- checks of the raw body, each in vLLM's order
 
 
 def _check_stream_options(body: Mapping[str, Any]) -> None:
@@ -508,7 +508,7 @@ def _check_salt(body: Mapping[str, Any]) -> None:
 
 
 def check_continued(body: Mapping[str, Any]) -> None:
-    """Reject a message that is both to be continued and to be answered. Raises :class:`ApiError`."""
+    """Reject a message that should be both continued and answered. Raises `ApiError`."""
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
 
@@ -562,7 +562,7 @@ def _check_named_tool(choice: Mapping[str, Any], tools: Any) -> None:
         raise invalid("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
 
 
-# pydantic runs a model's checks of the raw body from the last one declared to the first
+# pydantic runs a model's checks of the raw body from the last declared to the first.
 _COMPLETION_CHECKS: tuple[Check, ...] = (
     _check_prompt, _check_stream_options, _check_completion_logprobs, _check_constraints, _check_response_format,
     _check_salt,
@@ -574,7 +574,7 @@ CHAT_CHECKS: tuple[Check, ...] = (
 
 
 def read_completion(body: Any, served: ServedModel, header_id: str | None = None) -> GenerationRequest:
-    """A body of ``/v1/completions``. Raises :class:`ApiError` as vLLM answers."""
+    """Parse a body of ``/v1/completions``. Raises `ApiError` with vLLM's response."""
     run_checks(body, _COMPLETION_CHECKS)
     if isinstance(body, dict) and body.get("max_tokens") is None:
         body = {**body, "max_tokens": COMPLETION_TOKENS}
@@ -592,7 +592,7 @@ def read_completion(body: Any, served: ServedModel, header_id: str | None = None
 
 
 def _check_suffix(fields: Mapping[str, Any]) -> None:
-    """Reject a suffix, as vLLM does for all models but those that fill in the middle."""
+    """Reject a suffix, as vLLM does for all models except fill-in-the-middle ones."""
     if fields["suffix"] is None:
         return
     prompts = fields["prompt"] if isinstance(fields["prompt"], list) else [fields["prompt"]]
@@ -610,7 +610,7 @@ def _check_suffix(fields: Mapping[str, Any]) -> None:
 
 
 def read_chat(body: Any, served: ServedModel, header_id: str | None = None) -> GenerationRequest:
-    """A body of ``/v1/chat/completions``. Raises :class:`ApiError` as vLLM answers."""
+    """Parse a body of ``/v1/chat/completions``. Raises `ApiError` with vLLM's response."""
     run_checks(body, CHAT_CHECKS)
     if isinstance(body, dict) and body.get("tools") and "tool_choice" not in body:
         body = {**body, "tool_choice": "auto"}
@@ -618,7 +618,7 @@ def read_chat(body: Any, served: ServedModel, header_id: str | None = None) -> G
 
 
 def converse(fields: Mapping[str, Any], served: ServedModel, header_id: str | None = None) -> GenerationRequest:
-    """The request of a conversation whose fields are read. Raises :class:`ApiError` as vLLM answers."""
+    """Create the request of a conversation from its parsed fields. Raises `ApiError` with vLLM's response."""
     check_model(fields, served)
     check_tool_parser(fields["tool_choice"])
     asked = fields["max_completion_tokens"]
@@ -633,7 +633,7 @@ def converse(fields: Mapping[str, Any], served: ServedModel, header_id: str | No
 def read_conversation(
     fields: Mapping[str, Any], served: ServedModel, asked: int | None, name: str = "max_tokens"
 ) -> Prompt:
-    """A conversation as the model gets it; ``asked`` is its limit of tokens, as field ``name``."""
+    """A conversation as the model gets it; ``asked``: its token limit, from field ``name``."""
     if fields["chat_template"] is not None:
         raise bad_request(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
@@ -645,14 +645,14 @@ def read_conversation(
 
 
 def run_checks(body: Any, checks: Sequence[Check]) -> None:
-    """Check a raw body, if it is an object. Raises :class:`ApiError`."""
+    """Check a raw body if it is an object. Raises `ApiError`."""
     if isinstance(body, dict):
         for check in checks:
             check(body)
 
 
 def check_model(fields: Mapping[str, Any], served: ServedModel) -> None:
-    """Reject a model that is not served. Raises :class:`ApiError`, a 404."""
+    """Reject a model that is not served. Raises `ApiError` (404)."""
     name = fields.get("model")
     if name and name not in served.names and name not in served.adapters:
         raise ApiError(
@@ -664,7 +664,7 @@ def check_model(fields: Mapping[str, Any], served: ServedModel) -> None:
 
 
 def check_tool_parser(choice: Any) -> None:
-    """Tool parsers are not simulated: answers are words, and never call a tool."""
+    """Reject tool choices that need a tool parser, which is not simulated: answers are words and never call a tool."""
     if choice in (None, "none"):
         return
     if choice == "auto":
@@ -680,9 +680,9 @@ def _name(fields: Mapping[str, Any], header_id: str | None) -> str:
 def check_request(
     kind: str, name: str, prompts: tuple[Prompt, ...], fields: Mapping[str, Any], served: ServedModel, most: int | None
 ) -> GenerationRequest:
-    """The request with checked parameters; a stream gets the engine's own rejections as an event.
+    """Create the request, with checked parameters; a stream gets the engine's own rejections as an event.
 
-    Raises :class:`ApiError` as vLLM answers.
+    Raises `ApiError` with vLLM's response.
     """
     options = fields.get("stream_options") or {}
     usage = bool(options.get("include_usage"))
@@ -727,7 +727,7 @@ def _completion_prompts(prompt: Any) -> list[str | list[int]]:
 
 
 def check_lengths(fields: Mapping[str, Any], served: ServedModel, asked: int | None, name: str) -> None:
-    """Reject more output than the context holds, and truncation to more than that. Raises :class:`ApiError`."""
+    """Reject output or truncation limits beyond the context length. Raises `ApiError`."""
     length = served.max_model_len
     if asked is not None and asked > length:
         raise invalid(
@@ -746,7 +746,7 @@ def check_lengths(fields: Mapping[str, Any], served: ServedModel, asked: int | N
 
 
 def read_prompt(prompt: str | list[int], fields: Mapping[str, Any], served: ServedModel, asked: int | None) -> Prompt:
-    """A prompt as tokens, truncated on request, and rejected if longer than the context."""
+    """A prompt as tokens, truncated if requested, and rejected if longer than the context."""
     length = served.max_model_len
     truncate = fields.get("truncate_prompt_tokens")
     text = prompt if isinstance(prompt, str) else None
@@ -763,7 +763,7 @@ def read_prompt(prompt: str | list[int], fields: Mapping[str, Any], served: Serv
         keep = (length - 1 if asked else length) if truncate < 0 else truncate
         tokens = tokens[-keep:] if fields.get("truncation_side") == "left" and keep else tokens[:keep]
     elif text is not None:
-        tokens = tokens[: length + 1]  # vLLM's tokenizer goes no further
+        tokens = tokens[: length + 1]  # vLLM's tokenizer stops there
     if len(tokens) > length:
         at_least = "at least " if len(tokens) == length + 1 else ""
         raise invalid(
@@ -799,7 +799,7 @@ def chat_text(messages: Sequence[Any], fields: Mapping[str, Any], served: Served
 
 
 def content_text(message: Mapping[str, Any], served: ServedModel) -> str:
-    """A message's content as text. Raises :class:`ApiError` for anything else."""
+    """A message's content as text. Raises `ApiError` for anything else."""
     content = message.get("content")
     if content is None:
         return ""
@@ -834,11 +834,11 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
     ("top_k", lambda value: value >= -1, "be 0 (disable), or at least 1", False),
     ("min_p", lambda value: 0 <= value <= 1, "be in [0, 1]", False),
 )
-"""The values of each parameter, what vLLM says that it must be, and whether it repeats parameter and value."""
+"""Allowed values of each parameter, vLLM's wording, and whether the message repeats parameter and value."""
 
 
 def check_sampling(fields: Mapping[str, Any], max_tokens: int, n: int) -> None:
-    """The checks of vLLM's ``SamplingParams``, in their order. Raises :class:`ApiError`."""
+    """Run the checks of vLLM's ``SamplingParams`` in its order. Raises `ApiError`."""
     _check_count(n)
     _check_bias_keys(fields)
     for name, allowed, text, repeated in _RANGES:
@@ -889,7 +889,7 @@ def _is_whole(text: str) -> bool:
 
 
 def check_engine(ask: GenerationRequest) -> None:
-    """The engine's checks of an arriving request. Raises :class:`ApiError`."""
+    """Run the engine's checks of a new request. Raises `ApiError`."""
     fields, served = ask.fields, ask.served
     top = fields.get("top_logprobs") if fields.get("logprobs") else None
     _check_logprobs("sample", "logprobs", top if ask.chat else fields.get("logprobs"), served)

@@ -1,4 +1,4 @@
-"""``/v1/responses``: OpenAI's newer API, as vLLM 0.32 serves it without a store of responses."""
+"""``/v1/responses``: OpenAI's Responses API, as vLLM 0.32 serves it without storing responses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ RESPONSES_FIELDS = {
 
 
 def _input(value: Any, place: Place, errors: Errors) -> Any:
-    """A text or a list of items. A message must have content; vLLM also lists what some thirty other types lack."""
+    """A string or a list of items. A message must have content; vLLM also lists errors of some thirty other types."""
     tried = Errors()
     result = either(string, listing(mapping()))(value, place, tried)
     for index, item in enumerate(value if isinstance(value, list) and not tried.found else ()):
@@ -83,12 +83,12 @@ def _input(value: Any, place: Place, errors: Errors) -> Any:
 
 
 def not_found(name: str) -> ApiError:
-    """The rejection of a response that is not stored: nothing ever is without ``VLLM_ENABLE_RESPONSES_API_STORE``."""
+    """The rejection of a response that is not stored: none is without ``VLLM_ENABLE_RESPONSES_API_STORE``."""
     return ApiError(404, "invalid_request_error", f"Response with id '{name}' not found.", "response_id")
 
 
 def read_response(body: Any, served: ServedModel) -> GenerationRequest:
-    """A body of ``/v1/responses``. Raises :class:`ApiError` as vLLM answers."""
+    """Parse a body of ``/v1/responses``. Raises `ApiError` with vLLM's response."""
     if isinstance(body, dict):
         body = _prepared(body)
     fields = read_body(body, RESPONSES_FIELDS)
@@ -119,7 +119,7 @@ def read_response(body: Any, served: ServedModel) -> GenerationRequest:
 
 
 def _prepared(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The raw body's checks, and the tool choice where there are no tools."""
+    """Check the raw body, and set the tool choice to ``none`` if there are no tools."""
     tools, choice = body.get("tools"), body.get("tool_choice", "auto")
     if not tools:
         if choice in ("auto", "none"):
@@ -136,7 +136,7 @@ def _prepared(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The conversation: the instructions and the input."""
+    """The conversation: instructions and input."""
     messages: list[dict[str, Any]] = []
     if fields["instructions"]:
         messages.append({"role": "system", "content": fields["instructions"]})
@@ -150,14 +150,14 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as it is sent back, with all fields."""
+    """A tool as it is returned, with all fields."""
     empty = ("strict", "allowed_callers", "async", "defer_loading", "description", "output_schema")
     return {**dict.fromkeys(empty), **tool}
 
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes the response of one request, whole or as events."""
+    """Writes the response to one request, complete or as events."""
 
     ask: GenerationRequest
     output: GeneratedAnswer
@@ -168,7 +168,7 @@ class ResponseWriter:
     _begun: bool = False
 
     def whole(self) -> dict[str, Any]:
-        """The response, ended."""
+        """The complete response."""
         incomplete = self.output.finish_reason == "length"
         status = "incomplete" if incomplete else "completed"
         return self._response(status, [self._message("completed", self._text())])
@@ -179,7 +179,7 @@ class ResponseWriter:
         return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
 
     def tokens(self, _output: GeneratedAnswer, _start: int, end: int) -> bytes:
-        """The event of the text up to the token at ``end``, preceded for the first one by its item's event."""
+        """The event for the text up to the token at ``end``; the first one is preceded by its item's events."""
         written = b""
         text = self.output.text(end)
         if not self._begun:

@@ -1,4 +1,4 @@
-"""Serving: the socket, uvicorn, the engines' loops, the stats line, and the end by signal."""
+"""Serving: the socket, uvicorn, the engines' loops, the stats line, and shutdown by signals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from vllm_launchers.vllm.model_folder import updates_adapters
 STATS_INTERVAL = 10.0
 """Seconds between two stats lines."""
 CLOSE_SECONDS = 2
-"""How long connections may take to close once their requests have ended."""
+"""Time for connections to close after their requests have ended."""
 
 
 async def run(
@@ -50,9 +50,10 @@ async def run(
     totals: str = "",
     host_bytes: int | None = None,
 ) -> None:
-    """Put engines, metrics and API together on ``sock``, and serve until asked to stop.
+    """Assemble engines, metrics and API on ``sock``, and serve until stopped.
 
-    ``totals`` is a body of ``/metrics`` to count on from; ``host_bytes`` is what the host has for weights that sleep.
+    ``totals``: a body of ``/metrics`` from which to continue counting. ``host_bytes``: host memory for the weights of a
+    sleeping server.
     """
     statistics = not args.disable_log_stats
     metrics = Metrics(settings, plan, statistics=statistics, totals=totals)
@@ -112,7 +113,7 @@ def fingerprint_of(args: argparse.Namespace, settings: EngineSettings) -> str:
 
 
 def build_core(settings: EngineSettings, plan: MemoryPlan) -> Core:
-    """Build one data-parallel rank's engine, in virtual time, from resolved flags and memory plan."""
+    """Build one data-parallel rank's engine, in virtual time, from resolved flags and the memory plan."""
     roofline = Roofline(
         gpu=settings.gpu,
         model=settings.model,
@@ -128,7 +129,7 @@ def build_core(settings: EngineSettings, plan: MemoryPlan) -> Core:
 def bind(host: str | None, port: int) -> socket.socket:
     """Bind the port without listening yet, so that clients are refused until the engine is up.
 
-    Raises OSError when it is taken.
+    Raises OSError if it is taken.
     """
     sock = socket.socket(family_of(host or ""), socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,7 +142,7 @@ def bind(host: str | None, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the engines must end before the connections do."""
+    """uvicorn without its own signal handlers, because the engines must end before the connections do."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -149,7 +150,7 @@ class _Server(uvicorn.Server):
 
 
 def _path_of(record: logging.LogRecord) -> str:
-    """The path of a line of the access log, without its query."""
+    """The path in an access log record, without its query."""
     arguments = record.args
     return str(arguments[2]).partition("?")[0] if isinstance(arguments, tuple) and len(arguments) > 2 else ""
 
@@ -157,7 +158,7 @@ def _path_of(record: logging.LogRecord) -> str:
 async def serve(
     app: Any, sock: socket.socket, engines: Engines, log: Log, args: argparse.Namespace, *, log_stats: bool
 ) -> None:
-    """Serve until a SIGTERM or SIGINT; abort running requests, or let them finish within the shutdown timeout."""
+    """Serve until SIGTERM or SIGINT; then abort running requests, or let them finish within the shutdown timeout."""
     config = uvicorn.Config(
         app,
         log_level=args.uvicorn_log_level,
@@ -200,7 +201,7 @@ async def serve(
     results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
-            raise result  # an engine that died, not one that was ended
+            raise result  # an engine that died, not one that was canceled
     log.api("launcher.py:304", "[shutdown] API server: shut down")
 
 
@@ -224,7 +225,7 @@ async def _shut_down(engines: Engines, log: Log, timeout: int) -> None:
 
 
 async def _stats(engines: Engines, log: Log) -> None:
-    """Write each rank's line every ten seconds while it has news, and once more when it ends."""
+    """Write each rank's stats line every ten seconds while it is active, and once more afterwards."""
     while True:
         await asyncio.sleep(STATS_INTERVAL)
         for rank, engine in enumerate(engines.ranks):
@@ -234,7 +235,7 @@ async def _stats(engines: Engines, log: Log) -> None:
 
 
 def stats_line(rank: int, engine: SimulatedEngine, seconds: float) -> str:
-    """The stats line for the last ``seconds``; empty when this interval and the one before were idle."""
+    """The stats line for the last ``seconds``; empty if this interval and the previous one were idle."""
     seen = engine.throughput
     scheduler = engine.core.scheduler
     prompt, generated = seen.prompt_tokens / seconds, seen.generated / seconds

@@ -1,4 +1,4 @@
-"""Flags and environment, resolved: defaults as vLLM 0.33 takes them, and its refusals in its own words."""
+"""Resolves flags and environment: vLLM 0.33's defaults, and its refusals with its own messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vllm_launchers.vllm.modelfacts.read import facts_of_files
 
 
 class ModelNotFoundError(Exception):
-    """The model is neither known, nor a local folder, nor named in a way that contains its size."""
+    """The model is neither known nor a local folder, and its name does not contain its size."""
 
 
 _LLAMA = "LlamaForCausalLM"
@@ -37,9 +37,9 @@ _LLAMA = "LlamaForCausalLM"
 def resolve_model(name: str) -> Geometry:
     """Find a model's geometry by hub id or folder.
 
-    A folder is read; a known name is looked up, regardless of its publisher; an unknown hub id whose name contains a
-    size gets a Llama's proportions at that size. Raises :class:`ModelNotFoundError`, in vLLM's own words where there
-    are any.
+    A folder is read; a known name is looked up, regardless of its publisher; for an unknown hub id whose name contains
+    a size, a Llama's proportions are scaled to that size. Raises `ModelNotFoundError`, with vLLM's message if there is
+    one.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -65,7 +65,7 @@ def resolve_model(name: str) -> Geometry:
 
 
 def quantized_in_flight(model: Geometry, method: str) -> Geometry:
-    """Return a 16-bit ``model`` as vLLM holds it when it quantizes the layers to 8 bits while loading."""
+    """A 16-bit ``model`` as vLLM holds it when it quantizes the layers to 8 bits while loading."""
     embeddings = 2 * model.vocabulary * model.hidden
     return replace(model, quantization=method, weight_bytes=(model.weight_bytes + embeddings) / 2)
 
@@ -124,7 +124,7 @@ def _from_facts(facts: ModelFacts) -> Geometry:
 
 
 def _bits(quantization: Quantization | None) -> float:
-    """Bits per weight, with the scales that 4-bit formats keep per group."""
+    """Bits per weight, including the scales that 4-bit formats store per group."""
     if quantization is None:
         return 16.0
     bits = quantization.bits or 4
@@ -132,7 +132,7 @@ def _bits(quantization: Quantization | None) -> float:
 
 
 def _interpolated(name: str, size: float, quantization: Quantization | None) -> Geometry:
-    """A Llama-like shape of about ``size`` parameters: layers and width grow with its cube root."""
+    """A Llama-like shape with about ``size`` parameters: layers and width grow with its cube root."""
     ratio = (size / 8.03e9) ** (1 / 3)
     heads = max(4, round(32 * ratio / 4) * 4)
     hidden = heads * 128
@@ -160,19 +160,19 @@ def _interpolated(name: str, size: float, quantization: Quantization | None) -> 
 
 
 VERSION = "0.33.0"
-"""The vLLM release that is imitated."""
+"""The vLLM release that is simulated."""
 RELEASE = (0, 33, 0)
 SIMULATED_VERSION = f"{VERSION}+simulated"
-"""The answer of ``/version``, which can't be mistaken for a real vLLM's."""
+"""The version that ``/version`` reports, which can't be mistaken for a real vLLM's."""
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_STARTUP_SECONDS = 4.0
 
 
 class ValidationError(ValueError):
-    """A configuration that vLLM's pydantic models refuse."""
+    """A configuration that vLLM's pydantic models reject."""
 
 
-# A traceback ends in the class's full name, by which logs are read: both carry the names that real ones end in.
+# A traceback ends in the class's full name, which log readers look for: both classes have the names of the real ones.
 ValidationError.__module__ = "pydantic_core._pydantic_core"
 
 
@@ -184,7 +184,7 @@ HFValidationError.__module__ = "huggingface_hub.errors"
 
 
 def validation_error(config: str, message: str) -> ValidationError:
-    """Build a :class:`ValidationError` that reads as pydantic's."""
+    """Build a `ValidationError` with pydantic's message format."""
     return ValidationError(
         f"1 validation error for {config}\n  Value error, {message} [type=value_error, "
         "input_value=ArgsKwargs((), {...}), input_type=ArgsKwargs]\n"
@@ -200,13 +200,13 @@ class Simulated(msgspec.Struct, frozen=True):
     startup_seconds: float
     speed: float
     host_bytes: int | None = None
-    """What the host has for the weights of a server that sleeps; None: enough."""
+    """Host memory for the weights of a sleeping server; None means enough."""
     totals: Path | None = None
-    """A body of ``/metrics`` from whose totals it continues, as if it had been serving before."""
+    """A file with a body of ``/metrics`` whose totals are continued, as if it had been serving before."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Simulated:
-        """Read the variables. Raises ValueError that names the wrong one."""
+        """Read the variables. Raises ValueError naming the invalid one."""
         return cls(
             gpu=find_gpu(environment.get("SIMULATED_GPU") or DEFAULT_GPU),
             startup_seconds=_number(environment, "SIMULATED_STARTUP_SECONDS", DEFAULT_STARTUP_SECONDS, 0.0),
@@ -230,7 +230,7 @@ def _number(environment: Mapping[str, str], name: str, default: float, least: fl
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """Everything the engine runs by. ``limits`` are the scheduler's; sizes in bytes; ``kv_element_bytes`` 1 or 2."""
+    """All engine settings. ``limits``: the scheduler's. Sizes in bytes; ``kv_element_bytes`` is 1 or 2."""
 
     model: Geometry
     gpu: GpuModel
@@ -248,13 +248,13 @@ class EngineSettings(msgspec.Struct, frozen=True):
     data_parallel: int
     eager: bool
     fit_length: bool
-    """``--max-model-len auto``: shorten the context until it fits."""
+    """``--max-model-len auto``: reduce the context length until it fits."""
 
 
 def resolve_settings(args: argparse.Namespace, simulated: Simulated) -> EngineSettings:
-    """Work out what the flags come to.
+    """Resolve the flags.
 
-    Raises :class:`ValidationError` or :class:`HFValidationError` as vLLM does, before any engine is started.
+    Raises `ValidationError` or `HFValidationError` like vLLM, before any engine is started.
     """
     _check_ranges(args)
     try:
@@ -328,7 +328,7 @@ _IN_FLIGHT = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel")
 
 
 def _quantization(asked: str | None, model: Geometry) -> str | None:
-    """The method in use. A flag for a checkpoint that has none is refused, except FP8, which vLLM makes itself."""
+    """The method in use. A flag for an unquantized checkpoint is rejected, except FP8: vLLM quantizes to that."""
     if asked is None:
         return model.quantization
     if model.quantization is None:

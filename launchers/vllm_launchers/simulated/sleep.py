@@ -1,8 +1,8 @@
-"""Sleep mode, as the routes of a server with ``VLLM_SERVER_DEV_MODE=1`` have it.
+"""Sleep mode, with the routes of a server with ``VLLM_SERVER_DEV_MODE=1``.
 
-Level 0 pauses scheduling. Level 1 also moves the weights to host memory, level 2 discards them; both discard the KV
-cache. Requests that come meanwhile wait. After level 2 the weights are garbage until they are reloaded, and so are the
-answers; nothing reports that.
+Level 0 pauses scheduling. Level 1 also moves the weights to host memory, and level 2 discards them; both discard the KV
+cache. Requests that arrive meanwhile wait. After level 2, the weights are garbage until they are reloaded, and so are
+the answers; nothing reports that.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TAGS = frozenset({"weights", "kv_cache"})
 COPY_BYTES = 20e9
 """Bytes per second between host and GPU."""
 RELOAD_BYTES = 3e9
-"""Bytes per second of a checkpoint in the page cache."""
+"""Bytes per second when loading a checkpoint from the page cache."""
 PAGE_SECONDS = 0.1
-"""Unmapping or mapping all memory of a GPU."""
+"""Time for unmapping or mapping all memory of a GPU."""
 GARBAGE = 0x5EED
-"""Changes every answer that is computed with garbage for weights."""
+"""Changes every answer that is computed with garbage weights."""
 
 
 class WorkerError(RuntimeError):
@@ -37,8 +37,8 @@ class WorkerError(RuntimeError):
 class SleepMode:
     """The sleep state of a server's engines.
 
-    ``enabled``: ``--enable-sleep-mode``; without it nothing is moved or freed. ``ranks`` is how many GPUs an engine
-    has, ``host_bytes`` what the host has for weights (None: enough). ``speed`` 2 halves every duration.
+    ``enabled``: ``--enable-sleep-mode``; without it nothing is moved or freed. ``ranks``: number of GPUs per engine.
+    ``host_bytes``: host memory for weights (None: enough). ``speed`` 2 halves every duration.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class SleepMode:
         self._paused = False
         self._level = 0
         self.garbage = False
-        """Whether its answers are garbage: the weights were discarded and not reloaded."""
+        """Whether answers are garbage, because the weights were discarded and not reloaded."""
 
     @property
     def sleeping(self) -> bool:
-        """Whether it sleeps at any level."""
+        """Whether the server sleeps, at any level."""
         return self._paused or bool(self._asleep)
 
     async def sleep(self, level: int) -> None:
-        """End all requests and go to sleep. Raises `WorkerError` if the host's memory does not hold the weights."""
+        """End all requests and go to sleep. Raises `WorkerError` if the weights do not fit in host memory."""
         self._engines.abort_all()
         self._paused = True
         for engine in self._engines.ranks:
@@ -94,7 +94,7 @@ class SleepMode:
         )
 
     async def wake(self, tags: Sequence[str]) -> bool:
-        """Wake up what ``tags`` name, all without any; returns whether all is awake. Requests continue only then."""
+        """Wake up the parts named by ``tags`` (default: all); returns whether all are awake, which requests require."""
         wanted = {tag for tag in tags if tag != "scheduling"} if tags else set(TAGS)
         if self._asleep and wanted <= (self._asleep if tags else TAGS):
             moved = "weights" in wanted and self._level == 1
@@ -110,7 +110,7 @@ class SleepMode:
         return not self._asleep
 
     async def reload_weights(self) -> None:
-        """Load the weights again, in place. Raises `WorkerError` while their memory is not there."""
+        """Reload the weights in place. Raises `WorkerError` if their memory is not mapped."""
         if "weights" in self._asleep:
             raise WorkerError("CUDA error: an illegal memory access was encountered")
         await self._take(self._plan.weights * self._ranks / RELOAD_BYTES)

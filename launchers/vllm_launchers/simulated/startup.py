@@ -1,4 +1,4 @@
-"""The startup, as logged by vLLM 0.33: stage by stage, in about the proportions of a real GPU."""
+"""The startup as logged by vLLM 0.33: stage by stage, in about the proportions of a real GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Process(StrEnum):
 
 
 class Log:
-    """Writes lines to stdout, progress bars to stderr, as vLLM does."""
+    """Writes lines to stdout and progress bars to stderr, as vLLM does."""
 
     def __init__(self) -> None:
         name = (os.environ.get("VLLM_LOGGING_LEVEL") or "INFO").upper()
@@ -33,7 +33,7 @@ class Log:
         self._pid = os.getpid()
 
     def write(self, process: Process | str, level: str, where: str, message: str) -> None:
-        """Write one record, a prefix before each of its lines. ``where`` is vLLM's ``file.py:LINE``."""
+        """Write one record, with a prefix for each of its lines. ``where``: vLLM's ``file.py:LINE``."""
         if _LEVELS[level] < self._threshold:
             return
         stamp = time.strftime("%m-%d %H:%M:%S")
@@ -46,12 +46,12 @@ class Log:
         self.write(Process.API, level, where, message)
 
     def engine(self, where: str, message: str, level: str = "INFO", rank: int | None = None) -> None:
-        """Write a line of the engine process, or of one data-parallel rank of several."""
+        """Write a line of the engine process, or of one of several data-parallel ranks."""
         process = Process.ENGINE if rank is None else f"{Process.ENGINE}_DP{rank}"
         self.write(process, level, where, message)
 
     def progress(self, text: str) -> None:
-        """Write a step of a progress bar, control characters and all."""
+        """Write a step of a progress bar, including control characters."""
         sys.stderr.write(text)
         sys.stderr.flush()
 
@@ -68,7 +68,7 @@ _SHARES = {
     "graphs": 0.14,
     "end": 0.04,
 }
-"""Each stage's share of the start-up time."""
+"""Each stage's fraction of the startup time."""
 
 _LOGO = (
     "",
@@ -81,7 +81,7 @@ _LOGO = (
 
 
 def announce(log: Log, args: argparse.Namespace, gpu: str) -> None:
-    """Write the first lines: banner, what this is, and the arguments given."""
+    """Write the first lines: banner, a note about the simulation, and the given arguments."""
     logo = "\n".join(_LOGO).format(version=VERSION, model=args.model)
     log.api("api_utils.py:347", logo)
     log.api("simulated.py:1", f"simulated engine: no GPU is used; it is timed as {gpu} by a roofline")
@@ -95,12 +95,12 @@ def announce(log: Log, args: argparse.Namespace, gpu: str) -> None:
 
 
 def announce_resumed(log: Log) -> None:
-    """Write in place of a start-up what an engine is that continues from a recording."""
+    """For an engine that continues from a recording: write a note about that instead of a startup."""
     log.api("simulated.py:4", "simulated engine: continues from a recording; the lines above were simulated earlier")
 
 
 _Frame = tuple[str, int, str, str]
-"""A frame of a traceback: the file within vLLM, the line, the function, and its source line."""
+"""A traceback frame: file within vLLM, line number, function, and source line."""
 _CORE = "v1/engine/core.py"
 _BEGUN: tuple[_Frame, ...] = (
     (_CORE, 1476, "run_engine_core", "engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)"),
@@ -125,7 +125,7 @@ _CACHE: tuple[_Frame, ...] = (
     ("v1/core/kv_cache_utils.py", 2290, "get_kv_cache_configs", "_check_enough_kv_cache_memory("),
 )
 _FRAMES = {MemoryStage.LOADING: _LOADING, MemoryStage.CACHE: _CACHE}
-"""Where vLLM is when a start fails, as in its traceback: log readers search for these names."""
+"""Where vLLM is when a start fails, for its traceback: log readers search for these names."""
 
 
 def _traceback(stage: MemoryStage) -> str:
@@ -144,9 +144,9 @@ class SimulatedStartup:
     seconds: float
 
     def run(self) -> MemoryPlan:
-        """Go through the stages; return the memory plan.
+        """Run the stages; returns the memory plan.
 
-        Raises RuntimeError when the model does not fit, after logging why as vLLM does.
+        Raises RuntimeError if the model does not fit, after logging the reason like vLLM.
         """
         self._configuration()
         try:
@@ -191,7 +191,7 @@ class SimulatedStartup:
             "Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'TRITON_ATTN'].",
         )
         self.log.engine("model_runner.py:412", f"Starting to load model {settings.model.name}...")
-        plan = plan_memory(settings)  # raises where a GPU would run out while loading
+        plan = plan_memory(settings)  # raises where a GPU would run out of memory while loading
         self._weights(plan)
         compiled = self._compile()
         self._pool(plan)
@@ -299,7 +299,7 @@ class SimulatedStartup:
         )
 
     def _report(self, error: MemoryBudgetError) -> None:
-        """Log why the engine fails, with the lines that vLLM leaves behind: its cause, then where it was."""
+        """Log why the engine fails, with vLLM's lines: the cause, then the traceback."""
         if error.stage is MemoryStage.LOADING:
             self.log.engine(
                 "model_runner.py:470",

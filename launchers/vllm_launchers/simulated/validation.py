@@ -1,7 +1,7 @@
 """Parses JSON values into the types of vLLM's request models, and rejects invalid ones with pydantic's messages.
 
-vLLM 0.32 builds the message of a malformed body from pydantic's list of errors (``validation_exception_handler``):
-one line per error with ``type``, ``loc``, ``msg`` and ``input``, at most ten of them, long inputs described.
+vLLM 0.32 builds the message for a malformed body from pydantic's list of errors (``validation_exception_handler``): one
+line per error with ``type``, ``loc``, ``msg`` and ``input``, at most ten of them, with long inputs shortened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INT64_MAX = 2**63 - 1
 
 Place = tuple[str | int, ...]
 Reader = Callable[[Any, Place, "Errors"], Any]
-"""Turns a value into its field's type, or records why it cannot be."""
+"""Converts a value to its field's type, or records why it can't."""
 
 
 class ApiError(Exception):
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
-    """A 400 in the wording of vLLM's handlers."""
+    """A 400 with the wording of vLLM's handlers."""
     return ApiError(400, "BadRequestError", message, param)
 
 
@@ -46,7 +46,7 @@ def invalid(message: str, param: str | None = None, value: object = None) -> Api
 
 
 def not_modeled(what: str, param: str | None = None) -> ApiError:
-    """A 400 for what real vLLM supports and a simulation cannot do honestly."""
+    """A 400 for features that real vLLM supports but a simulation can't honestly offer."""
     return bad_request(f"The simulated engine does not model {what}.", param)
 
 
@@ -71,12 +71,12 @@ class Errors:
         self.found.append(error)
 
     def refuse(self) -> None:
-        """Raise :class:`ApiError` if anything was wrong."""
+        """Raise `ApiError` if there are errors."""
         if self.found:
             raise self.rejection()
 
     def rejection(self) -> ApiError:
-        """The answer to a body with these errors."""
+        """The response to a body with these errors."""
         return ApiError(400, "Bad Request", self._message(), ".".join(str(part) for part in self.found[0]["loc"]))
 
     def _message(self) -> str:
@@ -107,14 +107,14 @@ def anything(value: Any, _place: Place, _errors: Errors) -> Any:
 
 
 def string(value: Any, place: Place, errors: Errors) -> Any:
-    """A text."""
+    """A string."""
     if not isinstance(value, str):
         errors.add("string_type", place, "Input should be a valid string", value)
     return value
 
 
 def bounded_string(most: int) -> Reader:
-    """A text of 1 to ``most`` characters."""
+    """A string of 1 to ``most`` characters."""
 
     def read(value: Any, place: Place, errors: Errors) -> Any:
         if not isinstance(value, str):
@@ -150,7 +150,7 @@ _BOOLEANS: Mapping[object, bool] = {
 
 
 def integer(least: int | None = None, most: int | None = None) -> Reader:
-    """A whole number, also as a text or as a float without a fraction."""
+    """An integer, also given as a string or as a float without a fraction."""
 
     def read(value: Any, place: Place, errors: Errors) -> Any:
         number = _whole(value, place, errors)
@@ -187,7 +187,7 @@ def _whole(value: Any, place: Place, errors: Errors) -> int | None:
 
 
 def number(value: Any, place: Place, errors: Errors) -> Any:
-    """A number, also as a text."""
+    """A number, also given as a string."""
     if isinstance(value, int | float):
         return float(value)
     if isinstance(value, str):
@@ -202,7 +202,7 @@ def number(value: Any, place: Place, errors: Errors) -> Any:
 
 
 def literal(*options: str) -> Reader:
-    """One of a few texts."""
+    """One of a few strings."""
     quoted = [f"'{option}'" for option in options]
     expected = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
@@ -215,12 +215,12 @@ def literal(*options: str) -> Reader:
 
 
 def optional(reader: Reader) -> Reader:
-    """The same, or null."""
+    """A value that ``reader`` accepts, or null."""
     return lambda value, place, errors: None if value is None else reader(value, place, errors)
 
 
 def listing(reader: Reader, most: int | None = None) -> Reader:
-    """A list of values that ``reader`` accepts, at most ``most`` of them."""
+    """A list of at most ``most`` values that ``reader`` accepts."""
 
     def read(value: Any, place: Place, errors: Errors) -> Any:
         if not isinstance(value, list):
@@ -294,7 +294,7 @@ def record(fields: Mapping[str, Field]) -> Reader:
 
 
 def read_body(body: Any, fields: Mapping[str, Field]) -> dict[str, Any]:
-    """A request's body as its fields. Raises :class:`ApiError` with all errors."""
+    """Parse a request's body into its fields. Raises `ApiError` with all errors."""
     errors = Errors()
     result: dict[str, Any] = record(fields)(body, ("body",), errors)
     errors.refuse()

@@ -1,7 +1,7 @@
 """The simulated model's tokenizer and output: text to token ids and back, generated tokens, log probabilities.
 
-About four characters a token in English prose, as common tokenizers have it. What the simulated model writes
-tokenizes back to the tokens it generated, so that a conversation's next turn finds its past in the prefix cache.
+A token has about four characters in English prose, as with common tokenizers. The simulated model's output tokenizes
+back to the tokens it generated, so that a conversation's next turn finds its past in the prefix cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from vllm_launchers.patterns import lazy_pattern
 
 VOCABULARY = 128_000
-"""Token ids of the tokenizer. A model with a smaller vocabulary has them modulo its size."""
+"""Number of token ids. A model with a smaller vocabulary has them modulo its size."""
 LONGEST_PIECE = 16
 """Maximum characters of one token."""
 
@@ -33,13 +33,13 @@ fast slow full free busy idle ready plain steady warm cold even odd clear sound 
 """
 
 WORDS: tuple[str, ...] = tuple(f" {word}" for word in _WORD_LIST.split())
-"""The simulated model's output, a token each; the first of an answer comes without its space."""
+"""The simulated model's output words, one token each; an answer's first word has no leading space."""
 
 
 class Vocabulary:
-    """A tokenizer of ``size`` ids. It remembers the pieces it has seen, to turn their ids back into text.
+    """A tokenizer with ``size`` ids. It remembers the pieces it has seen, to convert their ids back to text.
 
-    A piece's id is its hash, or the next one that is free; once all are taken, pieces share ids.
+    A piece's id is its hash, or the next free one; once all are taken, pieces share ids.
     """
 
     def __init__(self, size: int = VOCABULARY) -> None:
@@ -52,12 +52,12 @@ class Vocabulary:
                 self._ids[piece] = _hash(piece, self.size)
 
     def encode(self, text: str) -> list[int]:
-        """Split ``text`` into pieces and give each a token id below ``size``."""
+        """Split ``text`` into pieces and convert each to a token id below ``size``."""
         known = self._ids
         return [known[piece] if piece in known else self._learn(piece) for piece in _PIECE.findall(text)]
 
     def decode(self, token: int) -> str:
-        """The text of one token; an unused id is a reserved one, ``<|ID|>``; one out of range is empty."""
+        """The text of one token; an unused id is a reserved token, ``<|ID|>``; an id out of range is empty."""
         if token in self._pieces:
             return self._pieces[token]
         return f"<|{token}|>" if token < self.size else ""
@@ -67,7 +67,7 @@ class Vocabulary:
         return "".join(self.decode(token) for token in tokens)
 
     def output_token(self, seed: int, position: int) -> int:
-        """The token id that a request of ``seed`` generates at ``position``."""
+        """The token id that a request with ``seed`` generates at ``position``."""
         return output_token(seed, position) % self.size
 
     def _learn(self, piece: str) -> int:
@@ -102,25 +102,25 @@ _FIRST_TOKENS: tuple[int, ...] = tuple(tokenize(word[1:])[0] for word in WORDS)
 
 
 def output_token(seed: int, position: int) -> int:
-    """The token id, in the full vocabulary, that a request of ``seed`` generates at ``position``."""
+    """The token id, in the full vocabulary, that a request with ``seed`` generates at ``position``."""
     return (_WORD_TOKENS if position else _FIRST_TOKENS)[_word_index(seed, position)]
 
 
 def output_text(seed: int, start: int, end: int) -> str:
-    """The text of the tokens generated at positions ``start`` to ``end``, ``end`` excluded."""
+    """The text of the tokens generated at positions ``start`` to ``end`` (exclusive)."""
     text = "".join(WORDS[_word_index(seed, position)] for position in range(start, end))
     return text if start else text[1:]
 
 
 @lru_cache(maxsize=4096)
 def _log_probability(seed: int, rank: int) -> float:
-    """A made-up distribution that falls with the rank and differs slightly by position; it sums to below 1."""
+    """A made-up distribution that falls with rank and differs slightly by position; its sum is below 1."""
     share = 0.35 + 0.5 * (zlib.crc32(f"{seed}".encode()) % 1000) / 1000
     return math.log(share) + (rank - 1) * math.log(1 - share)
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A token that could be at a position, its probability there, and its rank among all, 1 for the likeliest."""
+    """A candidate token at a position, its log probability, and its rank among all (1: most likely)."""
 
     token: int
     log_probability: float
@@ -128,9 +128,9 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 def ranked_tokens(seed: int, position: int, token: int, count: int, *, greedy: bool = False) -> list[Ranked]:
-    """``token``, the actual one, then the ``count`` likeliest others. The distribution is made up.
+    """``token``, the actual one, then the ``count`` most likely others. The distribution is made up.
 
-    A greedy choice is the likeliest; of the others about one in four is the second or third.
+    A greedy choice is the most likely token; otherwise about one in four is the second or third.
     """
     place = (seed + position * 40_503) % 4096
     own = 1 if greedy or place % 4 else 2 + place // 4 % 2
@@ -149,10 +149,10 @@ def ranked_tokens(seed: int, position: int, token: int, count: int, *, greedy: b
 
 
 def find_stop(pieces: Sequence[str], stops: Sequence[str], least: int) -> tuple[int, str, int] | None:
-    """Where the first of ``stops`` ends in the text of ``pieces``: tokens until then, the stop, where it begins.
+    """Find the first of ``stops`` to be completed in the text of ``pieces``: number of tokens, stop, and its position.
 
-    As in vLLM, the first ``least`` tokens are not searched, and of several stops in one token's text the one completed
-    first counts, ties going to the first in the list.
+    As in vLLM, the first ``least`` tokens are not searched. If several stops end in one token's text, the one completed
+    first counts; ties go to the first in the list.
     """
     text, searched = "", 0
     for index, piece in enumerate(pieces):
