@@ -49,8 +49,7 @@ class Totals(NamedTuple):
 
 
 class Energy(msgspec.Struct, frozen=True):
-    """Energy used by a server's GPUs in ``seconds`` from ``since`` (Unix seconds), and what the server counted
-    meanwhile.
+    """Energy used by a server's GPUs in ``seconds`` from ``since`` (Unix seconds), and its counts in that time.
 
     ``tariff`` is the price, if known.
     """

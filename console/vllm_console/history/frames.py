@@ -1,7 +1,4 @@
-"""A server's last half hour in steps of ten seconds, with all its counters: the input for findings.
-
-Pure: times come from the samples.
-"""
+"""A server's last half hour in steps of ten seconds with all its counters, the input for findings. Pure."""
 
 from __future__ import annotations
 

@@ -374,11 +374,7 @@ class GpuHistoryReader:
 
 
 def last_cards(path: Path) -> tuple[Card, ...]:
-    """The GPUs of the newest row.
-
-    Raises:
-        HistoryError: the file cannot be read.
-    """
+    """The GPUs of the newest row. Raises `HistoryError` if the file cannot be read."""
 
     def ask(connection: sqlite3.Connection) -> object:
         newest = f"SELECT machine FROM {FIVES.table} ORDER BY sequence DESC LIMIT 1"

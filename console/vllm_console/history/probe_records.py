@@ -168,11 +168,7 @@ class _Segment:
         yield from self._fields(data)
 
     def after(self, at: float, until: float, most: int) -> list[tuple[Any, ...]]:
-        """Fields of the first ``most`` records after ``at`` and up to ``until`` (Unix seconds).
-
-        Raises:
-            OSError: the segment cannot be read, or was deleted.
-        """
+        """Fields of the first ``most`` records after ``at`` and up to ``until`` (Unix seconds). Raises OSError."""
         with open_regular(self._path) as file:
             if not self._ready(file):
                 return []
@@ -325,8 +321,7 @@ class ProbeReader:
         return self._requests()
 
     def added(self) -> Added:
-        """New records of every kind that latencies are computed from, with a single folder listing. Raises OSError if
-        the folder cannot be read."""
+        """New records of all kinds that latencies are computed from, with one folder listing. Raises OSError."""
         self._segments.look()
         first_tokens = (_first_token(segment, row) for segment, row in self._rows("first_tokens") if row[0])
         intervals = (_interval(segment, row) for segment, row in self._rows("intervals") if row[0])
@@ -382,11 +377,7 @@ class ProbeSpans:
         return min((at for at in found if at is not None), default=None)
 
     def after(self, at: float, until: float, most: int) -> list[Timed]:
-        """The first records after ``at`` and up to ``until`` (Unix seconds): about ``most`` per segment.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
+        """The first records after ``at`` up to ``until`` (Unix seconds), about ``most`` per segment. Raises OSError."""
         found: list[Timed] = []
         complete = until
         self._segments.look()

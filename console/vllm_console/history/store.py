@@ -332,11 +332,7 @@ class HistoryFile:
             self._disconnect()
 
     def ask(self, question: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
-        """Run ``question`` on the open file and return its result.
-
-        Raises:
-            HistoryError: the file cannot be read.
-        """
+        """Run ``question`` on the open file and return its result. Raises `HistoryError`."""
         with self._lock:
             try:
                 return question(self._connected())

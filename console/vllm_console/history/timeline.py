@@ -43,8 +43,7 @@ IDLE_SECONDS = 30.0
 _CHARTED = ("ttft", "itl", ACCEPTED)
 
 MOST_UNCHARTED = 90
-"""Maximum number of samples waiting to be put into points: more than a window has, so that a command, which draws no
-charts, computes none."""
+"""Most samples that wait to become points: more than a window has, so a command, which has no charts, computes none."""
 _Point = tuple[float | None, ...]
 
 

@@ -422,7 +422,7 @@ _STABLE_TRIES = 4
 
 
 class _Segment(msgspec.Struct):
-    """One file of the log. ``size`` is None for the newest one, which still grows."""
+    """One file of the log; the newest one still grows."""
 
     fd: int
     key: tuple[int, int]

@@ -281,10 +281,7 @@ _TAIL_LIMIT = 64 * 1024
 
 
 class StartupWatch:
-    """Follows one startup as its log grows: feed it new text, then read the stages.
-
-    ``started_at`` is when the process was started (Unix seconds).
-    """
+    """Follows one startup, from ``started_at`` (Unix seconds), as its log grows: feed it text, then read the stages."""
 
     def __init__(self, started_at: float) -> None:
         self.started_at = started_at

@@ -205,10 +205,9 @@ class HttpResponse:
         self._length = 0 if status in _WITHOUT_BODY else int(length) if length.isascii() and length.isdigit() else None
 
     def read(self, limit: int) -> bytes:
-        """Read the body; call this once.
+        """Read the body once. Raises `TooLargeError` as soon as it exceeds ``limit`` bytes.
 
         Raises:
-            TooLargeError: the body exceeds ``limit`` bytes; raised as soon as that is known.
             CutOffError, NotHttpError, OSError: the body is incomplete.
         """
         if self._chunked:

@@ -306,8 +306,7 @@ class Parser:
         return values
 
     def _changed_values(self, text: str) -> list[str | None] | None:
-        """Like `_all_values`, but parse only the lines that differ from the previous body: most stay the same each
-        second.
+        """Like `_all_values`, but parse only lines that differ from the previous body: most stay the same each second.
 
         None if there is no previous body, or if this one does not have exactly its series, each on the same line.
         """

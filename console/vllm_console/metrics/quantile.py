@@ -116,11 +116,7 @@ def quantiles_of(values: Iterable[float], shares: Sequence[float]) -> list[float
 
 
 def exact_quantile(values: Sequence[float], q: float) -> float:
-    """A quantile of ``values``, computed as in `weighted_quantiles`.
-
-    Raises:
-        ValueError: there are no values.
-    """
+    """A quantile of ``values``, as in `weighted_quantiles`. Raises ValueError if there are none."""
     if not values:
         raise ValueError("no values")
     return quantiles_of(values, [q])[0]

@@ -61,8 +61,7 @@ LENGTHS = ("prompt_tokens", "generation_tokens")
 """Keys of length histograms, in tokens."""
 
 ACCEPTED = "accepted_tokens"
-"""Key of the speculative decoding histogram: accepted tokens per draft. Its bounds are 0, 1, … up to one less than the
-maximum draft length."""
+"""Key of the histogram of accepted draft tokens. Its bounds are 0, 1, … up to the maximum draft length minus one."""
 
 
 class Responses(msgspec.Struct, frozen=True):

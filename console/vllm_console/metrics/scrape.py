@@ -218,12 +218,7 @@ def _tls_problem(error: Exception, place: str) -> ScrapeError | None:
 
 
 def verifying(ca: str) -> ssl.SSLContext:
-    """A TLS context that verifies any server's certificate; ``ca`` names a file with the only CAs to trust, if not
-    empty.
-
-    Raises:
-        ScrapeError: the file can't be used.
-    """
+    """A TLS context that verifies certificates, trusting only the CAs in file ``ca`` if given. Raises `ScrapeError`."""
     import ssl
 
     try:

@@ -42,9 +42,7 @@ class Waits:
         self._preempted = 0.0  # since the queue was last empty: that many in it may leave it again, unseen
         self._last: tuple[float, float] | None = None
         self.longest: float | None = None
-        """Lower bound, in seconds, of the longest current wait; None if none waits or too little is reported. 0 for a
-        queue seen for the first time.
-        """
+        """Lower bound of the longest current wait in seconds; None if unknown or none waits, 0 for a new queue."""
 
     def clear(self) -> None:
         """Forget everything, for a new generation or after a gap."""
@@ -52,9 +50,7 @@ class Waits:
         self._left, self._preempted, self._last, self.longest = 0.0, 0.0, None, None
 
     def append(self, sample: Sample, total: EngineSample, grown: EngineSample | None) -> None:
-        """Add a sample: ``total`` is its engines merged, ``grown`` what was counted since the previous one (None if
-        unknown).
-        """
+        """Add a sample: ``total`` is its engines merged, ``grown`` the counts since the previous one, if known."""
         running, waiting = total.requests_running, total.requests_waiting
         last = self._last
         if running is None or waiting is None or not total.prefix_cache_queries_total:

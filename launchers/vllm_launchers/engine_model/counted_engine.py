@@ -102,10 +102,7 @@ class CountedEngine:
         return most
 
     def decode(self, steps: int, now: float) -> float:
-        """Account for ``steps`` iterations, as allowed by `decode_steps`.
-
-        Returns the KV cache usage in the last of them, before requests end.
-        """
+        """Account for ``steps`` iterations allowed by `decode_steps`; return KV cache usage before requests end."""
         self._pool.take(self._growth(steps))
         self._iteration += steps
         self.context += steps * len(self._ends)
@@ -359,8 +356,8 @@ class _Blocks:
                 self._more.setdefault(value, []).append(name)
 
     def release(self, names: Sequence[int], full: int, rest: int) -> None:
-        """Release a request's blocks: ``full`` full ones, of which the first have ``names``, and one more if there are
-        ``rest`` tokens."""
+        """Release a request's ``full`` full blocks, the first of which have ``names``, and one more for any ``rest``
+        tokens."""
         others = full - len(names)
         self.used -= others + (rest > 0)
         if not self._caching:

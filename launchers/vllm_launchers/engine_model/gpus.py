@@ -239,10 +239,7 @@ def over_nvlink(bandwidth: float) -> Interconnect:
 
 
 def over_pcie(generation: int, width: int = 16, *, by_cpu: bool = False) -> Interconnect | None:
-    """PCIe of this generation and width; None for an unknown generation.
-
-    ``by_cpu`` means that copies go through host memory.
-    """
+    """PCIe of this generation and width; None for an unknown generation. With ``by_cpu`` copies use host memory."""
     lane = PCIE_LANE_GBS.get(generation)
     if lane is None or width < 1:
         return None
@@ -250,7 +247,7 @@ def over_pcie(generation: int, width: int = 16, *, by_cpu: bool = False) -> Inte
 
 
 def over_pcie_slot(bandwidth: float, *, by_cpu: bool = False) -> Interconnect:
-    """A PCIe slot with ``bandwidth`` bytes/s in one direction. ``by_cpu`` means that copies go through host memory."""
+    """A PCIe slot with ``bandwidth`` bytes/s in one direction. With ``by_cpu`` copies go through host memory."""
     efficiency, delay = (BY_CPU_EFFICIENCY, BY_CPU_DELAY) if by_cpu else (PCIE_EFFICIENCY, PCIE_DELAY)
     return Interconnect(bandwidth * efficiency, delay)
 

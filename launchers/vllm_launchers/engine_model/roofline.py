@@ -175,10 +175,7 @@ class Roofline(msgspec.Struct, frozen=True):
         return self._part(work, 1.0) + (self.pipeline_parallel - 1) * self._hop(work.tokens)
 
     def interval(self, work: Work) -> float:
-        """Seconds that the slowest pipeline stage is busy with an iteration, after which the next one can follow.
-
-        With one stage this equals :meth:`latency`.
-        """
+        """Seconds that the slowest pipeline stage is busy with an iteration; :meth:`latency` if there is one stage."""
         if not work.tokens:
             return STEP_OVERHEAD
         stages, layers = self.pipeline_parallel, self.model.layers

@@ -78,11 +78,7 @@ def near(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
-    """Validate the document of one file; with ``complete`` it must have every required key itself.
-
-    Raises:
-        Problem: all mistakes.
-    """
+    """Validate one file's document; if ``complete``, it must have all required keys. Raises `Problem`."""
     found = [f"unknown key '{short_text(key)}'{near(key, KEYS, 'known are: ')}" for key in document if key not in KEYS]
     for key in ("extends", *TEXTS):
         if key in document:
@@ -134,11 +130,7 @@ def merge_preset(base: Mapping[str, Any], document: Mapping[str, Any], base_name
 
 
 def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: bool) -> Preset:
-    """Convert a validated and merged document to a preset.
-
-    Raises:
-        Problem: something is missing even with inherited keys.
-    """
+    """Convert a validated and merged document to a preset. Raises `Problem` if something is missing."""
     missing = [key for key in REQUIRED if key not in document]
     if missing:
         raise Problem(f"'{missing[0]}' is missing")
@@ -391,11 +383,7 @@ class _Shelf:
         return [name for name in names if name in self._own or name not in self._broken]
 
     def preset(self, name: str) -> Preset:
-        """The complete preset.
-
-        Raises:
-            Problem: its document, or one that it extends, is invalid.
-        """
+        """The complete preset. Raises `Problem` if its document, or one that it extends, is invalid."""
         own = name in self._own
         return to_preset(self._merged(name, own, ()), name=name, source=str(self.path(name)), shipped=not own)
 

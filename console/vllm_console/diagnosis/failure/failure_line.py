@@ -521,9 +521,7 @@ def _is_aftermath(message: str) -> bool:
 
 
 def _named(line: LogLine) -> FailureRule | None:
-    """The rule that a line matches. Only the API server listens on the server's port; other processes use internal
-    addresses.
-    """
+    """The rule that a line matches. Only the API server uses the server's port; other processes use internal ones."""
     rule = _rule(line.message)
     inside = rule is not None and rule.cause is Cause.PORT_IN_USE and _ENGINE.match(line.process)
     return INTERNAL_ADDRESS if inside else rule
@@ -691,9 +689,7 @@ def pydantic_error_line(parsed: Sequence[LogLine], index: int) -> int | None:
 
 
 def whole_message(parsed: Sequence[LogLine], index: int) -> str:
-    """A line's text, with the first line of its message for an exception whose message begins below it
-    (``RuntimeError:``).
-    """
+    """A line's text; if an exception's message begins below it (``RuntimeError:``), with the message's first line."""
     line = parsed[index]
     text = line.message.strip()
     if not text.endswith(":") or not EXCEPTION.match(f"{text} "):

@@ -73,8 +73,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "oversubscribed_sequences": ("not_admitted", "uneven_ranks"),
     "oversubscribed_compute": ("not_admitted", "uneven_ranks"),
 }
-"""Findings explained by others: each is hidden while one of these is open, so that a problem is reported only by its
-cause."""
+"""Findings explained by others: hidden while one of these is open, so that a problem is only reported by its cause."""
 
 MISSED = (SlowTokens.code, SlowFirstToken.code)
 """Missed objectives: ranked before others of the same severity if a change of flags fixes them, otherwise after."""
@@ -236,9 +235,7 @@ NEARLY = 1.25
 
 
 class Healthy:
-    """Requests are served within the objectives. A bad verdict here means a good minute, since bad verdicts begin
-    findings.
-    """
+    """Requests are served within the objectives. Here "bad" means a good minute, since bad verdicts begin findings."""
 
     code = "healthy"
 

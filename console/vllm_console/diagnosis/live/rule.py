@@ -64,8 +64,7 @@ class Judgement(Enum):
     OVER = "over"
     """No occurrence in the whole evaluation window: ends the finding at once, since there is no figure to show."""
     SILENT = "silent"
-    """Nothing was observed in a minute without requests, or a problem that comes in bursts has paused: ends a finding
-    if it lasts."""
+    """Nothing was observed in a minute without requests, or a burst has paused: ends a finding if it lasts."""
     UNKNOWN = "unknown"
     """The figures to judge by were not reported."""
 

@@ -94,8 +94,7 @@ class GpuMemoryContended:
 
     code = "gpu_memory_contended"
     GROWTH, SETTLED, SPAN = 1.0, 0.25, 3 * MINUTE
-    """GiB within three minutes that count as growth; the finding ends after less than the second figure in the last
-    minute."""
+    """GiB of growth in three minutes that begin the finding; less than the second figure in the last minute ends it."""
 
     SCARCE = 1.0
     """With less GiB left, the next peak of either process may fail."""

@@ -76,9 +76,7 @@ LARGEST_GPU_GIB = 288.0
 
 
 class HeldByOthers(msgspec.Struct, frozen=True):
-    """GPU memory held by other processes, from PyTorch's message. ``sure`` means that none of them can be the server's
-    own.
-    """
+    """GPU memory of other processes, from PyTorch's message. ``sure``: none of them can be the server's own."""
 
     pids: tuple[str, ...]
     gib: float
