@@ -19,10 +19,10 @@ NARROW_LABEL = 22
 def alternatives_table(
     alternatives: Sequence[Alternative], *, narrow: bool = False, room: int | None = None
 ) -> list[str]:
-    """A heading, then a row per way: GiB per GPU, requests at once, expected time per token and tokens per second.
+    """A heading, then a row per way: GiB per GPU, maximum requests, expected time per token and tokens per second.
 
-    The plan's own is marked; times and tokens are with 1, 8 and all requests at once: those in flight, or those that
-    fit, as `format_full` shows. ``narrow`` keeps rows within 76 columns; where these are more than ``room``, the last
+    The plan's own is marked. Times and tokens are for 1, 8 and all concurrent requests: those in flight, or those that
+    fit, as `format_full` shows. ``narrow`` keeps rows within 76 columns; if they are wider than ``room``, the last
     columns are left out.
     """
     forms = [_rows(alternatives, narrow=narrow, paces=paces) for paces in (2, 1, 0)]
@@ -56,7 +56,7 @@ _KINDS = {"TP": "tensor", "PP": "pipeline", "DP": "data"}
 
 
 def format_legend(alternatives: Sequence[Alternative]) -> str:
-    """What marks and abbreviations of the table mean, as far as they are in it, in one line."""
+    """The meaning of marks and abbreviations that occur in the table, in one line."""
     labels = " ".join(one.label for one in alternatives)
     kinds = ", ".join(f"{short} {kind}" for short, kind in _KINDS.items() if short in labels.split())
     parts = [f"{kinds} parallel" if kinds else "", "* this plan", "GiB per GPU", "1/8/full requests at once"]
@@ -65,13 +65,13 @@ def format_legend(alternatives: Sequence[Alternative]) -> str:
 
 
 def format_full(alternatives: Sequence[Alternative]) -> str:
-    """What ``full`` in the heading means; empty where no pace is known."""
+    """The meaning of ``full`` in the heading; empty if no pace is known."""
     most = max((one.paces.full.concurrency for one in alternatives if one.paces and one.paces.full), default=None)
     return f"full: {counted(most, 'concurrent request')}, or as many as fit" if most is not None else ""
 
 
 def alternative_text(one: Alternative) -> str:
-    """Why it is chosen or not, and what it costs."""
+    """Why it is chosen or not, and its trade-off."""
     parts = (part.strip() for part in (one.reason, one.tradeoff))
     ended = (part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
     return plain(" ".join(part[0].upper() + part[1:] for part in ended))
@@ -80,7 +80,7 @@ def alternative_text(one: Alternative) -> str:
 def format_pace(paces: Paces, room: int | None = None) -> str:
     """``42 tokens/s (24 ms per token) with 1 request, 201 (40) with 8, 1,154 (56) with 64``; empty for none.
 
-    In ``room`` cells as many of them as are whole there, the first one at least.
+    In ``room`` cells, only as many as fit completely, but at least the first one.
     """
     found: list[str] = []
     shown: set[int] = set()

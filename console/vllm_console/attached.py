@@ -1,7 +1,7 @@
-"""Attached endpoints: vLLM servers that other machines or programs run, which are read over HTTP and never changed.
+"""Attached endpoints: vLLM servers run by other machines or programs; read over HTTP, never changed.
 
 ``<state>/attached/<name>/`` (mode 0700) holds ``record.json``, a server's record without a process, and the history.
-The record is written by `attach` once and then by the endpoint's recorder alone (`vllm_console.attached_recorder`).
+`attach` writes the record once; after that, only the endpoint's recorder does (`vllm_console.attached_recorder`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from vllm_launchers.private import ATTACHED, open_file
 from vllm_launchers.typed_decoding import convert
 
 LOCK = f"{HISTORY}.lock"
-"""Held by the recorder, so that there is one, and by whoever takes the history over."""
+"""Held by the recorder, so that there is only one, and by whoever takes over the history."""
 
 VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 class AddressError(UsageError):
-    """What was given is no address of an endpoint, or no name of a variable. One sentence."""
+    """The argument is not an endpoint address or variable name. The message is one sentence."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where an attached endpoint is, and what is known of it besides its figures.
+    """Where an attached endpoint is, and what is known about it besides its metrics.
 
-    ``url`` is its base URL, ``key_env`` names the variable with its API key (empty: none), ``ca`` a file with the
-    certificates that its own may be signed by. ``asked_at`` (Unix seconds) is when it was attached with these.
-    ``keyed`` is whether its recorder has found a key in that variable. ``notice`` is what should be known of it, a
-    clause. ``started`` tells its process from the one after a restart; empty if it doesn't say.
+    ``url`` is its base URL, ``key_env`` names the variable with its API key (empty: none), ``ca`` a file of
+    certificates to trust. ``asked_at`` (Unix seconds) is when it was attached with these. ``keyed`` is whether its
+    recorder found a key in that variable. ``notice`` is a clause to show to users. ``started`` distinguishes its
+    process from the one after a restart; empty if unknown.
     """
 
     url: str
@@ -61,7 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def port(self) -> int:
-        """Its port, also where the URL names none."""
+        """Its port, even if the URL has none."""
         parts = urlsplit(self.url)
         return parts.port or (443 if parts.scheme == "https" else 80)
 
@@ -75,7 +75,7 @@ def base_of(url: str) -> str:
     """The base URL of an endpoint, as it is recorded: without ``/v1``, ``/metrics`` or a trailing slash.
 
     Raises:
-        AddressError: it is no such URL, or has a password, a query or a fragment.
+        AddressError: it is not such a URL, or has a password, a query or a fragment.
     """
     shown = plain(url, 120)
     try:
@@ -84,7 +84,7 @@ def base_of(url: str) -> str:
     except ValueError as error:
         raise AddressError(f"'{shown}' is not a URL; expected one such as https://gpubox:8000") from error
     if parts.username is not None or parts.password is not None:
-        # Not shown: it may hold a password.
+        # Not shown, because it may contain a password.
         raise AddressError("the URL holds a user name: put the endpoint's API key into a variable, --key-env VAR")
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
         raise AddressError(f"'{shown}' is not an endpoint URL; expected one such as https://gpubox:8000")
@@ -100,7 +100,7 @@ def check_variable(name: str) -> str:
     """The name of an environment variable.
 
     Raises:
-        AddressError: it is none, such as the key itself.
+        AddressError: it is not a valid name; it may be the key itself.
     """
     if not VARIABLE.fullmatch(name):
         raise AddressError("--key-env takes the name of a variable that holds the key, not the key itself")
@@ -108,7 +108,7 @@ def check_variable(name: str) -> str:
 
 
 def name_for(url: str) -> str:
-    """A server's name made of a URL's host and port."""
+    """A server name derived from a URL's host and port."""
     endpoint = Endpoint(url)
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{endpoint.host}-{endpoint.port}").lstrip("._-")
     return words[:55] or "endpoint"
@@ -118,7 +118,7 @@ def api_key_of(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) 
     """The endpoint's API key from its own variable; empty without one.
 
     Raises:
-        AddressError: no HTTP header can carry it.
+        AddressError: an HTTP header cannot carry it.
     """
     key = environment.get(endpoint.key_env, "") if endpoint.key_env else ""
     if not (key.isascii() and key.isprintable()):
@@ -127,7 +127,7 @@ def api_key_of(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) 
 
 
 def clear_text_notice(endpoint: Endpoint) -> str:
-    """The warning about a key that is sent without encryption; empty if it is not."""
+    """The warning about a key that is sent without encryption; empty if there is none."""
     if endpoint.keyed and not endpoint.tls and not is_loopback(endpoint.host):
         return f"its API key is sent to {endpoint.host} without encryption (http)"
     return ""
@@ -137,7 +137,7 @@ def clear_text_notice(endpoint: Endpoint) -> str:
 
 
 def attached_folder(state: Path, name: str) -> Path:
-    """The folder of an attached endpoint, whether it exists or not. Raises `BadNameError`."""
+    """The folder of an attached endpoint, which may not exist. Raises `BadNameError`."""
     return state / ATTACHED / folders.check_name(name)
 
 
@@ -148,18 +148,18 @@ def record_folder(state: Path, record: ServerRecord) -> Path:
 
 
 def first_record(name: str, endpoint: Endpoint, now: float) -> ServerRecord:
-    """The record of an endpoint that was just attached: nothing is known of it."""
+    """The record of an endpoint that was just attached: nothing is known yet."""
     return ServerRecord(name, State.STARTING, now, now, (Generation(1, spec_of(endpoint, {}), now),))
 
 
 def spec_of(endpoint: Endpoint, details: Mapping[str, Any]) -> LaunchSpec:
-    """The spec of a run of an endpoint: nothing is launched, so only the console's part has a content."""
+    """The spec of an endpoint's run: nothing is launched, so only the console's part has content."""
     kept = {name: value for name, value in details.items() if value is not None}
     return LaunchSpec((), "127.0.0.1", 0, details=kept | {"attached": msgspec.to_builtins(endpoint)})
 
 
 def endpoint_of(record: ServerRecord) -> Endpoint | None:
-    """The endpoint that a record is about; None for a server of this machine."""
+    """The endpoint of a record; None for a server of this machine."""
     found = record.current.spec.details.get("attached")
     try:
         return convert(found, Endpoint) if found is not None else None
@@ -182,7 +182,7 @@ def read_endpoint(folder: Path) -> tuple[ServerRecord, Endpoint]:
 
 
 def is_recorded(folder: Path) -> bool:
-    """Whether a recorder is at work on an endpoint."""
+    """Whether a recorder is running for an endpoint."""
     import fcntl
 
     try:
@@ -199,9 +199,9 @@ def is_recorded(folder: Path) -> bool:
 
 
 def start_recorder(state: Path, name: str) -> None:
-    """Start the recorder of an endpoint in a session of its own; one that finds another at work ends.
+    """Start an endpoint's recorder in its own session; it exits if another one is running.
 
-    It inherits no secret but the endpoint's own key. Raises OSError.
+    It inherits no secret except the endpoint's own key. Raises OSError.
     """
     import subprocess
     import sys

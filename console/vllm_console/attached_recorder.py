@@ -1,7 +1,7 @@
 """The process that records an attached endpoint: ``python -m vllm_console.attached_recorder STATE NAME``.
 
-It asks the endpoint once a second, keeps its history and its runs, and alone writes its record. It ends when the
-endpoint is detached, or attached again. An endpoint that does not answer is asked again after growing pauses.
+It scrapes the endpoint once a second, stores its history and runs, and is the only one that writes its record. It ends
+when the endpoint is detached or attached again. An endpoint that does not answer is retried with increasing pauses.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from vllm_launchers.values import replace
 
 INTERVAL_SECONDS = 1.0
 PLAIN_INTERVAL_SECONDS = 10.0
-"""Between two questions to an endpoint without metrics."""
+"""Interval between requests to an endpoint without metrics."""
 
 LONGEST_PAUSE_SECONDS = 60.0
-"""Pauses double from one failure to the next, up to this."""
+"""Pauses double with each failure, up to this."""
 
 ANSWER_SECONDS = 5.0
-"""How long an answer may take: a busy server may need seconds."""
+"""Request timeout: a busy server may need seconds."""
 
 UNANSWERED_SAMPLES = 3
-"""Questions in a row without an answer in time before an endpoint that has answered is called unreachable."""
+"""Consecutive timeouts before an endpoint that was ready counts as unreachable."""
 
 MOST_GENERATIONS = 10
 RETURNS_WITHIN = 16
-"""So many processes are remembered: one that comes back shows that several answer at one address."""
+"""How many processes are remembered: if one returns, several of them answer at the same address."""
 
 RESTARTS, RESTARTS_SECONDS = 3, 60.0
-"""So many restarts within this time are no restarts: several servers answer in turn."""
+"""This many restarts within this time are not restarts: several servers answer in turn."""
 
 NO_METRICS = frozenset({"status", "redirect", "html", "empty", "garbage"})
-"""What an address without a metrics page answers to ``/metrics``."""
+"""Kinds of errors that mean that an address has no metrics page."""
 
 MIXED = "several servers answer at this address in turn, so their figures are mixed: attach each of them"
 NO_ENGINE = "its metrics page has no figures of an engine, as that of a router: attach the engines behind it"
@@ -77,18 +77,18 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What one question gave: metrics or none, or why there was no answer."""
+    """The result of one request: metrics, or why there are none."""
 
     sample: Sample | None = None
     started: str = ""
-    """When its process started, as the page has it; empty if that has no such figure."""
+    """When its process started, as stated on the metrics page; empty if missing."""
     model: str | None = None
     no_metrics: str = ""
-    """Why there are no metrics, a clause."""
+    """A clause why there are no metrics."""
 
 
 class Identity:
-    """Whether samples are of one server: a restart shows, and so does that several answer in turn."""
+    """Whether samples are from one server: detects a restart, and several servers that answer in turn."""
 
     def __init__(self, started: str) -> None:
         self.mixed = False
@@ -98,7 +98,7 @@ class Identity:
         self._sample: Sample | None = None
 
     def restarted(self, sample: Sample, started: str) -> bool:
-        """Take in a sample; returns whether it is of another process than the one before."""
+        """Add a sample; return whether it is from a different process than the previous one."""
         before, self._sample = self._sample, sample
         earlier, self._started = self._started, started
         if started and earlier:
@@ -119,7 +119,7 @@ class Identity:
 
 
 class EndpointRecording:
-    """One endpoint: its record, and what is asked of it."""
+    """One endpoint: its record, and the requests to it."""
 
     def __init__(self, state: Path, record: ServerRecord, endpoint: Endpoint, scraper: Scraper) -> None:
         self._folder = attached_folder(state, record.name)
@@ -136,13 +136,13 @@ class EndpointRecording:
         self._version_known = False
 
     def close(self) -> None:
-        """Write what waits."""
+        """Store what is waiting."""
         self._writer.close()
         self._runs.flush()
         self._scraper.close()
 
     def step(self) -> float:
-        """Ask once and write what came of it; returns after how many seconds to ask again."""
+        """Send one request and store the result; return the seconds until the next one."""
         now = time.time()
         try:
             answer = self._ask(now)
@@ -156,7 +156,7 @@ class EndpointRecording:
         return pause
 
     def write(self) -> None:
-        """Write the record if it has changed; a full disk is reported once, and it is tried again with the next."""
+        """Write the record if it has changed; an error is reported once, and the next call retries."""
         if self._record == self._written:
             return
         try:
@@ -170,7 +170,7 @@ class EndpointRecording:
         self._written, self._trouble = self._record, ""
 
     def replaced(self, folder: Path) -> bool:
-        """Whether the endpoint was detached, or attached again: its record is another one's, or gone."""
+        """Whether the endpoint was detached or attached again: its record is gone or a different one."""
         try:
             found, endpoint = read_endpoint(folder)
         except KeeperError:
@@ -199,7 +199,7 @@ class EndpointRecording:
         return _Answer(sample, found[1] if found else "", sample.model_name)
 
     def _without_metrics(self, why: str) -> _Answer:
-        """What ``/v1/models`` says. Raises ScrapeError."""
+        """The result of ``/v1/models``. Raises ScrapeError."""
         document = self._json("/v1/models")
         models = document.get("data") if isinstance(document, dict) else None
         if not isinstance(models, list):
@@ -221,7 +221,7 @@ class EndpointRecording:
             return None
 
     def _refused(self, status: int) -> str:
-        """The sentence about an endpoint that wants a key, or another one."""
+        """A sentence about an endpoint that requires a key, or a different one."""
         place, variable = self._scraper.place, self._endpoint.key_env
         if self._endpoint.keyed:
             return f"{place} refuses the API key in {variable} (HTTP {status})."
@@ -266,7 +266,7 @@ class EndpointRecording:
             self._set_current(replace(self._record.current, ready_at=now))
 
     def _begin_generation(self, now: float) -> None:
-        """Its process was restarted: another run begins."""
+        """Begin another run, because its process was restarted."""
         self._runs.flush()
         ended = replace(self._record.current, ended_at=now)
         new = Generation(ended.number + 1, ended.spec, now, now)
@@ -276,7 +276,7 @@ class EndpointRecording:
         self._reporters[1] = TroubleReporter(self._runs)
 
     def _describe(self, answer: _Answer) -> None:
-        """Record its model, its version, and what should be known of it."""
+        """Record its model, its version, and its notice."""
         details = dict(self._record.current.spec.details)
         if answer.model:
             details["model"] = plain(answer.model, 200)
@@ -295,7 +295,7 @@ class EndpointRecording:
         return f"{self._endpoint.key_env} was not set when its recorder started: it is asked without a key"
 
     def _engine(self) -> dict[str, Any] | None:
-        """Its vLLM, if it says which; asked once per run."""
+        """Its vLLM, if it reports a version; requested once per run."""
         version = self._scraper.version()
         if version is None:
             return None
@@ -312,7 +312,7 @@ class EndpointRecording:
 
 
 def _without(error: ScrapeError) -> str:
-    """Why an address that answers gives no metrics, a clause."""
+    """A clause why an address that answers provides no metrics."""
     if error.kind == "redirect":
         return f"it sends /metrics elsewhere (HTTP {error.status})"
     if error.status in (401, 403):
@@ -321,7 +321,7 @@ def _without(error: ScrapeError) -> str:
 
 
 def record(folder: Path, recording: EndpointRecording) -> None:
-    """Ask until the endpoint is detached or attached again, or a stop signal comes."""
+    """Record until the endpoint is detached or attached again, or a stop signal arrives."""
     while True:
         until = time.monotonic() + recording.step()
         while (left := until - time.monotonic()) > 0:
@@ -330,7 +330,7 @@ def record(folder: Path, recording: EndpointRecording) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record; returns the exit code."""
+    """Record; return the exit code."""
     open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     state, name = Path(words[0]), words[1]

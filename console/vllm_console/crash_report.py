@@ -1,4 +1,4 @@
-"""Reports of unexpected exceptions, secrets redacted, and one sentence that says where the report is."""
+"""Reports of unexpected exceptions, with secrets redacted, and a sentence that says where the report is."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vllm_launchers.secrets import is_secret_name, redact, redact_argv
 
 FOLDER = "crashes"
 KEPT = 20
-"""How many reports are kept; older ones are deleted."""
+"""Maximum number of reports; older ones are deleted."""
 
 SHORTEST_SECRET = 8
-"""Values of secret variables are redacted everywhere from this length on; shorter ones would redact common words."""
+"""Minimum length of secret variables' values to redact everywhere; shorter values would match common words."""
 
 
 def write_report(error: BaseException, words: Sequence[str], state: Path | None = None, *, demo: bool = False) -> str:
-    """Write a report of an unexpected exception; returns the sentence to show.
+    """Write a report of an unexpected exception; return the sentence to show.
 
-    ``words`` is the command line, ``state`` the state folder if it is not the usual one. Never raises for disk errors:
-    then the sentence contains what the report would. The ``demo`` stops its servers when it ends, however it ends.
+    ``words`` is the command line, ``state`` the state folder if it is not the default. Never raises for disk errors:
+    the sentence then includes the report's content. The ``demo`` always stops its servers when it ends.
     """
     what = plain(_blank(f"{type(error).__name__}: {error}").splitlines()[0])[:300]
     fault = f"internal error: {what}. {'The demo has stopped its servers' if demo else 'Servers keep running'}"
@@ -86,9 +86,10 @@ def _write(text: str, state: Path | None) -> Path:
 
 
 def in_threads(words: Sequence[str], state: Path | None, messages: list[str], *, demo: bool = False) -> None:
-    """Report exceptions that end a thread from now on, and add their sentence to ``messages``.
+    """From now on, report exceptions that end a thread, and add their sentence to ``messages``.
 
-    Python would print them over the screen. A lost terminal is not reported: there is no screen left to show it.
+    Python would print them over the screen. A lost terminal is not reported, because there is no screen left to show
+    it.
     """
 
     def hook(args: threading.ExceptHookArgs) -> None:

@@ -1,4 +1,4 @@
-"""Everything a maintainer would ask for, in one document: versions, installs, records' health, findings, crashes.
+"""Everything a maintainer would ask for, in one document: versions, installs, record health, findings, crashes.
 
 Secrets are redacted: names of variables stay, values are removed. Problems come first, each with its fix.
 """
@@ -36,7 +36,7 @@ LEAST_FREE_BYTES = 1 << 30
 LEAST_FILES = 1024
 NO_VLLM = "no vLLM on PATH"
 PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "HF_", "XDG_", "TERM", "COLORTERM", "NO_COLOR", "LC_", "LANG", "TMUX", "SSH_TTY")
-"""Environment variables that change how servers or this program behave."""
+"""Environment variables that affect servers or this program."""
 
 
 def examine(
@@ -49,7 +49,7 @@ def examine(
 ) -> Document:
     """Gather the document: ``{"version", "problems": [{"what", "do"}], "program", "machine", …}``. Changes nothing.
 
-    ``refused`` lists installations that were found but cannot be used, with the reason.
+    ``refused`` lists unusable installations, with the reason.
     """
     from vllm_launchers.host.gpu.document import encode_host
     from vllm_launchers.host.session_end import session_end
@@ -90,7 +90,7 @@ def examine(
 
 
 def format_report(document: Document) -> Iterator[str]:
-    """The document for people, a line at a time."""
+    """The document as text, line by line."""
     problems = document["problems"]
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     yield f"{count}:" if problems else "No problems found."
@@ -121,16 +121,16 @@ def _lines(part: object) -> Iterator[str]:
 
 
 NOT_CREATED = "not there yet"
-"""In place of the mode of a folder that does not exist."""
+"""Shown instead of the mode of a folder that does not exist."""
 
 
 def _name(key: str) -> str:
-    """A key of the document for people."""
+    """A key of the document as text."""
     return key.removesuffix("_bytes").replace("_", " ") if key.islower() else key
 
 
 def _fact(key: str, value: object) -> str:
-    """A fact about a folder or a server: the paths and what has no value of its own stand alone."""
+    """A fact about a folder or a server; paths, states and placeholders need no key."""
     text = _value(key, value)
     return text if key in ("path", "state") or value == NOT_CREATED else f"{_name(key)} {text}"
 
@@ -239,7 +239,7 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
 
 
 def _deleted(folder: Path, kept: bool) -> Iterator[str]:
-    """Deleted and overwritten files of a server: what its keeper noted lately, and what is missing now."""
+    """Deleted and overwritten files of a server: recent notes of its keeper, and currently missing files."""
     from vllm_launchers.keeper.claim import NEEDED
     from vllm_launchers.keeper.record_writer import OVERWRITTEN, RESTORED, Notes
 
@@ -262,7 +262,7 @@ def _environment() -> Document:
 
 
 def _redacted(value: Any) -> Any:
-    """A document with secrets redacted from all its texts."""
+    """A document with secrets redacted in all its texts."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):

@@ -17,7 +17,7 @@ WIDTH = 100
 def describe_host(host: Host) -> Iterator[str]:
     """The host, line by line: the machine, each GPU with its links and processes, and problems.
 
-    The problems come last, since a command's output is seen from its end.
+    Problems come last, because users see the end of a command's output.
     """
     facts = [host.hostname or "a host", *_named("driver", host.driver), *_named("CUDA", host.cuda)]
     yield " · ".join(facts)
@@ -73,7 +73,7 @@ def format_gpu(gpu: Gpu, at: float | None) -> Iterator[str]:
 
 
 def format_links(host: Host) -> str:
-    """The NVLinks of all GPUs in a few words: ``4 of 4 up on 0-3, no errors``; empty where there are none."""
+    """The NVLinks of all GPUs in a few words: ``4 of 4 up on 0-3, no errors``; empty if there are none."""
     alike: dict[str, list[int]] = {}
     for gpu in host.gpus:
         if gpu.nvlinks:
@@ -99,7 +99,7 @@ def format_islands(host: Host) -> list[str]:
 
 
 def who(holder: Holder) -> str:
-    """The owner of a process: one of our servers, a user, or unknown from here."""
+    """The owner of a process: one of our servers, a user, or unknown."""
     return f"{holder.server} (yours)" if holder.server else holder.user or "an unknown process"
 
 
@@ -120,7 +120,7 @@ def _pcie_traffic(gpu: Gpu) -> str:
 
 
 def _health(gpu: Gpu) -> str:
-    """Memory errors, the newest Xid, persistence: as far as reported."""
+    """Memory errors, the newest Xid and persistence mode, as far as reported."""
     parts = []
     if gpu.ecc is not None:
         counts = f", {figure(gpu.ecc_corrected)} corrected and {figure(gpu.ecc_uncorrected)} uncorrectable errors"
@@ -145,13 +145,13 @@ def _nvlinks(gpu: Gpu) -> str:
 
 
 def _ports(gpu: Gpu) -> Iterator[str]:
-    """The individual links worth mentioning: with traffic or errors, or down."""
+    """The links worth mentioning: with traffic or errors, or down."""
     for row in textwrap.wrap(ports_text(gpu), WIDTH - 10, break_long_words=False, break_on_hyphens=False):
         yield f"          {row}"
 
 
 def ports_text(gpu: Gpu) -> str:
-    """The individual links worth mentioning: ``0 ↑1.5 ↓1.2 · 2 down``."""
+    """The links worth mentioning: ``0 ↑1.5 ↓1.2 · 2 down``."""
     return " · ".join(f"{link.number} {words}" for link in gpu.nvlinks if (words := _port(link)))
 
 

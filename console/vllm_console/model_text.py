@@ -1,4 +1,4 @@
-"""A model on this machine as table cells: size on disk, how its weights are stored, parameters, context; its plans."""
+"""A model on this machine as table cells: size on disk, weight format, parameters, context; and plans for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model_cells(one: LocalModel) -> tuple[str, str, str, str]:
 
 
 def weights_text(one: LocalModel) -> str:
-    """How its weights are stored: ``awq 4-bit``, ``fp8``, ``bf16``."""
+    """The format of its weights: ``awq 4-bit``, ``fp8``, ``bf16``."""
     facts = one.facts
     if facts is None:
         return UNKNOWN
@@ -54,8 +54,8 @@ def parameters_text(number: int | None) -> str:
 def fit_text(fit: MemoryFit | None) -> str:
     """A plan's verdict in a word or two; a dash if unknown.
 
-    ``✓ 54.8k tokens`` (what the KV cache would hold), ``✗ too large``, ``! error`` (it fits, or that is unknown, and
-    another error blocks it), ``! incomplete`` (files of it are missing).
+    ``✓ 54.8k tokens`` (KV cache capacity), ``✗ too large``, ``! error`` (it fits, or that is unknown, and another error
+    blocks it), ``! incomplete`` (some of its files are missing).
     """
     if fit is None:
         return UNKNOWN

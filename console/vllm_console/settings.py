@@ -1,8 +1,8 @@
-"""Settings: what an administrator sets for everybody, then the user's own ``config.toml``; checked key by key.
+"""Settings: the administrator's for all users, then the user's own ``config.toml``; each key is validated.
 
-What the administrator's file sets binds: the user's own file, ``--config`` and the environment add to it and loosen
-nothing of it. Its path is fixed, since ``XDG_CONFIG_DIRS`` is each person's own to set. It is a guard-rail, no wall:
-whoever may run programs can run vLLM without this one.
+The administrator's settings are binding: the user's own file, ``--config`` and the environment can add to them but not
+loosen them. The path is fixed, because every user can set ``XDG_CONFIG_DIRS``. This is a guard rail, not a security
+boundary: whoever may run programs can run vLLM without this one.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.sharing import GpuShare
 
 ADMIN_CONFIG = Path("/etc/vllm-console/config.toml")
-"""What an administrator sets for everybody on this machine."""
+"""The administrator's settings for all users of this machine."""
 
 ADMIN_UID = 0
-"""Whose file and folder that must be, for it to count."""
+"""Required owner of that file and its folder."""
 
 MAX_BYTES = 256 * 1024
-"""A config file larger than this is not one."""
+"""A larger file is not a config file."""
 
 MOST_DIGITS = 4
-"""No index of a GPU is longer."""
+"""Maximum number of digits of a GPU index."""
 
 
 MOST_PER_KWH = 1_000_000
 LONGEST_CURRENCY = 8
-"""The most that a price and the name of its currency may be."""
+"""Maximum price, and maximum length of its currency's name."""
 
 
 class ConfigError(UsageError):
-    """A config file that cannot be used; the text is one sentence that names file, key and what was expected."""
+    """A config file that cannot be used. The message is one sentence with the file, the key and what was expected."""
 
 
 class Alerts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[alerts]``: where findings are sent. `findings.log` has them all."""
+    """``[alerts]``: where findings are sent. `findings.log` always has all of them."""
 
     severity: Annotated[
         Literal["critical", "warning", "note"],
@@ -72,7 +72,7 @@ class Alerts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EnergyPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[energy]``: what energy costs. A price of 0 is none."""
+    """``[energy]``: the price of energy. A price of 0 means none."""
 
     price_per_kwh: Annotated[
         float, Meta(description="What a kWh costs; with it, energy per token is also shown as cost per million tokens.")
@@ -81,7 +81,7 @@ class EnergyPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``config.toml``, key by key. The descriptions make the table in ``docs/settings.md``."""
+    """``config.toml``, key by key. The table in ``docs/settings.md`` is generated from the descriptions."""
 
     vllm: Annotated[
         tuple[str, ...], Meta(description="More vLLM installations: paths of executables or virtual environments.")
@@ -146,15 +146,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _TABLES: Mapping[str, type[msgspec.Struct]] = {"alerts": Alerts, "energy": EnergyPrice}
-"""The keys that are tables with keys of their own."""
+"""The keys that are tables with their own keys."""
 
 
 class Settings(Config, frozen=True):
-    """What holds: the person's ``shares`` and ``reserve``, and all else as both files together say.
+    """The effective settings: the user's ``shares`` and ``reserve``, and both files merged for everything else.
 
-    ``binding`` is the administrator's own file, whose shares and reserves hold besides; ``sources`` has for each key
-    that is set the file that it comes from; ``notices`` what the user should know of these files, ``mistakes`` what was
-    left out of them because it can't be used, one sentence each.
+    ``binding`` is the administrator's own file, whose shares and reserves also apply. ``sources`` has the file that
+    each set key comes from; ``notices`` tell the user about these files, ``mistakes`` which settings were ignored
+    because they are unusable, one sentence each.
     """
 
     binding: Config = Config()
@@ -164,30 +164,30 @@ class Settings(Config, frozen=True):
 
     @property
     def read_only_by(self) -> str:
-        """What makes it read-only, in a few words; empty where no file does."""
+        """The setting that makes it read-only, in a few words; empty if there is none."""
         return f"read_only = true in {self.sources['read_only']}" if self.read_only else ""
 
     @property
     def prepares_launches(self) -> bool:
-        """Whether vLLM judges launches while they are planned: not by itself where others need the memory."""
+        """Whether vLLM checks launches while they are planned: by default not where others need the memory."""
         shared = bool(self.board or self.shares or self.reserve or self.binding != Config())
         return self.prepare_launches == "on" or (self.prepare_launches == "auto" and not shared)
 
 
 def gpu_shares(config: Config) -> tuple[GpuShare, ...]:
-    """The most that this person's servers may hold of each GPU.
+    """The maximum of each GPU's memory that this user's servers may hold.
 
     Raises:
-        ConfigError: a key is no index of a GPU, or a value is no share.
+        ConfigError: a key is not a GPU index, or a value is not a share.
     """
     return _parts("shares", config.shares) + _parts("shares", _bound(config).shares)
 
 
 def gpu_reserves(config: Config) -> tuple[GpuShare, ...]:
-    """What must stay free of each GPU for other tenants.
+    """The memory of each GPU that must stay free for other tenants.
 
     Raises:
-        ConfigError: a key is no index of a GPU, or a value is no part of one.
+        ConfigError: a key is not a GPU index, or a value is not a share.
     """
     return _parts("reserve", config.reserve) + _parts("reserve", _bound(config).reserve)
 
@@ -217,12 +217,12 @@ def config_folder() -> Path:
 
 
 def read_settings(path: Path | None = None, *, forgiving: bool = False) -> Settings:
-    """What holds for this person: the administrator's file, then the person's own or the one that ``path`` names.
+    """The effective settings: the administrator's file, then the user's own or the one at ``path``.
 
-    If it is ``forgiving``, what cannot be used of the person's file is left out.
+    If ``forgiving``, unusable settings in the user's file are ignored.
 
     Raises:
-        ConfigError: one of them cannot be used. What binds and cannot be read is not passed over.
+        ConfigError: one of the files cannot be used. An unreadable administrator's file is never ignored.
     """
     named, path = path is not None, path or config_folder() / "config.toml"
     notices: list[str] = []
@@ -258,9 +258,9 @@ def read_settings(path: Path | None = None, *, forgiving: bool = False) -> Setti
 
 
 def _usable(path: Path, document: dict[str, Any], mistakes: list[str]) -> dict[str, Any]:
-    """A document without the keys that cannot be used; the first of them is named in ``mistakes``.
+    """A document without its unusable keys; ``mistakes`` gets the first error.
 
-    What was meant as ``read_only``, whatever it says, is: it kept commands from changing something.
+    An invalid or misspelled ``read_only`` counts as set unless it is false, because it was meant to prevent changes.
     """
     kept: dict[str, Any] = {}
     fault, meant = "", False
@@ -280,10 +280,10 @@ def _usable(path: Path, document: dict[str, Any], mistakes: list[str]) -> dict[s
 
 
 def _administrators(notices: list[str]) -> dict[str, Any]:
-    """The administrator's document; one that others could have written is left aside, with a sentence.
+    """The administrator's document; ignored, with a notice, if others could have written it.
 
     Raises:
-        ConfigError: it is there and cannot be read.
+        ConfigError: it exists but cannot be read.
     """
     try:
         file = os.open(ADMIN_CONFIG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -312,7 +312,7 @@ def _untrusted(status: os.stat_result) -> str:
 
 
 def _document(path: Path, named: bool, mistakes: list[str] | None) -> dict[str, Any]:
-    """The contents of a TOML file; a missing one is empty, unless the user named it."""
+    """The contents of a TOML file; a missing file is empty, unless the user named it."""
     if path == Path(os.devnull):
         return {}
     try:
@@ -328,7 +328,7 @@ def _document(path: Path, named: bool, mistakes: list[str] | None) -> dict[str, 
 
 
 def _parsed(path: Path, data: bytes, mistakes: list[str] | None = None) -> dict[str, Any]:
-    """The document. With ``mistakes``, text that is no TOML has one key at most: that nothing may be changed."""
+    """Parse a document. With ``mistakes``, invalid TOML yields at most one key, ``read_only``."""
     try:
         return _toml(path, data)
     except ConfigError as error:
@@ -341,7 +341,7 @@ def _parsed(path: Path, data: bytes, mistakes: list[str] | None = None) -> dict[
 def _toml(path: Path, data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, not a config file")
-    import tomllib  # most people have no config file, and every command would pay for it
+    import tomllib  # lazy: most users have no config file
 
     try:
         return tomllib.loads(data.decode("utf-8"))
@@ -352,10 +352,10 @@ def _toml(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _config(path: Path, document: Mapping[str, Any]) -> Config:
-    """A file's document with every key checked.
+    """Validate every key of a file's document.
 
     Raises:
-        ConfigError: a key is unknown, of the wrong type, or says what makes no sense; the text names ``path``.
+        ConfigError: a key is unknown, of the wrong type, or has an invalid value; the message names ``path``.
     """
     _refuse_unknown(path, document, Config)
     for name, shape in _TABLES.items():
@@ -393,7 +393,7 @@ def _refuse_unknown(path: Path, table: Mapping[str, object], shape: type[msgspec
 
 
 def _wrong_type(table: Mapping[str, Any], shape: type[msgspec.Struct], within: str = "") -> str:
-    """The first key whose value is of another type than it takes: the key, what was expected, what was found."""
+    """The first key with a value of the wrong type: the key, what was expected, what was found."""
     for field in msgspec.structs.fields(shape):
         if field.name not in table:
             continue
@@ -416,7 +416,7 @@ def _wrong_type(table: Mapping[str, Any], shape: type[msgspec.Struct], within: s
 
 
 def _expected(kind: Any) -> str:
-    """What a key takes, in TOML's words."""
+    """The expected type, in TOML terms."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(f'"{choice}"' for choice in parts)
@@ -429,7 +429,7 @@ def _expected(kind: Any) -> str:
 
 
 def _found(value: object, kind: Any) -> str:
-    """The value found instead. Only one of a few words is repeated: a string may hold a secret."""
+    """The value found instead. Only values of enumerated keys are repeated, because a string may hold a secret."""
     if isinstance(value, str):
         return f'"{plain(value, 40)}"' if get_origin(kind) is Literal else "a string"
     if isinstance(value, bool):
@@ -442,7 +442,7 @@ def _found(value: object, kind: Any) -> str:
 
 
 def _check_alerts(alerts: Alerts) -> None:
-    """That the webhook can be asked, and that its secret cannot be read on the way."""
+    """Check that the webhook can be called, and that its secret is sent encrypted."""
     if not alerts.webhook:
         if alerts.webhook_header_env:
             raise ConfigError("alerts.webhook_header_env is set but alerts.webhook is not")
@@ -456,7 +456,7 @@ def _check_alerts(alerts: Alerts) -> None:
         host, _ = url.hostname, url.port
     except ValueError:
         host = None
-    # The URL may be a secret itself: it is not repeated.
+    # Not repeated, because the URL itself may be a secret.
     if host is None or url.scheme not in ("http", "https") or not alerts.webhook.isprintable() or " " in alerts.webhook:
         raise ConfigError('alerts.webhook: expected a URL such as "https://example.org/hook"')
     if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", alerts.webhook_header):

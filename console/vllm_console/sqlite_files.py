@@ -1,4 +1,4 @@
-"""Our SQLite files: recognized by application id and version, opened for reading, and moved aside."""
+"""Our SQLite files: identified by application id and version, opened for reading or writing, and moved aside."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vllm_launchers.private import open_file
 
 _CORRUPT, _FULL, _CANNOT_OPEN, _NOT_A_DATABASE = 11, 13, 14, 26
 _NO_SHARED_MEMORY = 4874
-"""Its extended code where the file beside a write-ahead log can't be made as long as it must be."""
+"""Extended code for a full disk: the shared-memory file next to a write-ahead log can't be extended."""
 
 
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What the module raises; the second where a damaged name, which is no text, is part of the message of the first."""
+"""Errors raised by `sqlite3`; the second if an error message includes a damaged name that is not valid text."""
 
 
 class ForeignFileError(Exception):
@@ -28,7 +28,7 @@ def _code(error: Exception) -> int:
 
 
 def is_damaged(error: Exception) -> bool:
-    """Whether SQLite says that the file is damaged, or no database."""
+    """Whether SQLite reports that the file is damaged, or not a database."""
     return isinstance(error, UnicodeDecodeError) or _code(error) in (_CORRUPT, _NOT_A_DATABASE)
 
 
@@ -38,7 +38,7 @@ def is_full(error: Exception) -> bool:
 
 
 def is_missing(error: Exception, path: Path) -> bool:
-    """Whether SQLite could not open the file because there is none."""
+    """Whether SQLite could not open the file because it does not exist."""
     return _code(error) == _CANNOT_OPEN and not path.exists()
 
 
@@ -46,7 +46,7 @@ def version_of(connection: sqlite3.Connection, application_id: int) -> int:
     """The version of one of our files; 0 for an empty one.
 
     Raises:
-        ForeignFileError: the file has another application id, or tables and none.
+        ForeignFileError: the file has a different application id, or tables but no id.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -58,7 +58,7 @@ def version_of(connection: sqlite3.Connection, application_id: int) -> int:
 
 
 def is_at(path: Path, inode: int) -> bool:
-    """Whether a file that was opened is still at its path, and not deleted or replaced."""
+    """Whether an opened file is still at its path, not deleted or replaced."""
     try:
         return path.stat().st_ino == inode
     except OSError:
@@ -66,14 +66,14 @@ def is_at(path: Path, inode: int) -> bool:
 
 
 def open_database(path: Path, timeout: float, *, follow_links: bool = False) -> sqlite3.Connection:
-    """Open a file for writing, from one thread at a time; one that does not exist is created with mode 0600."""
+    """Open a file for writing, from one thread at a time; create it with mode 0600 if it does not exist."""
     os.close(open_file(path, os.O_RDWR | (0 if follow_links else os.O_NOFOLLOW)))
     return sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
 
 
 def connect_read_only(path: Path, timeout: float) -> sqlite3.Connection:
     """Open an existing file for reading, from any thread."""
-    # In a read-only folder SQLite cannot create its shared memory: read the file as it is.
+    # In a read-only folder, SQLite cannot create its shared memory: read the file as is.
     immutable = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
     uri = f"{path.resolve().as_uri()}?mode=ro{immutable}"
     return sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)

@@ -1,4 +1,4 @@
-"""Text and numbers for display: external text sanitized and bounded, numbers with their units; durations as typed."""
+"""Text and numbers for display: sanitized and bounded external text, numbers with units; parsing of durations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _ESCAPES = (
 """Compiled by `re` at first use: most commands never need it."""
 
 _FIRST_MARK = "\u0300"
-"""No character before this one is drawn over the previous one."""
+"""The first combining mark; no character before it is drawn over the previous one."""
 
 WITHOUT_MARKS = lazy_pattern(r"[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u28ff]*")
-"""Text of characters that all take cells, none drawn over another: Latin ones, punctuation, arrows, lines, blocks and
-dots of charts."""
+"""Text without combining marks: Latin characters, punctuation, arrows, lines, blocks and dots of charts."""
 
 MOST_MARKS = 4
-"""Marks per letter: no language has more, and stacked ones would cover the lines above and below."""
+"""Maximum number of marks per letter: no language uses more, and stacked ones would cover adjacent lines."""
 
 
 def plain(text: str, limit: int = 2000) -> str:
@@ -53,27 +52,27 @@ def plain(text: str, limit: int = 2000) -> str:
 
 
 def printed(text: str) -> str:
-    """``text`` as a terminal shows it unchanged: as `plain`, but line ends and tabs stay, and nothing is cut."""
+    """``text`` as a terminal shows it unchanged: like `plain`, but line ends and tabs stay, and nothing is cut."""
     return "\n".join("\t".join(plain(part, max(1, len(part))) for part in row.split("\t")) for row in text.split("\n"))
 
 
 def redrawn(line: str) -> str:
-    """The final state of a log line that was redrawn with ``\\r`` (tqdm's bars).
+    """The final state of a log line that was redrawn with ``\\r`` (as by tqdm).
 
-    For log lines only: a name that could erase the text before it could impersonate our output.
+    For log lines only: a name that erases the text before it could impersonate our output.
     """
     return line.rstrip("\r\n").rpartition("\r")[2]
 
 
 def _seen(character: str) -> str:
-    """The character, a space for other white space, nothing for an invisible one."""
+    """The character, a space for other white space, or nothing for an invisible one."""
     if character.isprintable():
         return character
     return " " if character.isspace() else ""
 
 
 def _with_few_marks(text: str) -> str:
-    """The text without excess combining marks (accents, signs drawn onto a letter)."""
+    """The text without excess combining marks (accents, and other signs drawn onto a letter)."""
     kept, marks = [], 0
     for character in text:
         is_mark = character >= _FIRST_MARK and unicodedata.category(character) in ("Mn", "Me")
@@ -85,8 +84,8 @@ def _with_few_marks(text: str) -> str:
 
 # -- numbers and durations, formatted; unknown is an en dash ----------------------------------------------------------
 #
-# One way per kind, on every screen and in every command: ``24ms``, ``7m12s``, ``6.9 req/s``, ``71°C``, ``1.2 GiB``,
-# ``Nov 22 12:03``. JSON has plain numbers; what programs read (log lines, alerts) has ISO dates.
+# One format per kind, on every screen and in every command: ``24ms``, ``7m12s``, ``6.9 req/s``, ``71°C``, ``1.2 GiB``,
+# ``Nov 22 12:03``. JSON has plain numbers; text for programs (log lines, alerts) has ISO dates.
 
 
 UNKNOWN = "–"
@@ -106,7 +105,7 @@ def seconds(value: float | None) -> str:
 
 
 def seconds_range(low: float, high: float) -> str:
-    """Two latencies, in one unit where both can be told in it: ``361–460ms``, ``0.9–1.4s``, ``9.0ms–1.4s``."""
+    """Two latencies, with a common unit if possible: ``361–460ms``, ``0.9–1.4s``, ``9.0ms–1.4s``."""
     ends = seconds(low), seconds(high)
     if ends[0] == ends[1]:
         return ends[1]
@@ -142,7 +141,7 @@ def objectives_text(limits: Objectives) -> str:
 
 
 def figure(value: float | None, digits: int = 0, unit: str = "") -> str:
-    """A number with so many decimals: ``26``, ``97%``."""
+    """A number with ``digits`` decimals: ``26``, ``97%``."""
     return UNKNOWN if value is None else f"{value:.{digits}f}{unit}"
 
 
@@ -166,7 +165,7 @@ def duration(value: float | None) -> str:
 
 
 def round_duration(value: float) -> str:
-    """A round length of time in one unit: ``5s``, ``15m``, ``6h``; from a minute on without seconds."""
+    """A round duration in one unit: ``5s``, ``15m``, ``6h``; no seconds from a minute on."""
     whole = round(value) if value < 60 else round(value / 60) * 60
     for seconds, unit in ((3600, "h"), (60, "m")):
         if whole >= seconds and whole % seconds == 0:
@@ -182,26 +181,26 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def duration_from(text: str) -> float | None:
-    """The seconds in a duration as people write it: ``25``, ``25s``, ``0.5s``, ``2m``, ``1h30m``, ``1d``; else None."""
+    """Parse a duration in seconds: ``25``, ``25s``, ``0.5s``, ``2m``, ``1h30m``, ``1d``; None if invalid."""
     if len(text) > 40 or not _DURATION.fullmatch(text):
         return None
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
 
 
 def took(value: float | None) -> str:
-    """How long something took: as `duration`, with tenths below ten seconds (``4.0s``)."""
+    """How long something took: like `duration`, with tenths below ten seconds (``4.0s``)."""
     return f"{value:.1f}s" if value is not None and value < 10 else duration(value)
 
 
 def amount(value: float | None) -> str:
-    """A quantity that need not be whole: ``0.25``, ``6.9``, ``21.4k``."""
+    """A quantity that may be fractional: ``0.25``, ``6.9``, ``21.4k``."""
     if value is None:
         return UNKNOWN
     return f"{value:.1f}" if 1 <= value < 10 else f"{value:.2g}" if 0 < value < 1 else count(value)
 
 
 def rate(value: float | None, what: str) -> str:
-    """How often something happens: ``6.9 req/s``, ``21.4k tok/s``."""
+    """A rate: ``6.9 req/s``, ``21.4k tok/s``."""
     return f"{amount(value)} {what}/s"
 
 
@@ -211,7 +210,7 @@ def temperature(value: float | None) -> str:
 
 
 def size(number: float | None) -> str:
-    """Bytes: ``15.0 GiB``, ``812 MiB``, ``144 KiB``; tenths from a GiB on and below ten of a smaller unit."""
+    """Bytes: ``15.0 GiB``, ``812 MiB``, ``144 KiB``; one decimal for GiB, and below ten of a smaller unit."""
     if number is None:
         return UNKNOWN
     for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
@@ -223,14 +222,14 @@ def size(number: float | None) -> str:
 
 
 def clock(at: float, now: float, *, seconds: bool = False) -> str:
-    """A time (Unix seconds) as local time of day, ``12:03``; with the date if it is not the day of ``now``."""
+    """A time (Unix seconds) as local time of day, ``12:03``; with the date if it is not on the day of ``now``."""
     then = time.localtime(at)
     same = then[:3] == time.localtime(now)[:3]
     return time.strftime(("" if same else "%b %d ") + ("%H:%M:%S" if seconds else "%H:%M"), then)
 
 
 def shortened(text: str) -> list[str]:
-    """A text, and then less and less of it: whole sentences and clauses of its beginning."""
+    """A text, then progressively shorter versions of whole sentences and clauses from its beginning."""
     whole = plain(text)
     parts = [part for part in re.split(r"(?<=[.;]) ", whole) if part]
     shorter = [" ".join(parts[:count]).rstrip(".;") + "." for count in range(len(parts) - 1, 0, -1)]
@@ -238,5 +237,5 @@ def shortened(text: str) -> list[str]:
 
 
 def sourced(source: str, reason: str) -> str:
-    """A reason with who chose, unless it says so itself: ``preset: …``, ``set by you``."""
+    """A reason with its source, unless it names that itself: ``preset: …``, ``set by you``."""
     return reason if not source or reason.endswith(f" by {source}") else f"{source}: {reason}"

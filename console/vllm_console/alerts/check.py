@@ -23,19 +23,19 @@ from vllm_launchers.keeper.records import State
 from vllm_launchers.probe.environment import PROBE
 
 STALE_SECONDS = 30.0
-"""Seconds without a sample after which the present state is unknown; the recorder samples once a second."""
+"""Without a sample for this many seconds, the current state is unknown; the recorder samples once a second."""
 
 MOST_POINTS = 2000
-"""Up to half an hour is read second by second; a longer window in coarser steps."""
+"""Enough for half an hour of one-second samples; a longer window is read in coarser steps."""
 
 CHUNK_SECONDS = 3600.0
-"""How much of a long window is held in memory at once: ten-second rows hold many histograms."""
+"""How much of a long window is held in memory at once, because ten-second rows hold many histograms."""
 
 LONGEST_EXACT_SECONDS = 1800.0
-"""Latencies of a longer window are estimates: it takes too long to read so many records."""
+"""Latencies of a longer window are estimates, because reading that many records takes too long."""
 
 SILENT_SECONDS = 60.0
-"""No prompt computes for longer than this without a token: past it the engine hangs."""
+"""No prompt takes longer than this without a token: beyond it, the engine hangs."""
 
 BROKEN_ENGINE = ("engine_dead", "engine_hung")
 """Findings that fail a check whatever the objectives are."""
@@ -82,7 +82,7 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def _bucket(one: Judged) -> dict[str, Any]:
-    """The ends of a latency's bucket: without a ``value``, one of them is all that is known."""
+    """The ends of a latency's bucket; without a ``value``, only one of them is known."""
     if not one.name.endswith("_seconds"):
         return {}
     found = one.bucket
@@ -91,7 +91,7 @@ def _bucket(one: Judged) -> dict[str, Any]:
 
 
 def check_server(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
-    """Read a server's history of the last ``window`` seconds before ``now`` and judge it."""
+    """Check a server's history of the last ``window`` seconds before ``now``."""
     folder = Path(server.folder)
     with contextlib.closing(HistoryReader(folder / HISTORY)) as reader:
         try:
@@ -106,7 +106,7 @@ def check_server(server: ServerView, now: float, window: float, *, allow_idle: b
 
 
 def _often(reader: HistoryReader, now: float, window: float) -> Iterator[HistoryEntry]:
-    """The samples of the window, at most ten seconds apart as far back as those reach; read in chunks."""
+    """The samples of the window, at most ten seconds apart as far back as available; read in chunks."""
     start = now - min(window, TIERS[1].step * TIERS[1].rows)
     while start < now:
         stop = min(start + CHUNK_SECONDS, now)
@@ -125,11 +125,11 @@ def check_window(
     often: Iterable[HistoryEntry] | None = None,
     probe: Path | None = None,
 ) -> Report:
-    """Judge a window of a server's history. Only the present generation counts, without its first requests.
+    """Check a window of a server's history. Only the current generation counts, without its first requests.
 
     ``allow_idle`` accepts a server that got no requests; ``trouble`` is why its history cannot be read. ``often`` holds
-    the entries that KV cache usage is judged by if the others are minutes apart. ``probe`` is the folder of what the
-    server's probe may have recorded: latencies are exact where that is complete.
+    the entries for KV cache usage if the others are minutes apart. ``probe`` is the folder in which the server's probe
+    may have recorded: latencies are exact if its records are complete.
     """
     present = [entry for entry in entries if entry.generation == server.generation]
     fine = (entry.sample for entry in often if entry.generation == server.generation) if often is not None else None
@@ -150,7 +150,7 @@ def check_window(
 
 
 def _waiting(server: ServerView) -> str:
-    """The requests that TTFT does not count yet."""
+    """A note on the requests that TTFT does not include yet."""
     window = server.window
     if window is None or not window.requests_waiting:
         return ""
@@ -163,7 +163,7 @@ def _waiting(server: ServerView) -> str:
 
 
 def _engine_problems(server: ServerView, now: float) -> list[str]:
-    """A server that is not ready, or whose engine is dead or hangs."""
+    """Problems of a server that is not ready, or whose engine is dead or hangs."""
     if server.state is not State.READY:
         since = f" for {duration(now - server.state_since)}" if server.state_since else ""
         why = f": {server.reason}" if server.reason else ""
@@ -172,7 +172,7 @@ def _engine_problems(server: ServerView, now: float) -> list[str]:
 
 
 def _no_data(server: ServerView, entries: Sequence[HistoryEntry], now: float, trouble: str) -> list[str]:
-    """Why a ready server cannot be judged."""
+    """Why a ready server cannot be checked."""
     if trouble:
         return [f"{server.name} can't be judged: {trouble}"]
     if not entries:
@@ -185,7 +185,7 @@ def _no_data(server: ServerView, entries: Sequence[HistoryEntry], now: float, tr
 
 
 def _silent(server: ServerView, done: ServedWindow, span: float) -> list[str]:
-    """Requests that run without producing a token for longer than any prompt takes."""
+    """A problem if requests run without producing a token for longer than any prompt takes."""
     tokens = done.counted.generation_tokens_total if done.counted is not None else None
     if done.running_min < 1 or tokens != 0 or span < SILENT_SECONDS:
         return []
@@ -195,7 +195,7 @@ def _silent(server: ServerView, done: ServedWindow, span: float) -> list[str]:
 def _broken(
     server: ServerView, judged: Sequence[Judged], done: ServedWindow, span: float, *, idle_is_well: bool
 ) -> list[str]:
-    """One sentence for each objective that is violated or cannot be judged."""
+    """One sentence for each objective that is violated or cannot be checked."""
     broken = [f"{server.name}: {one.sentence}" for one in judged if one.ok is False]
     unknown = [one for one in judged if one.ok is None]
     if unknown == list(judged):
@@ -203,5 +203,5 @@ def _broken(
     if done.idle:
         message = f"{server.name} served nothing in the last {duration(span)}, so its latencies can't be judged"
         return broken if idle_is_well else [*broken, f"{message} (an idle server passes only with --allow-idle)"]
-    # If requests run and none has ended yet, shares and latencies may be unknown: that violates nothing.
+    # If requests run and none has ended yet, shares and latencies may be unknown; that is not a violation.
     return broken + [f"{server.name}: {one.sentence}" for one in unknown if one.name == "kv_cache_usage"]

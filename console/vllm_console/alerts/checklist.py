@@ -20,7 +20,7 @@ from vllm_launchers.secrets import API_KEY
 Status = Literal["ok", "unknown", "warning", "error"]
 
 LEAST_FREE_GIB = 5.0
-"""Compiled kernels and graphs of one model take up to some GiB; a full disk ends a start."""
+"""Compiled kernels and graphs of one model take up to several GiB; a full disk aborts a start."""
 
 _ITEMS: Mapping[str, Collection[str]] = {
     "context": ("context_over_model", "context_below_traffic", "context_not_limited", "workload_not_held"),
@@ -34,11 +34,11 @@ _ITEMS: Mapping[str, Collection[str]] = {
     "disk": ("disk_for_download",),
     "model": ("model_missing", "model_incomplete", "model_gated", "facts_missing", "remote_code"),
 }  # fmt: skip
-"""The plan's findings by item; all others are about the flags."""
+"""The plan's findings by item; all others belong to the flags."""
 
 
 class ChecklistItem(msgspec.Struct, frozen=True):
-    """One item: ``fix`` is what to do, empty if nothing; ``codes`` are the plan's findings that it is about."""
+    """One item: ``fix`` is what to do, empty if nothing; ``codes`` are the plan's findings behind it."""
 
     name: str
     status: Status
@@ -48,8 +48,7 @@ class ChecklistItem(msgspec.Struct, frozen=True):
 
 
 class Monitoring(msgspec.Struct, frozen=True):
-    """What a Prometheus says: the addresses it scrapes, and the names of its alerting rules; ``problem`` is why it
-    says nothing."""
+    """A Prometheus server's scraped addresses and alerting rules; ``problem`` is why they are unknown."""
 
     url: str
     targets: tuple[str, ...] = ()
@@ -58,7 +57,7 @@ class Monitoring(msgspec.Struct, frozen=True):
 
 
 class Disk(msgspec.Struct, frozen=True):
-    """A folder that the server writes to, and what is free there in GiB."""
+    """A folder that the server writes to, and its free space in GiB."""
 
     what: str
     path: str
@@ -66,8 +65,11 @@ class Disk(msgspec.Struct, frozen=True):
 
 
 class ChecklistInputs(msgspec.Struct, frozen=True):
-    """What the list needs to know besides the plan. ``wanted_alerts`` are those that our rules have, ``problems`` what
-    ``doctor`` found (``what``, ``do``), ``webhook`` whether findings go to one."""
+    """Inputs of the checklist besides the plan.
+
+    ``wanted_alerts`` are the names of our rules, ``problems`` those found by ``doctor`` (``what``, ``do``), ``webhook``
+    whether findings are sent to one.
+    """
 
     gpu_kind: str
     hosts: tuple[str, ...]
@@ -83,7 +85,7 @@ class ChecklistInputs(msgspec.Struct, frozen=True):
 
 
 def checklist(plan: Plan, workload: Workload, around: ChecklistInputs) -> tuple[ChecklistItem, ...]:
-    """Every item, in the order in which operators go through them."""
+    """All items, in the order in which operators check them."""
     by_item: dict[str, list[PlanFinding]] = {}
     item_of = {code: name for name, codes in _ITEMS.items() for code in codes}
     for finding in plan.findings:
@@ -108,7 +110,7 @@ def checklist(plan: Plan, workload: Workload, around: ChecklistInputs) -> tuple[
 
 
 def _of_plan(name: str, found: Iterable[PlanFinding], well: str) -> ChecklistItem:
-    """An item that the plan decides: advice alone leaves it well."""
+    """An item decided by the plan; advice alone does not make it a warning."""
     found = [one for one in found if one.level is not Level.ADVICE]
     if not found:
         return ChecklistItem(name, "ok", well)
@@ -131,7 +133,7 @@ def _to_download(plan: Plan) -> ChecklistItem:
 
 
 def _not_known(plan: Plan) -> ChecklistItem:
-    """The memory of a launch for which there is no budget."""
+    """The memory item of a launch without a memory estimate."""
     model = bool(plan.gpus) or plan.engine.build == "cpu"
     missing = "too little is known of the model" if model else "no GPU is known"
     fix = "--model with a folder or an id whose config.json is on this machine" if model else ""

@@ -18,13 +18,13 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers.keeper.records import State
 
 ENDS_AFTER_SECONDS = 60.0
-"""A finding ends after it has been gone for this long on a server that can be judged."""
+"""A finding ends after it has been gone for this long on a server with valid findings."""
 
 JUDGED_AFTER_SECONDS = 60.0
-"""A server is not judged for its first minute of readiness: no findings means nothing yet."""
+"""Findings in a server's first minute of readiness are not evaluated: no findings means nothing yet."""
 
 UNRESPONSIVE_AFTER_SECONDS = 15.0
-"""A server that does not answer for less than this is only busy."""
+"""A server that is unresponsive for less than this is just busy."""
 
 FAILED, UNRESPONSIVE = "failed", "unresponsive"
 """Codes of findings about a server's state, in addition to those of the diagnosis."""
@@ -34,7 +34,7 @@ _ORDER = (Severity.CRITICAL, Severity.WARNING, Severity.NOTE, Severity.GOOD)
 
 
 class Event(StrEnum):
-    """What an alert reports about a finding."""
+    """The event that an alert reports about a finding."""
 
     BEGAN = "began"
     ENDED = "ended"
@@ -50,12 +50,12 @@ class OpenFinding(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies the finding across snapshots."""
+        """The identity of the finding across snapshots."""
         return self.server, self.finding.code
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """A finding that began or ended, at ``at`` (Unix seconds): when it began, or when it was last seen."""
+    """A finding that began or ended. ``at`` (Unix seconds) is when it began, or when it was last seen."""
 
     event: Event
     finding: OpenFinding
@@ -63,7 +63,7 @@ class Alert(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """One line for people: the server, the finding, and its figures."""
+        """One line of text: the server, the finding, and its figures."""
         finding = self.finding.finding
         title = f"{self.finding.server}: {title_of_code(finding.code)}"
         return f"{title}: {finding.symptom}" if self.event is Event.BEGAN else f"{title}: ended"
@@ -82,19 +82,19 @@ def document(alert: Alert) -> dict[str, Any]:
 
 
 def at_least(finding: Finding, least: Severity) -> bool:
-    """Whether a finding is as bad as ``least`` or worse."""
+    """Whether a finding is at least as severe as ``least``."""
     return _ORDER.index(finding.severity) <= _ORDER.index(least)
 
 
 class FindingTracker:
-    """The open findings. ``known`` were already reported, by an earlier process: they are not reported again."""
+    """The open findings. ``known`` ones were already reported by an earlier process and are not reported again."""
 
     def __init__(self, known: Mapping[tuple[str, str], OpenFinding] | None = None) -> None:
         self._open: dict[tuple[str, str], OpenFinding] = dict(known or {})
         self._gone_since: dict[tuple[str, str], float] = {}
 
     def update(self, servers: Iterable[ServerView], now: float) -> tuple[Alert, ...]:
-        """What began and what ended since the last snapshot, ends first."""
+        """The findings that began and ended since the last snapshot, ends first."""
         ours = {server.name: server for server in servers if server.recorded}
         found = {
             (server.name, finding.code): OpenFinding(server.name, server.preset, finding, now)
@@ -113,14 +113,14 @@ class FindingTracker:
         return (*ended, *began)
 
     def _over(self, key: tuple[str, str], server: ServerView | None, now: float) -> bool:
-        if server is None:  # removed; or its record could not be read for once
+        if server is None:  # removed, or its record was temporarily unreadable
             return now - self._gone_since.setdefault(key, now) >= ENDS_AFTER_SECONDS
         if server.state in (State.STOPPED, State.ASLEEP):
             return True
         if key[1] in _LIFE:
             return server.state is State.READY
         if server.state is not State.READY:
-            # A failed server reports its failure; one that starts or does not answer says nothing about other findings.
+            # A failed server reports its failure; while one starts or does not answer, other findings are unknown.
             return server.state is State.FAILED and server.next_attempt_at is None
         if now - server.state_since < JUDGED_AFTER_SECONDS:
             return False
@@ -128,7 +128,7 @@ class FindingTracker:
 
 
 def _findings(server: ServerView, now: float) -> list[Finding]:
-    """A server's findings, its state included; being healthy is not a finding."""
+    """A server's findings, including its state; being healthy is not a finding."""
     found = [_with_load(server, one) for one in server.findings if one.code != OF_THE_NEXT_START]
     held = [one for one in found if one.severity is not Severity.GOOD]
     if server.state is State.FAILED:
@@ -144,7 +144,7 @@ def _findings(server: ServerView, now: float) -> list[Finding]:
 
 
 def _with_load(server: ServerView, finding: Finding) -> Finding:
-    """The finding, and what of ours loads the server meanwhile."""
+    """The finding, with a note on our own load at that time."""
     if (load := server.load_behind(finding.code)) is None:
         return finding
     return replace(finding, symptom=f"{finding.symptom} {load[0].capitalize()} (pid {load[1]}).")
@@ -177,7 +177,7 @@ def _finding(one: Mapping[str, Any]) -> OpenFinding | None:
 
 
 def gravest(alerts: Iterable[Alert]) -> Alert | None:
-    """The alert to show if there is room for one: beginnings before ends, then the most severe."""
+    """The alert to show if there is room for only one: beginnings before ends, then the most severe."""
     return min(
         alerts, key=lambda one: (one.event is Event.ENDED, _ORDER.index(one.finding.finding.severity)), default=None
     )

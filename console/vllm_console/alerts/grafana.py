@@ -39,7 +39,7 @@ MOST_GENERATED = "vllm:request_max_num_generation_tokens"
 STEP_TOKENS = "vllm:iteration_tokens_total"
 
 _ENDS = {HISTOGRAMS[key][0]: end for key, end in FIRST_BUCKETS.items()} | {TPOT: FIRST_BUCKETS["itl"]}
-"""Where each latency's first bucket ends, by family."""
+"""The end of each latency's first bucket, by family."""
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ def _mean(family: str) -> str:
 
 
 def _quantile(q: float, family: str, span: str = RATE) -> str:
-    """Latencies clamped to the end of the first bucket: inside it, only an upper bound is known."""
+    """A quantile; latencies are clamped to the end of the first bucket, in which only an upper bound is known."""
     found = f"histogram_quantile({q:g}, {_sum('rate', f'{family}_bucket', span, f'{SERVER}, le')})"
     return f"clamp_min({found}, {_ENDS[family]:g})" if family in _ENDS else found
 
@@ -219,7 +219,7 @@ def _stat(title: str, expr: str, unit: str, limit: float) -> Panel:
 Json = dict[str, Any]
 
 SCHEMA_VERSION = 39
-"""Grafana 10.4 and later; newer versions migrate it."""
+"""Schema of Grafana 10.4; newer versions migrate it."""
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 LONGEST_UID = 40
@@ -228,7 +228,7 @@ HEIGHTS = {"stat": 4, "timeseries": 8, "heatmap": 8}
 
 
 def dashboard(target: AlertTarget) -> Json:
-    """The dashboard as Grafana imports it; the same target gives the same ``uid``, so importing it again updates it."""
+    """The dashboard for import into Grafana; the same target has the same ``uid``, so importing it again updates it."""
     return {
         "uid": _uid(target.name),
         "title": f"vLLM {target.name}".strip(),
@@ -250,7 +250,7 @@ def dashboard(target: AlertTarget) -> Json:
 
 
 def _uid(name: str) -> str:
-    """Stable, and limited to characters that Grafana accepts; a hash distinguishes names that have others."""
+    """A stable id of characters that Grafana accepts; a hash distinguishes names with other characters."""
     whole = f"vllm-console-{name}" if name else "vllm-console"
     slug = re.sub(r"[^A-Za-z0-9_-]", "-", whole)
     if slug == whole and len(whole) <= LONGEST_UID:
@@ -283,7 +283,7 @@ def _joined(target: AlertTarget) -> str:
 
 
 def _choice(name: str, label: str, query: str) -> Json:
-    """Several of them, or all, as the data source lists them."""
+    """A variable with multiple choice, listed by the data source."""
     return {
         "name": name,
         "label": label,

@@ -1,4 +1,4 @@
-"""Asks a Prometheus what it scrapes and which alerting rules it has loaded."""
+"""Queries a Prometheus server for its scrape targets and alerting rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 10_000
 
 
 def ask_prometheus(url: str) -> Monitoring:
-    """What the Prometheus at ``url`` says; its problem is one sentence. Blocks for some seconds at most."""
+    """Query the Prometheus at ``url``; a problem is one sentence. Blocks for some seconds at most."""
     import httpx
 
     url, shown = url.rstrip("/"), redact(plain(url.rstrip("/"), 200))
@@ -52,7 +52,7 @@ def _data(client: Any, url: str) -> dict[str, Any]:
 
 
 def _targets(data: dict[str, Any]) -> Iterator[str]:
-    """Host and port of each."""
+    """Host and port of each target."""
     for one in _list(data.get("activeTargets")):
         try:
             parts = urlsplit(str(one.get("scrapeUrl")))

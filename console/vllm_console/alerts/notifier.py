@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 NAME, OLDER, LOCK = "findings.log", "findings.log.1", "findings.lock"
 MOST_BYTES = 1 << 20
-"""At this size the log is rotated, and the previous older log is deleted."""
+"""At this size, the log is rotated, and the previous older log is deleted."""
 MOST_READ = 2 * MOST_BYTES
-"""How much of an even longer file is read."""
+"""Maximum number of bytes read of an even longer file."""
 
 
 class FindingsLog:
-    """Appends to the log. If several consoles and ``watch`` commands run, the one that holds the lock writes.
+    """Appends to the log. If several consoles and ``watch`` commands run, the one with the lock writes.
 
     Never raises for disk errors: ``trouble`` describes them in a sentence.
     """
@@ -57,7 +57,7 @@ class FindingsLog:
         self.trouble = ""
 
     def mine(self) -> bool:
-        """Whether this process is the one that writes and sends; it takes over if no other does."""
+        """Whether this process writes and sends; it takes over if no other process does."""
         if self._lock is not None:
             return True
         try:
@@ -108,7 +108,7 @@ class FindingsLog:
                     yield document
 
     def close(self) -> None:
-        """Let another console write."""
+        """Release the lock, so that another console can write."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -118,7 +118,7 @@ class FindingsLog:
 
 
 def _write(descriptor: int, line: bytes) -> None:
-    """Write all of a line or nothing: a write that a full disk cuts short is undone. Raises OSError."""
+    """Write all of a line or nothing: a write cut short by a full disk is undone. Raises OSError."""
     before = os.fstat(descriptor).st_size
     left = line
     try:
@@ -131,23 +131,23 @@ def _write(descriptor: int, line: bytes) -> None:
 
 
 DEADLINE_SECONDS = 10.0
-"""For one attempt in total: name lookup, connection, sending, answer."""
+"""Timeout of one attempt in total: name lookup, connection, sending, answer."""
 
 TRIES = 5
 FIRST_WAIT_SECONDS = 1.0
-"""Before the second try; doubled each time."""
+"""Delay before the second attempt; doubled each time."""
 
 MOST_WAITING = 100
-"""Queued messages; beyond that the oldest are dropped, which `Webhook.trouble` reports."""
+"""Maximum number of queued messages; beyond that, the oldest are dropped, which `Webhook.trouble` reports."""
 
 AGAIN = (408, 425, 429)
-"""Status codes worth another try, in addition to all from 500 on."""
+"""Status codes that are retried, in addition to all from 500 on."""
 
 
 class Webhook:
-    """POSTs JSON documents one after the other, in order.
+    """POSTs JSON documents one at a time, in order.
 
-    ``headers`` may hold a secret, and the URL's path may be one: neither is ever shown, ``trouble`` names only the
+    ``headers`` may hold a secret, and the URL's path may be one: neither is ever shown, and ``trouble`` names only the
     host.
     """
 
@@ -186,7 +186,7 @@ class Webhook:
             self._changed.notify_all()
 
     def close(self, patience: float = 2.0) -> None:
-        """Allow this many seconds for queued documents to go out, then end."""
+        """Give queued documents this many seconds to be sent, then end."""
         deadline = time.monotonic() + patience
         with self._changed:
             while (self._waiting or self._sending) and (left := deadline - time.monotonic()) > 0:
@@ -209,7 +209,7 @@ class Webhook:
                 self._changed.notify_all()
 
     def _deliver(self, document: Mapping[str, Any]) -> str:
-        """Send one, with retries; returns why it failed, empty if it was delivered."""
+        """Send one document, with retries; return why it failed, empty if it was delivered."""
         import asyncio
 
         import httpx  # slow to import, and only webhooks need it
@@ -235,7 +235,7 @@ class Webhook:
         return f"the webhook at {self._host} {trouble}: message lost"
 
     async def _post(self, http: Any, document: Mapping[str, Any]) -> int:
-        """The answer's status; its body is not read. Redirects are not followed: secrets go to no other host."""
+        """The response status; the body is not read. Redirects are not followed: secrets must go to no other host."""
         if self._tls is None:
             self._tls = http.create_ssl_context()  # reads all certificates: done once
         client: httpx.AsyncClient
@@ -253,31 +253,31 @@ class Webhook:
 
 
 def shown_host(url: str) -> str:
-    """The part of a URL that may be shown: a webhook's path and query are secrets."""
+    """The part of a URL that may be shown: a webhook's path and query are secret."""
     return urlsplit(url).hostname or "?"
 
 
 ESC, BEL = "\x1b", "\x07"
 TITLE = "vllm-console"
 LONGEST = 160
-"""How much of a message desktops show."""
+"""Maximum message length, about what desktops show."""
 
 RING_EVERY_SECONDS = 10.0
-"""Whatever begins or ends within this time is reported together."""
+"""Everything that begins or ends within this time is reported together."""
 
 
 class TerminalSignal(StrEnum):
-    """How to notify a terminal."""
+    """A way to notify a terminal."""
 
     BELL = "bell"
     OSC9 = "osc9"
     """A desktop notification in iTerm2, WezTerm, Ghostty, kitty, Windows Terminal."""
     OSC777 = "osc777"
-    """The same in foot, urxvt, WezTerm, Ghostty, VTE."""
+    """The same for foot, urxvt, WezTerm, Ghostty, VTE."""
 
 
 def ring(text: str, ways: Collection[TerminalSignal], environ: Mapping[str, str]) -> bytes:
-    """What to write to the terminal for a message. Inside tmux the sequences are passed through; the bell is tmux's."""
+    """The bytes to write to the terminal for a message. Inside tmux, sequences are passed through, but not the bell."""
     body = _safe(text)
     sequences = []
     if TerminalSignal.OSC9 in ways:
@@ -297,7 +297,7 @@ def _safe(text: str) -> str:
 
 
 def message(alerts: Sequence[Alert]) -> str:
-    """Several findings in one line: the most severe, and how many others."""
+    """Several findings in one line: the most severe, and the number of others."""
     first = gravest(alerts)
     if first is None:
         return ""
@@ -308,7 +308,7 @@ def message(alerts: Sequence[Alert]) -> str:
 
 
 class TerminalBell:
-    """Rings rarely: whatever arrives in a quiet period is reported together when that is over."""
+    """Rings at most once per period: alerts in a quiet period are reported together when it ends."""
 
     def __init__(self, ways: Collection[TerminalSignal], environ: Mapping[str, str]) -> None:
         self._ways, self._environ = frozenset(ways), environ
@@ -316,7 +316,7 @@ class TerminalBell:
         self._rang_at = float("-inf")
 
     def take(self, alerts: Sequence[Alert], now: float) -> bytes:
-        """What to write now (``now`` from any monotonic clock); empty if nothing is enabled or due."""
+        """The bytes to write now (``now`` from any monotonic clock); empty if nothing is enabled or due."""
         if not self._ways:
             return b""
         self._waiting += alerts
@@ -328,11 +328,11 @@ class TerminalBell:
 
 
 class Notifier:
-    """Reports what begins and ends, once.
+    """Reports each beginning and end of a finding once.
 
-    If several consoles share a state folder, one writes the log and sends to the webhook; each rings its own terminal
-    through ``write``, which gets bytes and must not block. A ``read_only`` one only rings. Nothing here raises;
-    ``trouble`` describes errors in a sentence.
+    If several consoles share a state folder, one of them writes the log and sends to the webhook; each rings its own
+    terminal through ``write``, which gets bytes and must not block. A ``read_only`` one only rings. Nothing here
+    raises; ``trouble`` describes errors in a sentence.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class Notifier:
         return "; ".join(filter(None, (self._missing, self._log.trouble, sent)))
 
     def update(self, snapshot: FleetSnapshot) -> tuple[Alert, ...]:
-        """Process a snapshot of all servers; reports and returns what began or ended."""
+        """Process a snapshot of all servers; report and return what began or ended."""
         if self._tracker is None:
             self._tracker = FindingTracker(self._known())
         alerts = self._tracker.update(snapshot.servers, snapshot.at)
@@ -375,7 +375,7 @@ class Notifier:
         return alerts
 
     def close(self) -> None:
-        """Give messages in flight a moment, and let another console take over."""
+        """Give queued messages a moment to be sent, and let another console take over."""
         if self._webhook is not None:
             self._webhook.close()
         self._log.close()

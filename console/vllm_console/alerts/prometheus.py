@@ -17,7 +17,7 @@ from vllm_launchers.presets.model import Objectives
 
 WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
 BY = "job, instance, model_name"
-"""One alert per server, its data-parallel engines combined."""
+"""One alert per server, with its data-parallel engines combined."""
 
 RUNNING, WAITING, USAGE = (GAUGES[key][0] for key in ("requests_running", "requests_waiting", "kv_cache_usage"))
 PREEMPTIONS, FINISHED = (COUNTERS[key][0] for key in ("preemptions_total", "requests_finished_total"))
@@ -35,8 +35,8 @@ class MatchError(ValueError):
 class AlertTarget(msgspec.Struct, frozen=True):
     """The target of rules and dashboards. ``name`` is a server's or a preset's, empty for all vLLM servers.
 
-    ``match`` holds label matchers as they stand between the braces of PromQL, empty for all series; ``source`` says
-    where the objectives come from.
+    ``match`` holds label matchers in PromQL syntax, without braces, empty for all series; ``source`` says where the
+    objectives come from.
     """
 
     objectives: Objectives
@@ -51,7 +51,7 @@ class AlertTarget(msgspec.Struct, frozen=True):
 
 
 def checked_match(text: str) -> str:
-    """Parse label matchers as a person typed them.
+    """Parse label matchers as typed by a user.
 
     Raises:
         MatchError: the text is not valid.
@@ -69,7 +69,7 @@ def model_match(model: str) -> str:
 
 
 def _is_seen(character: str) -> bool:
-    """Whether a character can stay as it is; accents are escaped, since stacked ones would cover nearby lines."""
+    """Whether a character can stay unescaped; accents are escaped, since stacked ones would cover nearby lines."""
     return character.isprintable() and unicodedata.category(character) not in ("Mn", "Me")
 
 
@@ -91,7 +91,7 @@ class AlertingRule(msgspec.Struct, frozen=True):
 
 
 def rules(target: AlertTarget) -> tuple[AlertingRule, ...]:
-    """A rule for each objective, and for a growing queue and an engine that is gone or hangs."""
+    """A rule for each objective, and for a growing queue and an engine that is down or hangs."""
     return (*_objectives(target), *_engine(target))
 
 
@@ -154,7 +154,9 @@ def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
 
 
 def _preempting(target: AlertTarget) -> str:
-    """Per request as in `preemptions_per_request`: those that finished, or those that run if they are more."""
+    """Preemptions per request as in `preemptions_per_request`: per finished request, or per running one if those are
+    more.
+    """
     preempted = f"sum by ({BY}) (increase({PREEMPTIONS}{target.braces}[5m]))"
     finished = f"sum by ({BY}) (increase({FINISHED}{target.braces}[5m]))"
     running = f"sum by ({BY}) ({RUNNING}{target.braces})"
@@ -164,7 +166,7 @@ def _preempting(target: AlertTarget) -> str:
 
 def _slow(target: AlertTarget, alert: str, key: str, limit: float) -> AlertingRule:
     name, family = key.upper(), HISTOGRAMS[key][0]
-    # In the first bucket histogram_quantile interpolates from zero: that value must raise no alert.
+    # In the first bucket, histogram_quantile interpolates from zero; such a value must not raise an alert.
     judged = max(limit, FIRST_BUCKETS[key])
     expr = f"histogram_quantile(0.99, sum by ({BY}, le) (rate({family}_bucket{target.braces}[5m]))) > {judged:g}"
     return AlertingRule(
@@ -244,12 +246,12 @@ EXAMPLE = "localhost:8000"
 
 JOB = "vllm"
 _INTERVAL = "15s"
-"""Four samples in one minute, the shortest window that the rules use."""
+"""Gives four samples in one minute, the shortest window in the rules."""
 _JOB = lazy_pattern(r'(?:^|,)\s*job\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
 class Scrape(msgspec.Struct, frozen=True):
-    """One job. ``target`` is host and port; ``job`` is the name that matchers such as ``job="vllm"`` select."""
+    """One scrape job. ``target`` is host and port; ``job`` is the name that matchers such as ``job="vllm"`` select."""
 
     target: str = EXAMPLE
     job: str = JOB
@@ -257,7 +259,7 @@ class Scrape(msgspec.Struct, frozen=True):
 
 
 def job_of(match: str) -> str:
-    """The job that label matchers select by name; ``vllm`` if they select none."""
+    """The job name selected by label matchers; ``vllm`` if they select none."""
     found = _JOB.search(match)
     try:
         return str(json.loads(f'"{found[1]}"')) or JOB if found is not None else JOB
@@ -266,7 +268,7 @@ def job_of(match: str) -> str:
 
 
 def scrape_document(scrape: Scrape) -> dict[str, Any]:
-    """The section of Prometheus's configuration. vLLM needs no key for ``/metrics``."""
+    """The scrape section of Prometheus's configuration. vLLM needs no key for ``/metrics``."""
     job: dict[str, Any] = {"job_name": scrape.job, "metrics_path": "/metrics", "scrape_interval": _INTERVAL}
     if scrape.tls:
         job["scheme"] = "https"

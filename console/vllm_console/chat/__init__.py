@@ -1,1 +1,1 @@
-"""Conversations with one server: streamed answers with their figures. Nothing of them is written to a file."""
+"""Chats with one server: streamed answers with their figures. Nothing is written to disk."""

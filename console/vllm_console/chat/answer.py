@@ -12,15 +12,15 @@ from vllm_launchers.typed_decoding import json_decoder
 
 LARGEST_EVENT = 1 << 20
 LARGEST_ANSWER = 8 << 20
-"""Characters. No model's context holds as many."""
+"""Maximum number of characters. No model's context holds as many."""
 
 
 class AnswerError(Exception):
-    """The answer cannot be read: one sentence."""
+    """The answer cannot be read. The message is one sentence."""
 
 
 class PartKind(StrEnum):
-    """What a part of an answer is."""
+    """The kind of a part of an answer."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -28,7 +28,7 @@ class PartKind(StrEnum):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of an answer; of a tool call ``name`` is the tool's and ``text`` its arguments, which are JSON."""
+    """A part of an answer; for a tool call, ``name`` is the tool's and ``text`` its arguments in JSON."""
 
     kind: PartKind
     text: str
@@ -36,10 +36,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class AnswerFigures(msgspec.Struct, frozen=True):
-    """What is measured of an answer, in seconds and tokens; None as long as it is unknown.
+    """Measurements of an answer, in seconds and tokens; None while unknown.
 
-    TTFT and ``e2e_seconds`` count from the moment the request is sent. ``itl_seconds`` is the mean time from one token
-    to the next, ``tokens_per_second`` what comes after the first one.
+    TTFT and ``e2e_seconds`` count from when the request is sent. ``itl_seconds`` is the mean time between tokens,
+    ``tokens_per_second`` the rate after the first token.
     """
 
     ttft_seconds: float | None = None
@@ -52,7 +52,7 @@ class AnswerFigures(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer as far as it has come. ``problem`` is why it ended early; ``stopped`` that a person stopped it."""
+    """An answer as received so far. ``problem`` is why it ended early; ``stopped`` means that the user stopped it."""
 
     parts: tuple[Part, ...] = ()
     figures: AnswerFigures = AnswerFigures()
@@ -63,10 +63,10 @@ class Answer(msgspec.Struct, frozen=True):
     raw: bool = False
     """Whether it continues the text, without a chat template."""
     note: str = ""
-    """What to know about how it was asked for; empty if nothing."""
+    """A note on how it was requested; may be empty."""
 
     def text(self, kind: PartKind = PartKind.CONTENT) -> str:
-        """All of one kind; of tool calls their arguments."""
+        """All text of one kind; for tool calls, their arguments."""
         return "".join(part.text for part in self.parts if part.kind is kind)
 
 
@@ -115,9 +115,9 @@ _decode = json_decoder(_Event).decode
 
 
 class AnswerReader:
-    """Reads the event stream of a chat or of a completion. Times are those at which bytes arrive, on any clock.
+    """Reads the event stream of a chat or of a completion. Times are when bytes arrive, on any clock.
 
-    The server's ``usage`` counts the tokens; without it each event with text counts as one.
+    The server's ``usage`` counts the tokens; without it, each event with text counts as one.
     """
 
     def __init__(self, begin: float, *, raw: bool = False, note: str = "") -> None:
@@ -135,10 +135,10 @@ class AnswerReader:
         self._finish = ""
 
     def feed(self, data: bytes, at: float) -> None:
-        """Take bytes that arrived at ``at``.
+        """Process bytes that arrived at ``at``.
 
         Raises:
-            AnswerError: they are no event stream of an answer, or report an error.
+            AnswerError: they are not an event stream of an answer, or report an error.
         """
         events = (self._rest + data.replace(b"\r", b"")).split(b"\n\n")
         self._rest = events.pop()
@@ -149,7 +149,7 @@ class AnswerReader:
                 self._event(event[5:].strip(), at)
 
     def end(self) -> None:
-        """The stream has ended.
+        """Handle the end of the stream.
 
         Raises:
             AnswerError: it ended before the answer did.
@@ -162,7 +162,7 @@ class AnswerReader:
             raise AnswerError("the connection ended before the answer did")
 
     def answer(self, **ended: Any) -> Answer:
-        """What there is by now, from any thread; ``ended`` are fields that say how it ended."""
+        """The answer so far; callable from any thread. ``ended`` are fields that describe how it ended."""
         parts = tuple(Part(piece.kind, "".join(piece.texts), piece.name) for piece in self._pieces)
         fields: dict[str, Any] = {"finish_reason": self._finish, "raw": self._raw, "note": self._note} | ended
         return Answer(parts, self._figures(), **fields)
@@ -196,7 +196,7 @@ class AnswerReader:
         except (ValueError, RecursionError) as error:
             raise AnswerError("the answer is no event stream of a chat or completion") from error
         if bytes(event.error) not in (b"", b"null"):
-            from vllm_console.load.client import message_of  # with httpx, which no screen needs to draw an answer
+            from vllm_console.load.client import message_of  # imports httpx, which no screen needs to draw an answer
 
             raise AnswerError(f"the server reports: {message_of(bytes(event.error))}")
         before, has_text = self._tokens, False
@@ -210,7 +210,7 @@ class AnswerReader:
             self._token(at)
 
     def _take(self, choice: _Choice) -> bool:
-        """Keep what a choice says; whether it says anything."""
+        """Add a choice's content; return whether there was any."""
         delta = choice.delta
         has_text = self._add(PartKind.REASONING, delta.reasoning or delta.reasoning_content)
         has_text |= self._add(PartKind.CONTENT, delta.content or choice.text)
@@ -242,7 +242,7 @@ class AnswerReader:
 
 
 def figures_text(answer: Answer) -> str:
-    """TTFT, ITL, tokens per second and counts of tokens; empty while no token has come."""
+    """TTFT, ITL, tokens per second and token counts; empty before the first token."""
     found = answer.figures
     if found.ttft_seconds is None:
         return ""

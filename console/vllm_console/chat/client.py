@@ -1,4 +1,4 @@
-"""Asks a server for an answer and reads it as it streams. Canceling the call closes the stream: vLLM aborts then."""
+"""Requests an answer from a server and reads its stream. Canceling the call closes the stream, so vLLM aborts."""
 
 from __future__ import annotations
 
@@ -30,35 +30,36 @@ STREAMING = {"stream": True, "stream_options": {"include_usage": True, "continuo
 
 
 class ChatServer(msgspec.Struct, frozen=True):
-    """A server to talk to. ``lookup`` finds where its own process listens: nothing is sent anywhere else."""
+    """A server to chat with. ``lookup`` finds where its own process listens: nothing is sent anywhere else."""
 
     name: str
     url: str
     access: ApiAccess = ApiAccess()
     lookup: Lookup | None = None
     model: str | None = None
-    """The served model to ask; None takes the first."""
+    """The served model to use; None means the first one."""
 
 
 class _NoTemplateError(Exception):
-    """The server refused a chat, since its model has no chat template."""
+    """The server refused a chat because its model has no chat template."""
 
 
 class ChatClient:
-    """Asks one server, one answer at a time. It remembers which models turned out to have no chat template."""
+    """Requests answers from one server, one at a time. Remembers which models have no chat template."""
 
     def __init__(self, server: ChatServer) -> None:
         self.server = server
         self.target: LoadTarget | None = None
-        """What the server serves, once it has been asked."""
+        """The served model, once the server has been asked."""
         self._raw_models: set[str] = set()
 
     async def ask(
         self, turns: Sequence[Turn], prompt: str, options: ChatOptions, changed: Callable[[AnswerReader], object]
     ) -> Answer:
-        """The answer to ``prompt`` after these turns; ``changed`` is called with its reader whenever some of it came.
+        """Get the answer to ``prompt`` after these turns; ``changed`` is called with the reader whenever a part
+        arrives.
 
-        What goes wrong is the answer's ``problem``, one sentence; what had come by then stays.
+        Errors are reported as the answer's ``problem``, one sentence; what was received stays.
         """
         reader = AnswerReader(time.perf_counter())
         try:

@@ -1,6 +1,7 @@
-"""The same request as code: curl, Python and JavaScript with the client libraries of OpenAI. Pure.
+"""A request as code: curl, and Python and JavaScript with OpenAI's client libraries. Pure.
 
-The API key is taken from the environment and is never part of it. Nothing in it is obeyed by a terminal that shows it.
+The API key is read from the environment and never included. Nothing in the code acts as an escape sequence in a
+terminal that shows it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vllm_launchers.secrets import API_KEY
 
 
 class Language(StrEnum):
-    """What the code is for."""
+    """The target language of the code."""
 
     CURL = "curl"
     PYTHON = "python"
@@ -23,8 +24,10 @@ class Language(StrEnum):
 
 
 def code_for(url: str, request: ChatRequest, language: Language, *, variable: str) -> str:
-    """Code that sends a request to the server at ``url`` and prints the answer as it streams, with the API
-    key in the environment ``variable``; empty if the server requires none."""
+    """Code that sends a request to the server at ``url`` and prints the streamed answer.
+
+    The API key comes from the environment ``variable``; empty if the server requires none.
+    """
     if language is Language.CURL:
         return _curl(url, request, variable)
     write = {Language.PYTHON: _python, Language.JAVASCRIPT: _javascript}[language]
@@ -68,7 +71,7 @@ def _javascript(base: str, body: dict[str, Any], variable: str, *, chat: bool) -
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    """JSON, with escapes for what is not printable."""
+    """JSON, with unprintable characters escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return text if indent is None and text.isprintable() else "".join(map(_visible, text))
 

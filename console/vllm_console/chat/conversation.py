@@ -1,4 +1,4 @@
-"""A conversation: its turns, how answers are asked for, and the request of the next one. Pure."""
+"""A conversation: its turns, its options, and the request for the next answer. Pure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from vllm_launchers.patterns import lazy_pattern
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 RAW_TOKENS = 256
-"""At most so many tokens continue a text where nothing else is set: vLLM's own default is 16."""
+"""Default maximum of tokens that continue a text; vLLM's own default is 16."""
 
 NO_TEMPLATE = lazy_pattern(
     r"default chat template is no longer allowed|(?:must|need to) provide a chat template|no chat template"
     r"|chat_template is not set|does not have a (?:default )?chat template",
     re.IGNORECASE,
 )
-"""How vLLM refuses a chat with a base model (status 400)."""
+"""vLLM's refusal of a chat with a base model (status 400)."""
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
-    """How answers are asked for; None leaves it to the server. ``tools`` are as the API takes them."""
+    """Options of requests; None leaves a value to the server. ``tools`` have the API's format."""
 
     system: str = ""
     temperature: float | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     raw: bool = False
-    """Send the text as it is, without a chat template."""
+    """Send the text as is, without a chat template."""
     tools: tuple[dict[str, Any], ...] = ()
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A message of the user, and its answer."""
+    """A user message and its answer."""
 
     prompt: str
     answer: Answer
@@ -55,8 +55,8 @@ def request_for(
 ) -> ChatRequest:
     """The request for the answer to ``prompt`` after these turns; ``context`` is the server's, in tokens.
 
-    Turns without an answer are left out: chat templates want prompts and answers in turn. With ``raw`` the text so
-    far is continued; a system prompt and tools need a chat template and are not sent.
+    Turns without an answer are left out, because chat templates require alternating prompts and answers. With ``raw``,
+    the text so far is continued; a system prompt and tools need a chat template and are not sent.
     """
     answered = [turn for turn in turns if turn.answer.text()]
     if raw:
@@ -80,7 +80,7 @@ def request_for(
 
 
 def raw_note(options: ChatOptions, *, asked: bool) -> str:
-    """The sentence about a text that is sent as it is; ``asked`` is whether a person wanted it so."""
+    """A sentence about text that is sent as is; ``asked`` is whether the user requested that."""
     why = "The prompt is sent as it is" if asked else "This model has no chat template: the prompt is sent as it is"
     lost = [name for name, given in (("system prompt", options.system), ("tools", options.tools)) if given]
     without = f", without the {' and '.join(lost)}" if lost else ""

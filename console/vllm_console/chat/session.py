@@ -1,4 +1,4 @@
-"""A conversation for a screen: each answer is read in a thread of its own; what there is of it is there to see."""
+"""A conversation for a screen: each answer is read in its own thread, and can be shown as it arrives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class ChatSession:
-    """A conversation with one server, kept in memory only. Its methods never block; any thread may call them.
+    """A conversation with one server, kept in memory only. Its methods never block and are thread-safe.
 
-    ``find`` returns where the server is, again for each answer, since it may have been restarted. What it raises of
-    ``refusals`` is the answer's problem.
+    ``find`` returns where the server is; it is called for each answer, since the server may have been restarted. If it
+    raises ``refusals``, that becomes the answer's problem.
     """
 
     def __init__(self, find: Callable[[], ChatServer], refusals: type[Exception]) -> None:
@@ -31,24 +31,24 @@ class ChatSession:
         self._reader: AnswerReader | None = None
         self._running = self._stopped = False
         self._cleared = False
-        """Whether the answer that is on its way belongs to no conversation any more."""
+        """Whether the answer in progress belongs to a conversation that was cleared."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Answer] | None = None
 
     @property
     def running(self) -> bool:
-        """Whether an answer is on its way."""
+        """Whether an answer is in progress."""
         return self._running
 
     @property
     def target(self) -> LoadTarget | None:
-        """What the server serves; None until it was asked."""
+        """The served model; None until the server was asked."""
         client = self._client
         return client.target if client is not None else None
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """All turns, the one that is being answered as far as it has come."""
+        """All turns, including the one in progress as received so far."""
         with self._lock:
             if not self._running or self._cleared:
                 return self._turns
@@ -56,7 +56,7 @@ class ChatSession:
             return (*self._turns, Turn(self._prompt, now))
 
     def send(self, prompt: str, options: ChatOptions) -> bool:
-        """Ask for an answer; False if one is on its way already."""
+        """Request an answer; False if one is already in progress."""
         with self._lock:
             if self._running:
                 return False
@@ -88,7 +88,7 @@ class ChatSession:
                 self._turns = (*self._turns, Turn(prompt, answer))
 
     def _answered(self, turns: tuple[Turn, ...], prompt: str, options: ChatOptions) -> Answer:
-        from vllm_console.chat.client import ChatClient  # with httpx, which a console needs for nothing else
+        from vllm_console.chat.client import ChatClient  # imports httpx, which a console needs for nothing else
 
         try:
             server = self._find()

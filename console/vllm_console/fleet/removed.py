@@ -120,7 +120,9 @@ class RemovedServers:
         return bool(found)
 
     def prune(self) -> None:
-        """Delete histories that are too old or exceed the maximum size (oldest first), and unfinished ones."""
+        """Delete histories that are too old or exceed the maximum size (oldest first), and leftovers of killed
+        consoles.
+        """
         try:
             if not_ours(self._folder.parent):
                 return  # root could delete there anyway

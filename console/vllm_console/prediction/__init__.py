@@ -1,1 +1,3 @@
-"""What a change of flags would do to a server's own traffic: fitted to its records, replayed, and scored afterwards."""
+"""Predicts the effect of a change of flags on a server's own traffic: fitted to its records, replayed, scored
+afterwards.
+"""

@@ -1,7 +1,8 @@
-"""What an engine could serve, by replays of a traffic at other rates: the highest rate that meets the objectives. Pure.
+"""The capacity of an engine, from replays of a traffic at other rates: the highest rate that meets the objectives.
+Pure.
 
-The same requests come in the same order at every rate and with all limits, so that two engines differ only in what they
-do with them.
+The same requests come in the same order at every rate and with all limits, so that two engines differ only in how they
+handle them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ ATTAINED = 0.99
 """The objectives are 99th percentiles."""
 
 SETTLED = 0.2
-"""The first share of the requests fills the engine and is not judged."""
+"""The first share of the requests fills the engine and is not evaluated."""
 
 ANSWERS = 5.0
-"""A traffic lasts at least so many times as long as an answer takes, repeated if need be: in a shorter time a dense one
-would be over before it fills the engine."""
+"""Minimum duration of a traffic, as a multiple of an answer's duration; shorter traffic is repeated. Otherwise dense
+traffic would end before it fills the engine.
+"""
 
 _PRECISE = 1.01
 _WIDENED = 1.5
@@ -44,7 +46,7 @@ class ReplayedEngine(msgspec.Struct, frozen=True):
 class RateOutcome(msgspec.Struct, frozen=True):
     """How a traffic at one rate was served: mean TTFT in seconds, and whether the objectives hold.
 
-    ``running`` is the largest batch, ``prefill`` the most prompt tokens of a step.
+    ``running`` is the largest batch, ``prefill`` the maximum number of prompt tokens in a step.
     """
 
     ttft: float
@@ -56,10 +58,10 @@ class RateOutcome(msgspec.Struct, frozen=True):
 def held_rate(
     traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Objectives, near: float, *, at_least: bool = False
 ) -> float | None:
-    """The highest rate (requests per second) at which the objectives hold; ``near`` is where the search begins.
+    """The highest rate (requests per second) at which the objectives hold; the search begins at ``near``.
 
-    ``traffic`` has one request per second. None if they hold at no rate, or at all, and with ``at_least`` if they do
-    not hold at ``near``.
+    ``traffic`` has one request per second. None if they hold at no rate, or at every rate; with ``at_least``, also if
+    they do not hold at ``near``.
     """
     low = high = None
     rate = near
@@ -81,7 +83,7 @@ def held_rate(
 
 
 def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Objectives, rate: float) -> RateOutcome:
-    """How the traffic is served at ``rate`` requests per second."""
+    """Replay the traffic at ``rate`` requests per second."""
     arrivals = _lasting(traffic, engine, rate)
     first = int(SETTLED * len(arrivals))
     since, until = arrivals[first].at, arrivals[-1].at
@@ -103,7 +105,7 @@ def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Ob
 
 
 def _lasting(traffic: Sequence[Arrival], engine: ReplayedEngine, rate: float) -> list[Arrival]:
-    """The traffic, which has one request per second, at ``rate`` of them; where that is short, several times."""
+    """The traffic (one request per second) scaled to ``rate``, and repeated if it would be too short."""
     answer = fmean(one.output_tokens for one in traffic) * engine.cost.seconds(1, 1, 0.0, 0.0)
     times = max(1, math.ceil(ANSWERS * answer * rate / len(traffic)))
     return [replace(one, at=(one.at + place * len(traffic)) / rate) for place in range(times) for one in traffic]
@@ -116,7 +118,7 @@ def _itl_holds(found: Replayed, objectives: Objectives) -> bool:
 
 
 def _queue_grows(ttfts: Sequence[float], objectives: Objectives) -> bool:
-    """Whether requests wait longer and longer, where the objective of TTFT is too wide to tell."""
+    """Whether requests wait longer and longer, for cases where the TTFT objective is too loose to show it."""
     third = len(ttfts) // 3
     if not third:
         return False
@@ -125,13 +127,13 @@ def _queue_grows(ttfts: Sequence[float], objectives: Objectives) -> bool:
 
 
 def saturated_tokens(traffic: Sequence[Arrival], engine: ReplayedEngine, in_flight: int) -> float:
-    """Tokens generated per second while ``in_flight`` requests are under way all the time."""
+    """Tokens generated per second while ``in_flight`` requests are always in flight."""
     limits = engine.limits
     running = min(limits.scheduler.max_num_seqs, in_flight)
     limited = replace(limits, scheduler=replace(limits.scheduler, max_num_seqs=running))
     together = [replace(one, at=0.0) for one in traffic]
     whole = replay_traffic(together, limited, engine.cost, engine.noise)
-    # The end, when ever fewer requests run, is not judged.
+    # The end, when fewer and fewer requests run, is excluded.
     ends = sorted(one.e2e_seconds for one in whole.requests if one is not None)
     until = ends[max(0, len(ends) - running)] if len(ends) > running else ends[-1]
     part = replay_traffic(together, limited, engine.cost, engine.noise, until=until)

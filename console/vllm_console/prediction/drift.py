@@ -1,14 +1,14 @@
-"""How much the speed of one engine, and the time that requests spend in the front end, differ between two starts. Pure.
+"""How much an engine's speed, and the time that requests spend in the front end, differ between two starts. Pure.
 
-A machine's clocks, temperature and other work are not the same after a restart. What the change of a flag does can't be
-told apart from that, so every prediction allows for it. Other work hardly slows steps that wait for a GPU, but it does
-slow the API server, through which every request comes: the two drift by themselves.
+A machine's clocks, temperature and other load differ after a restart. The effect of a changed flag can't be separated
+from that, so every prediction allows for it. Other load hardly slows steps that wait for a GPU, but it does slow the
+API server, which handles every request: the two drift independently.
 
-From start to start the logarithm of either changes by Student's t with 4 degrees of freedom, so that one start on a
-busy machine does not decide the scale (Lange, Little and Taylor, Robust Statistical Modeling Using the t Distribution,
-1989). The scale is not known. Before any start its logarithm is normal, each start tells more of it, and the next
-change is drawn from all scales by how likely they are: the posterior predictive distribution (Gelman et al., Bayesian
-Data Analysis, 1.3), on a grid.
+From start to start, the logarithm of either changes by Student's t with 4 degrees of freedom, so that one start on a
+busy machine does not determine the scale (Lange, Little and Taylor, Robust Statistical Modeling Using the t
+Distribution, 1989). The scale is unknown. Its prior is log-normal, each start adds information, and the next change is
+drawn from all scales by their probability: the posterior predictive distribution (Gelman et al., Bayesian Data
+Analysis, 1.3), on a grid.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_launchers.engine_model.step_cost import StepCost
 
 USUAL, USUAL_FROM_METRICS = 0.01, 0.025
-"""The scale that is as often exceeded as not, before any start is known. With 0.01 nine of ten starts lie within 3.5%,
-as do those of a normal distribution with a standard deviation of 2.1%. A step cost fitted to metrics is less exact.
+"""Prior median of the scale. With 0.01, nine of ten starts are within 3.5%, as with a normal distribution with a
+standard deviation of 2.1%. A step cost fitted to metrics is less exact.
 """
 USUAL_FRONT = 0.15
-"""The same scale, of the time in the front end. On real vLLM on the CPU, with real-time priority beside other work,
-half of eight restarts changed it by 10% and more, which this is from.
+"""The same for the time in the front end. Based on real vLLM on the CPU, with real-time priority next to other load,
+where half of eight restarts changed it by 10% or more.
 """
 UNSURE = 0.9
-"""The standard deviation of the scale's logarithm: machines differ, nine of ten by up to 4.4 times more or less."""
+"""Prior standard deviation of the scale's logarithm: machines differ, nine of ten by a factor of up to 4.4."""
 _GRID = tuple(place / 4 for place in range(-14, 15))
-"""Where the scale's logarithm may be, in standard deviations."""
+"""Grid of the scale's logarithm, in standard deviations."""
 _DEGREES = 4
 WINDOWS = 10
 _FEWEST_STEPS = 5
@@ -39,7 +39,7 @@ _HALVINGS = 30
 
 
 def drift(cost: StepCost, evidence: TrafficEvidence) -> float | None:
-    """How much slower steps are than ``cost`` says, typically: 0.05 is 5%. None if single steps are not known."""
+    """How much slower steps typically are than ``cost`` predicts: 0.05 is 5%. None if single steps are unknown."""
     if evidence.ends:
         return None
     ratios = _ratios(cost, evidence)
@@ -47,27 +47,27 @@ def drift(cost: StepCost, evidence: TrafficEvidence) -> float | None:
 
 
 def at_speed_of(cost: StepCost, evidence: TrafficEvidence) -> StepCost:
-    """``cost`` at the speed of these steps, from which a later run's `drift` is measured."""
+    """``cost`` at the speed of these steps, the reference for a later run's `drift`."""
     return cost.scaled(1 + (drift(cost, evidence) or 0.0))
 
 
 def front_drift(before: float, evidence: TrafficEvidence) -> float | None:
-    """How much longer requests spend in the front end than ``before`` (seconds): 0.05 is 5%. None if not known."""
+    """How much longer requests spend in the front end than ``before`` (seconds): 0.05 is 5%. None if unknown."""
     return evidence.front / before - 1 if before and evidence.front else None
 
 
 def next_speeds(evidence: TrafficEvidence, cost: StepCost, drifts: Sequence[float], count: int) -> list[float]:
-    """By which factors the next start may change the engine's speed: ``count`` values, each as likely, in order.
+    """Factors by which the next start may change the engine's speed: ``count`` equally likely values, in order.
 
-    ``drifts`` are those of earlier starts. How the speed varied within this run counts where that is more than usual.
+    ``drifts`` are those of earlier starts. The speed variation within this run is used if it is larger than usual.
     """
-    # Of a normal distribution's standard deviation, the scale of a t is about three quarters; a half allows for UNSURE.
+    # The scale of a t is about three quarters of a normal distribution's standard deviation; half allows for UNSURE.
     usual = USUAL_FROM_METRICS if evidence.ends else max(USUAL, _variation(evidence, cost) / 2)
     return _next(usual, drifts, count)
 
 
 def next_fronts(drifts: Sequence[float], count: int) -> list[float]:
-    """By which factors the next start may change the time in the front end, see `next_speeds`."""
+    """Factors by which the next start may change the time in the front end, see `next_speeds`."""
     return _next(USUAL_FRONT, drifts, count)
 
 
@@ -78,7 +78,7 @@ def _next(usual: float, drifts: Sequence[float], count: int) -> list[float]:
 
 
 def _scales(usual: float, changes: Sequence[float]) -> list[tuple[float, float]]:
-    """The scales that the changes so far may have been drawn with, each with its probability."""
+    """The posterior of the scale, given the changes so far: scales with their probabilities."""
     scales = [usual * math.exp(UNSURE * place) for place in _GRID]
     logs = [
         -(place**2) / 2 + sum(_log_density(one / scale) - math.log(scale) for one in changes)
@@ -90,18 +90,18 @@ def _scales(usual: float, changes: Sequence[float]) -> list[tuple[float, float]]
 
 
 def _log_density(value: float) -> float:
-    """Of Student's t, up to a constant."""
+    """Log density of Student's t, up to a constant."""
     return -(_DEGREES + 1) / 2 * math.log1p(value**2 / _DEGREES)
 
 
 def _below(value: float) -> float:
-    """The probability below a value of Student's t with 4 degrees of freedom."""
+    """Cumulative distribution of Student's t with 4 degrees of freedom."""
     share = value**2 / (_DEGREES + value**2)
     return 0.5 + math.copysign(math.sqrt(share) * (3 - share) / 4, value)
 
 
 def _quantile(scales: Sequence[tuple[float, float]], share: float) -> float:
-    """The value below which a ``share`` of at least a half of the mixture of these scales lies."""
+    """A quantile (``share`` at least 0.5) of the mixture of these scales."""
 
     def below(value: float) -> float:
         return sum(chance * _below(value / scale) for scale, chance in scales)
@@ -116,7 +116,7 @@ def _quantile(scales: Sequence[tuple[float, float]], share: float) -> float:
 
 
 def _variation(evidence: TrafficEvidence, cost: StepCost) -> float:
-    """The standard deviation of the logarithm of the speed between parts of this run."""
+    """Standard deviation of the logarithm of the speed between parts of this run."""
     ratios = _ratios(cost, evidence)
     size = max(_FEWEST_STEPS, -(-len(ratios) // WINDOWS))
     parts = [ratios[begin : begin + size] for begin in range(0, len(ratios), size)]
@@ -125,7 +125,7 @@ def _variation(evidence: TrafficEvidence, cost: StepCost) -> float:
 
 
 def _ratios(cost: StepCost, evidence: TrafficEvidence) -> list[float]:
-    """Each step's duration over what it should take, in the order of time; without steps that the clock missed."""
+    """The ratio of each step's duration to its cost, in time order; without steps of no measured duration."""
     return [
         step.seconds / cost.seconds(step.sequences, step.tokens, step.reads, step.pairs)
         for step in evidence.steps

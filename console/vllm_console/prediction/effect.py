@@ -1,7 +1,7 @@
-"""What a prediction says of a figure, in words where its numbers would say more than is known. Pure.
+"""A prediction in words, where its numbers would suggest more precision than there is. Pure.
 
-Near capacity an interval is so wide that its ends help nobody; beyond what a server has shown even a narrow one rests
-on extrapolated step times. There the direction and the order of magnitude are shown, or that they are unknown.
+Near capacity, an interval is too wide to be useful; beyond what a server has shown, even a narrow one depends on
+extrapolated step times. Then only the direction and the order of magnitude are shown, or that they are unknown.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from vllm_console.prediction.predict import Estimate
 
 UNDECIDED = 1.5
-"""An interval around the present value whose ends differ by more than this factor does not tell a direction."""
+"""An interval around the current value whose ends differ by more than this factor shows no direction."""
 WIDE = 3.0
-"""Ends that differ by more than this factor tell no more than the order of magnitude."""
+"""Ends that differ by more than this factor show only the order of magnitude."""
 SEVERAL, TENFOLD = 2.0, 10.0
 
 NOT_KNOWN = "unknown"
 
 
 def is_rough(before: Estimate, after: Estimate) -> bool:
-    """Whether an interval is too wide for its ends to say anything.
+    """Whether an interval is too wide for its ends to be useful.
 
-    It isn't where all of it lies below half of the present value: its upper end then says enough.
+    If all of it is below half of the current value, its upper end is useful enough.
     """
     now, low, high = before.value, after.low, after.high
     if not now or low is None or high is None or high <= now / SEVERAL:
@@ -32,7 +32,7 @@ def is_rough(before: Estimate, after: Estimate) -> bool:
 
 
 def in_words(before: Estimate, after: Estimate) -> str:
-    """``several times as high``, ``lower``, ``about the same``: what surely holds, and what may; or `NOT_KNOWN`."""
+    """``several times as high``, ``lower``, ``about the same``: what is certain, then what may be; or `NOT_KNOWN`."""
     now, low, high = before.value, after.low, after.high
     if now is None or low is None or high is None:
         return NOT_KNOWN
@@ -64,5 +64,5 @@ def _lower(surely: float, perhaps: float) -> str:
 
 
 def surely_rises(before: Estimate, after: Estimate) -> bool:
-    """Whether all of the interval lies above the present value."""
+    """Whether the whole interval is above the current value."""
     return before.value is not None and after.low is not None and after.low > before.value

@@ -1,8 +1,8 @@
-"""What a server has shown: its requests and steps as the probe recorded them, ready to be replayed. Pure.
+"""Evidence of a server's behavior: its requests and steps as the probe recorded them, ready for replay. Pure.
 
-The records have no moment at which a request reached the engine. It is taken from its end, which both clocks know: its
-end less its time in queue, prefill and decode. What is left of its whole time was spent before, in the front end, or in
-wait of the step that ran when it came: vLLM counts a request as queued once that step has ended.
+The records lack the time at which a request reached the engine. It is derived from the request's end, which both clocks
+record, less its time in queue, prefill and decode. The rest of its end-to-end time was spent before that, in the front
+end, or waiting for the step that was running when it arrived: vLLM counts a request as queued only after that step.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from vllm_launchers.units import counted
 FEWEST_REQUESTS = 30
 MOST_REQUESTS = 500
 FEWEST_STEPS = 100
-"""With fewer steps without a preempted request, those count, too, that one was in but hardly changes."""
+"""If fewer steps had no preempted request, steps that a preempted request hardly affects count, too."""
 MOST_DISTURBED = 0.25
-"""Share of a step's requests that may be preempted ones: how many tokens these have in the cache is known roughly."""
+"""Maximum share of preempted requests in a step: the number of their cached tokens is known only approximately."""
 RESUMED_AFTER = 1.5
-"""A request's interval over the shortest of its step from which it had a pause."""
+"""A request's interval this many times the shortest of its step includes a pause."""
 MOST_SECONDS = 900.0
 PAUSE_SECONDS = 60.0
-"""Traffic before a pause of this length is another time's."""
+"""Traffic before a pause of this length is not considered part of the same traffic."""
 VANISHED = 1.15
-"""More requests in flight than were recorded by this factor: some have vanished."""
+"""If this factor more requests are in flight than were recorded, some have vanished."""
 VANISHED_SECONDS = 1.0
-"""For as long as that at least: both are counted at slightly different moments."""
+"""Minimum duration of that excess, because the two are counted at slightly different moments."""
 NO_QUEUE_SECONDS = 0.1
-"""A request that waited no longer than this found no queue: it waited for a step to end."""
+"""A request that waited no longer than this found no queue, but waited for a step to end."""
 _SAME_STEP = 0.02
 _CLOCKS_DIFFER = 0.05
-"""Seconds by which the times of a request and of its step can differ."""
+"""Maximum difference in seconds between the times of a request and of its step."""
 _MOST_CHOICES = 200
 _MOSTLY_FOUND = 0.5
 
 
 class NoEvidenceError(Exception):
-    """The records are too few to predict from. The message is one sentence."""
+    """There are too few records to predict from. The message is one sentence."""
 
 
 class SeenStep(msgspec.Struct, frozen=True):
-    """A recorded step: when it began, its duration, and its work, as `roofline.Work` counts it. ``prefills`` is how
-    many prompts it had a part of. Seconds.
+    """A recorded step: its begin, its duration (seconds), and its work, counted as in `roofline.Work`. ``prefills`` is
+    the number of prompts it had a part of.
     """
 
     at: float
@@ -68,12 +68,12 @@ class SeenStep(msgspec.Struct, frozen=True):
 class TrafficEvidence(msgspec.Struct, frozen=True):
     """Recorded traffic. Times are seconds since the first arrival.
 
-    ``arrivals`` come in order of time, with ``fronts``, the seconds that each spent in the front end. Those from
-    ``first`` to ``end`` are judged; the others only share the server with them. ``since`` and ``until`` are the first
-    and last judged arrival. ``observed`` is what was measured, ``ttft`` and ``e2e`` what is known of the engine's part
-    of it. ``flaw`` says why the records don't tell the whole traffic, a clause; empty if they do. ``ends`` are the
-    lowest and highest figures that may have been observed; empty where they were observed exactly. ``ahead``: its
-    steps are scheduled ahead, see `EngineLimits`. ``front``: the typical seconds in the front end; 0 if not known.
+    ``arrivals`` are in time order, with ``fronts``, the seconds that each spent in the front end. Those from ``first``
+    to ``end`` are evaluated; the others only share the server with them. ``since`` and ``until`` are the first and last
+    evaluated arrival. ``observed`` are the measured figures, ``ttft`` and ``e2e`` the known parts of them in the
+    engine. ``flaw`` is a clause why the records don't show all traffic; empty if they do. ``ends`` are the lowest and
+    highest figures consistent with the observations; empty if they are exact. ``ahead``: steps are scheduled ahead, see
+    `EngineLimits`. ``front``: the typical seconds in the front end; 0 if unknown.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -96,17 +96,17 @@ class TrafficEvidence(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """Requests that are judged."""
+        """Number of evaluated requests."""
         return self.end - self.first
 
     @property
     def seconds(self) -> float:
-        """How long they took to come."""
+        """The time over which they arrived."""
         return self.until - self.since
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A request of which everything is known. Moments in Unix seconds."""
+    """A request with complete data. Times in Unix seconds."""
 
     record: FinishedRequest
     at: float
@@ -137,7 +137,7 @@ def _known(record: FinishedRequest) -> _Known | None:
 
 
 def format_few(number: int, thing: str, one: str, more: str) -> str:
-    """``no request has ended``, ``only 12 requests have ended``; ``one`` and ``more`` are the verb for one and many."""
+    """``no request has ended``, ``only 12 requests have ended``; ``one`` and ``more``: singular and plural verb."""
     return f"{'only ' if number else 'no '}{counted(number, thing) if number else thing} {one if number < 2 else more}"
 
 
@@ -176,7 +176,7 @@ def gather(
     begin, end = judged[0].at, judged[-1].at
     if end - begin < 1.0:
         raise NoEvidenceError("its requests came all at once: a prediction needs traffic over some time")
-    # From the last moment before them without a queue, with what was in flight then, until the last had ended.
+    # From the last moment without a queue before them, including requests in flight then, until the last one ended.
     last = max(one.finished_at for one in judged)
     calm = max((one.at for one in stretch if one.at <= begin and one.queue <= NO_QUEUE_SECONDS), default=stretch[0].at)
     around = [one for one in stretch if one.finished_at > calm and one.at <= last]
@@ -215,10 +215,10 @@ def _front(one: _Known) -> float:
 
 
 def _usual_front(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> float:
-    """What requests spend in the front end, typically.
+    """The typical time of requests in the front end.
 
-    Of each one only a span is known: all that it spent before it was queued, or less by what the step took that had
-    just ended then. What is nearest to all spans together is the median of their ends.
+    For each request only a range is known: all its time before it was queued, or that less the duration of the step
+    that had just ended. The value closest to all ranges is the median of their ends.
     """
     steps = [step.at for step, _ in timed]
     ends = []
@@ -227,15 +227,15 @@ def _usual_front(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, floa
         beside = timed[max(0, place - 1) : place + 1]
         off, took = min(((abs(step.at - one.at), took) for step, took in beside), default=(math.inf, 0.0))
         before = _front(one)
-        ends += [max(0.0, before - took) if off < took / 2 else before, before]  # else nothing ran
+        ends += [max(0.0, before - took) if off < took / 2 else before, before]  # otherwise nothing was running
     return median(ends) if ends else 0.0
 
 
 def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], front: float) -> list[_Known]:
-    """The requests with the wait for the step that ran when they came counted as time in the queue.
+    """Count the wait for the step that was running at a request's arrival as queue time.
 
-    It is what a request spent before it was queued beyond the usual time in the front end, and no more than that step
-    took.
+    It is the request's time before it was queued, beyond the usual time in the front end, but at most that step's
+    duration.
     """
     if not timed:
         return list(known)
@@ -243,7 +243,7 @@ def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, 
     found = []
     for one in known:
         place = bisect_right(ends, one.at)
-        # Both clocks lag by a little: the step that had just ended then is one of these two.
+        # Both clocks lag slightly, so the step that had just ended is one of these two.
         longest = max(took for _, took in timed[max(0, place - 1) : place + 1])
         wait = min(max(0.0, _front(one) - front), longest)
         found.append(replace(one, at=one.at - wait, queue=one.queue + wait))
@@ -251,7 +251,7 @@ def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, 
 
 
 def _newest_stretch(known: Sequence[_Known]) -> list[_Known]:
-    """The newest requests without a pause between them, if they are enough; else all."""
+    """The newest requests without a pause between them, if there are enough; else all."""
     begin, busy_until = 0, known[0].finished_at
     for index, one in enumerate(known):
         if one.at - busy_until > PAUSE_SECONDS and len(known) - index >= FEWEST_REQUESTS:
@@ -261,7 +261,7 @@ def _newest_stretch(known: Sequence[_Known]) -> list[_Known]:
 
 
 def _judged(stretch: Sequence[_Known], steps: Sequence[EngineStep], most: int) -> list[_Known]:
-    """The newest requests of which all that were in flight with them are known, as far as can be said."""
+    """The newest requests for which all concurrent requests are known, as far as can be determined."""
     last = max(one.finished_at for one in stretch)
     whole = sorted(one.queue + one.prefill + one.decode for one in stretch)
     long = whole[int(0.95 * (len(whole) - 1))]
@@ -274,14 +274,15 @@ def _judged(stretch: Sequence[_Known], steps: Sequence[EngineStep], most: int) -
         recent = undisturbed if len(undisturbed) >= FEWEST_REQUESTS else recent
     if recent and recent[0] is stretch[0]:
         return recent
-    # Requests older than the longest are no longer in flight, so those in flight at its begin are all known.
+    # Older requests than the longest are no longer in flight, so all in flight at its beginning are known.
     return [one for one in recent if one.at >= stretch[0].at + long]
 
 
 def _vanished_until(known: Sequence[_Known], steps: Sequence[EngineStep], until: float) -> float:
-    """The last moment up to ``until`` at which requests were in flight that left no record; -inf if there is none.
+    """The last moment up to ``until`` with requests in flight that left no record; -inf if there is none.
 
-    These are requests whose clients disconnected, as at the end of a load run. What comes after them is whole again.
+    These are requests whose clients disconnected, as at the end of a load run. The traffic after that is complete
+    again.
     """
     arrived, finished = [one.at for one in known], sorted(one.finished_at for one in known)
 
@@ -303,7 +304,9 @@ def _vanished_until(known: Sequence[_Known], steps: Sequence[EngineStep], until:
 
 
 def _durations(steps: Sequence[EngineStep]) -> list[tuple[EngineStep, float]]:
-    """Each step, and how long it took (seconds): the shortest interval between tokens is the engine's own clock."""
+    """Each step with its duration in seconds: the shortest interval between tokens, which is measured by the engine's
+    clock.
+    """
     found = []
     before = None
     for step in steps:
@@ -318,7 +321,7 @@ def _durations(steps: Sequence[EngineStep]) -> list[tuple[EngineStep, float]]:
 
 
 def _intervals(timed: Sequence[tuple[EngineStep, float]]) -> list[tuple[float, int]]:
-    """Times between tokens and how many: of one step nearly all are equal, and the longest is known."""
+    """Times between tokens with their counts: in a step nearly all are equal, and the longest is known."""
     found: list[tuple[float, int]] = []
     for step, took in timed:
         if not step.intervals or step.shortest_interval is None:
@@ -358,11 +361,11 @@ def _work(
     ahead: bool,
     zero: float,
 ) -> list[SeenStep]:
-    """What each step computed, from what was under way then: a request's tokens grow evenly while it decodes.
+    """The work of each step, from the requests in flight: a request's tokens grow evenly while it decodes.
 
-    A prefill's chunks are as large as the budget leaves room for, first come, first served, and its last step computes
-    what is left. Steps that a preempted request was in are left out, since the records don't say when it was: if few
-    others are left, only those in which one is preempted or computed again, or in which many of them were.
+    A prefill's chunks are as large as the budget allows, first come, first served, and its last step computes the rest.
+    Steps with a preempted request are left out, because the records don't show when it was preempted. If too few others
+    remain, only those are left out in which a request was preempted or recomputed, or that had many preempted ones.
     """
     took = [seconds for _, seconds in timed]
     begins: dict[int, list[_Known]] = {}
@@ -388,7 +391,7 @@ def _work(
         disturbed -= sum(bool(one.record.preemptions) for one in cached.forget(step.at - seconds / 2))
         work.append((place, chunks, cached.at(step.at - seconds)))
         cached.add(step.at + seconds / 2)
-        if step.shortest_interval is None:  # then its duration is that of a prefill that it had all of
+        if step.shortest_interval is None:  # its duration is then that of a prefill computed entirely in this step
             whole = [
                 one.prefill
                 for one, count, _ in chunks
@@ -426,7 +429,7 @@ def _work(
 
 
 def _told(preempted_in: Mapping[int, int], timed: Sequence[tuple[EngineStep, float]]) -> set[int]:
-    """The steps whose work is known, by how many preempted requests were in each: those without, if that many are."""
+    """The steps whose work is known, by their numbers of preempted requests: those without, if there are enough."""
     kept = {place for place, number in preempted_in.items() if not number}
     if len(kept) >= FEWEST_STEPS:
         return kept
@@ -435,7 +438,7 @@ def _told(preempted_in: Mapping[int, int], timed: Sequence[tuple[EngineStep, flo
 
 
 def _resumes(timed: tuple[EngineStep, float]) -> bool:
-    """Whether a request got a token in this step after a pause: it was computed again, in it or the step before."""
+    """Whether a request got a token in this step after a pause: it was recomputed in this step or the previous one."""
     step = timed[0]
     if step.shortest_interval is None or step.longest_interval is None:
         return False
@@ -443,7 +446,7 @@ def _resumes(timed: tuple[EngineStep, float]) -> bool:
 
 
 class _CachedTokens:
-    """The tokens that decoding requests have in the cache, from one moment to a later one."""
+    """The cached tokens of decoding requests, at increasing moments."""
 
     def __init__(self, around: Sequence[_Known]) -> None:
         self._joining = deque(sorted(around, key=lambda one: one.first_token_at))
@@ -451,13 +454,13 @@ class _CachedTokens:
         self._constant = self._slope = 0.0
 
     def add(self, until: float) -> None:
-        """Count the requests whose first token came up to ``until``."""
+        """Add the requests with a first token up to ``until``."""
         while self._joining and self._joining[0].first_token_at <= until:
             constant, slope = _growth(self._joining.popleft())
             self._constant, self._slope = self._constant + constant, self._slope + slope
 
     def forget(self, until: float) -> list[_Known]:
-        """Don't count the requests that ended up to ``until`` any more; returns them."""
+        """Remove the requests that ended up to ``until``; return them."""
         gone = []
         while self._leaving and self._leaving[0].finished_at <= until:
             gone.append(self._leaving.popleft())
@@ -471,11 +474,12 @@ class _CachedTokens:
 
 
 def _first_token_steps(around: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> list[tuple[_Known, int]]:
-    """Each request with the place of the step that gave its first token: a step's first tokens are those beyond its
-    intervals, and the lengths of their prompts add up to its ``prompt_tokens``.
+    """Each request with the index of the step that produced its first token. A step's first tokens are those beyond its
+    intervals, and their prompt lengths add up to its ``prompt_tokens``.
 
-    Times alone don't tell, since the records' clocks differ by as much as a short step takes. Requests that no step
-    fits are left out. Where hardly any fits, a release counts prompt tokens otherwise, and their order alone decides.
+    Times alone are insufficient, because the records' clocks differ by as much as the duration of a short step.
+    Requests that match no step are left out. If hardly any match, the release counts prompt tokens differently, and
+    only their order is used.
     """
     found = _joined(around, timed, by_length=True)
     possible = sum(timed[0][0].at <= one.first_token_at <= timed[-1][0].at for one in around) if timed else 0
@@ -507,7 +511,9 @@ def _joined(
 
 
 def _adding_up(waiting: Sequence[_Known], count: int, prompts: int | None) -> Sequence[_Known]:
-    """``count`` of the requests whose prompts have ``prompts`` tokens in all, the first in their order; else none."""
+    """The first ``count`` requests, in their order, whose prompts have ``prompts`` tokens in total; none if there are
+    none.
+    """
     if not 0 < count <= len(waiting):
         return ()
     if prompts is None or sum(one.prompt for one in waiting[:count]) == prompts:
@@ -519,7 +525,7 @@ def _adding_up(waiting: Sequence[_Known], count: int, prompts: int | None) -> Se
 
 
 def _prefill_steps(one: _Known, place: int, timed: Sequence[tuple[EngineStep, float]]) -> int:
-    """How many steps a prefill lasted that ended with step ``place``: those of which it had more than half."""
+    """The number of steps of a prefill that ended with step ``place``: those of which it covers more than half."""
     count, left = 1, one.prefill - timed[place][1]
     while count <= place and not _idle_before(timed, place - count + 1) and left > timed[place - count][1] / 2:
         left -= timed[place - count][1]
@@ -528,7 +534,7 @@ def _prefill_steps(one: _Known, place: int, timed: Sequence[tuple[EngineStep, fl
 
 
 def _idle_before(timed: Sequence[tuple[EngineStep, float]], place: int) -> bool:
-    """Whether there was nothing to do when step ``place`` began, as far as the records say."""
+    """Whether there was nothing to do when step ``place`` began, as far as recorded."""
     before = timed[place - 1][0] if place > 0 else None
     return before is not None and not (before.running or before.waiting)
 
@@ -536,8 +542,8 @@ def _idle_before(timed: Sequence[tuple[EngineStep, float]], place: int) -> bool:
 def _after_the_one_before(
     prefill: float, place: int, timed: Sequence[tuple[EngineStep, float]], took: Sequence[float]
 ) -> float:
-    """Seconds from the end of the step before to that of step ``place``, all of whose work is a prefill that lasted
-    ``prefill`` seconds: without the step before, if it was scheduled while that one ran.
+    """Seconds between the ends of the previous step and of step ``place``, whose entire work is a prefill that lasted
+    ``prefill`` seconds; the previous step is subtracted if the prefill was scheduled while it ran.
     """
     if not place or _idle_before(timed, place):
         return prefill
@@ -549,7 +555,7 @@ def _after_the_one_before(
 def _scheduled_ahead(
     joined: Sequence[tuple[_Known, int]], timed: Sequence[tuple[EngineStep, float]], budget: int
 ) -> bool:
-    """Whether vLLM schedules a step while the one before it runs: a prefill that needs one step then lasts two."""
+    """Whether vLLM schedules a step while the previous one runs: a prefill that needs one step then lasts two."""
     lasted = [
         _prefill_steps(one, place, timed)
         for one, place in joined
@@ -559,13 +565,13 @@ def _scheduled_ahead(
 
 
 def _own_durations(took: Sequence[float], prefills: Sequence[bool], decodes: Sequence[bool]) -> list[float]:
-    """What each step took itself, with asynchronous scheduling: launching a prefill, which has no CUDA graph of its
-    whole batch, delays the result of the step before it, so that one seems long and the prefill's own short.
+    """Each step's own duration with asynchronous scheduling. Launching a prefill, which has no CUDA graph of its whole
+    batch, delays the previous step's result, so that one seems long and the prefill short.
 
-    ``took`` are the seconds between results, 0 where not known; ``prefills`` says which steps had prompts and
-    ``decodes`` which had an interval. A step before a prefill is taken to last as long as the last one that only
-    decodes and has no prefill after it. The sum stays the same. Launching a prefill delays the result of another
-    prefill, too, which can't be told from the records, and is nothing if that one takes longer than the launch.
+    ``took`` are the seconds between results, 0 if unknown; ``prefills`` says which steps had prompts and ``decodes``
+    which had an interval. A step before a prefill is assumed to last as long as the last decode-only step that is not
+    before a prefill. The sum stays the same. Launching a prefill also delays the result of another prefill, which the
+    records don't show, and which is nothing if that one takes longer than the launch.
     """
     own = list(took)
     usual = None
@@ -590,7 +596,7 @@ def _growth(one: _Known) -> tuple[float, float]:
 def _chunks(
     prefilling: Sequence[tuple[_Known, int]], room: int, ending: Collection[_Known]
 ) -> tuple[list[tuple[_Known, int, int]], list[tuple[_Known, int]]]:
-    """The chunks of prompts in a step: request, tokens, tokens before them; and what is left for later steps.
+    """The prompt chunks in a step (request, tokens, tokens before them), and what is left for later steps.
 
     ``ending`` are the requests that get their first token in it.
     """
@@ -614,7 +620,7 @@ def _flaw(
     timed: Sequence[tuple[EngineStep, float]],
     seconds: float,
 ) -> str:
-    """Why the records are not the whole traffic; empty if they are."""
+    """Why the records don't show all traffic; empty if they do."""
     if not timed:
         return "no steps were recorded"
     if requests[-1].dropped > requests[0].dropped or timed[-1][0].dropped > timed[0][0].dropped:
@@ -635,9 +641,10 @@ def _flaw(
 
 
 def _vanished(known: Sequence[_Known], steps: Sequence[EngineStep], timed: Sequence[tuple[EngineStep, float]]) -> float:
-    """How long requests ran in these steps that have no record and never will, in seconds together.
+    """Total time in seconds of requests in these steps that have no record and never will.
 
-    Those that have not ended yet are in flight in each later step, so they are no more than are unknown in any of them.
+    Requests that have not ended yet are in flight in each later step, so there are at most as many of them as the
+    minimum number of unknown ones.
     """
     arrived, finished = sorted(one.at for one in known), sorted(one.finished_at for one in known)
 
@@ -651,10 +658,10 @@ def _vanished(known: Sequence[_Known], steps: Sequence[EngineStep], timed: Seque
 
 
 def _prefixes(around: Sequence[_Known], block_size: int) -> list[tuple[int, ...]]:
-    """Which blocks requests share, as far as their cached tokens tell.
+    """The blocks that requests share, as far as their cached tokens show.
 
-    A request that found some blocks shares them with an earlier one: that with which others of this length were shared,
-    or else the last one that is long enough.
+    A request that found blocks shares them with an earlier one: the one that shared this length before, or else the
+    last one that is long enough.
     """
     owner: dict[int, int] = {}
     shared = [0] * len(around)

@@ -9,13 +9,13 @@ import msgspec
 from vllm_console.metrics.quantile import PARTS, Weighted, weighted_quantiles
 
 FEWEST_FOR = {"p50": 10, "p90": 50, "p99": 500}
-"""A quantile from fewer values than these would be decided by one or two of them."""
+"""Minimum number of values for a quantile; with fewer, one or two of them would decide it."""
 LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
 RATES = ("tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage")
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A latency's quantiles and mean, in seconds; None where there were too few values."""
+    """A latency's quantiles and mean, in seconds; None if there were too few values."""
 
     p50: float | None = None
     p90: float | None = None
@@ -24,7 +24,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[Weighted], *, telling: int | None = None) -> Spread:
-        """The spread of weighted values, of which only so many are ``telling``: the others repeat them."""
+        """The spread of weighted values, of which only ``telling`` are independent: the others repeat them."""
         total = sum([count for _, count in values])
         if not total:
             return cls()
@@ -35,7 +35,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """How a server did over some minutes. Latencies in seconds; usage from 0 to 1; None is unknown."""
+    """A server's performance over some minutes. Latencies in seconds; usage from 0 to 1; None is unknown."""
 
     ttft_seconds: Spread = Spread()
     itl_seconds: Spread = Spread()
@@ -47,8 +47,9 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known of a latency's spread: points of the share of all values that are no longer than so many seconds,
-    and the mean, which counts ``weight`` times as much as a point; None without any value.
+    """The known distribution of a latency: points (share of values, upper bound in seconds), and the mean.
+
+    The mean counts ``weight`` times as much as a point; None without any value.
     """
 
     points: tuple[tuple[float, float], ...] = ()
@@ -57,7 +58,9 @@ class Known(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[Weighted]) -> Known:
-        """Some quantiles of weighted values. The medians count most: a prediction is refused where they are missed."""
+        """Quantiles of weighted values. Medians have the most weight, because a prediction is refused if they are
+        missed.
+        """
         if not values:
             return cls()
         shares = (0.1, 0.25, 0.5, 0.5, 0.5, 0.75, 0.9)

@@ -1,8 +1,8 @@
-"""Fits an engine's step cost to what its requests experienced, by replaying them. Pure.
+"""Fits an engine's step cost to the latencies of its requests by replaying them. Pure.
 
-It starts from a regression on the durations of single steps and improves on it by replays: the quantiles of TTFT, ITL
-and end-to-end time have to come out as observed. Several sets of parameters fit almost equally well, since traffic does
-not tell all of them apart; they are kept, and their predictions differ where it matters.
+It starts from a regression on the durations of single steps, which replays improve: the quantiles of TTFT, ITL and
+end-to-end time must match the observations. Several parameter sets fit almost equally well, since traffic does not
+distinguish all of them; they are kept, and their predictions differ where it matters.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import EngineLimits, Replayed, replay_traffic
 
 KEPT = 12
-"""Parameter sets that are kept."""
+"""Maximum number of parameter sets to keep."""
 GENERATIONS, POPULATION, ELITE = 5, 12, 4
 _FLOOR = 0.001
-"""Differences well below a millisecond don't count."""
+"""Makes differences well below a millisecond insignificant."""
 _QUIET = 0.01
-"""Steps that differ from their cost by less, typically, count as exact."""
+"""Steps with a smaller typical deviation from their cost count as exact."""
 _NEARLY = 0.02, 1.25
-"""Sets whose typical error is at most this much above this multiple of the best one's fit almost equally well."""
+"""Sets fit almost equally well if their typical error is at most this much above this multiple of the best one's."""
 
 
 class CostFit(msgspec.Struct, frozen=True):
-    """Parameter sets that reproduce the evidence, the best first, and the best one's typical error (0.05 is 5 %).
+    """Parameter sets that reproduce the evidence, best first, and the best one's typical error (0.05 is 5%).
 
-    ``start`` is the regression that the fit began with. What steps differ from it is noise: see `step_noise`.
+    ``start`` is the regression that the fit began with. Steps' deviations from it are noise: see `step_noise`.
     """
 
     costs: tuple[StepCost, ...]
@@ -46,10 +46,10 @@ class CostFit(msgspec.Struct, frozen=True):
 
 
 Point = tuple[float, ...]
-"""How a cost differs from the start: the logarithm of each parameter's factor, and a shift of the share of weights."""
+"""A cost's difference from the start: the logarithm of each parameter's factor, and a shift of the share of weights."""
 
 _WIDTH: Point = (0.04, 0.15, 0.15, 0.06, 0.15)
-"""Of a step's base, of the share of weights in it, per sequence, per prompt token, per token read."""
+"""Search widths of a step's base, the share of weights in it, and costs per sequence, prompt token and token read."""
 
 
 def _cost_at(start: StepCost, point: Point) -> StepCost:
@@ -80,7 +80,7 @@ def fit_step_cost(evidence: TrafficEvidence, limits: EngineLimits) -> CostFit:
 
     center: Point = (0.0,) * len(_WIDTH)
     tried = [judged(center)]
-    # A bad start is searched around more widely.
+    # Search more widely around a bad start.
     wide = 1 + min(4.0, 10 * tried[0][0])
     width: Point = tuple(wide * one for one in _WIDTH)
     for _ in range(GENERATIONS):
@@ -95,10 +95,9 @@ def fit_step_cost(evidence: TrafficEvidence, limits: EngineLimits) -> CostFit:
 
 
 def step_noise(cost: StepCost, evidence: TrafficEvidence) -> StepNoise:
-    """By how much steps differed from their cost when: other work on the machine slows them for a while, or holds one
-    up.
+    """The deviations of steps from their cost over time: other load slows them for a while, or delays a single one.
 
-    None where they differ by next to nothing, or single steps are not known.
+    No noise if they are insignificant, or if single steps are unknown.
     """
     steps = evidence.steps
     if evidence.ends:
@@ -118,7 +117,7 @@ def step_noise(cost: StepCost, evidence: TrafficEvidence) -> StepNoise:
 
 
 def replayed_latencies(evidence: TrafficEvidence, found: Replayed) -> tuple[Sequence[Weighted], ...]:
-    """TTFT, ITL and end-to-end times of the judged requests of a replay, in the engine."""
+    """TTFT, ITL and end-to-end times in the engine, of the evaluated requests of a replay."""
     judged = [one for one in found.requests[evidence.first : evidence.end] if one is not None]
     return (
         each_once(one.ttft_seconds for one in judged),
@@ -128,7 +127,7 @@ def replayed_latencies(evidence: TrafficEvidence, found: Replayed) -> tuple[Sequ
 
 
 def _error(evidence: TrafficEvidence, limits: EngineLimits, cost: StepCost, noise: StepNoise) -> float:
-    """The typical relative error of what a replay reaches of the known latencies; each counts the same."""
+    """The typical relative error of a replay's latencies; all three latencies have equal weight."""
     found = replay_traffic(evidence.arrivals, limits, cost, noise, since=evidence.since, until=evidence.until)
     errors = []
     for known, values in zip(
@@ -156,10 +155,11 @@ _EXPLAINS_MORE = 0.7
 
 
 def step_regression(steps: Sequence[SeenStep], graphs: int = MAX_GRAPH_BATCH) -> StepCost:
-    """The step cost by least squares on recorded steps, each limited by memory or by arithmetic, whichever is longer.
+    """The step cost by least squares on recorded steps, each limited by memory or by compute, whichever takes longer.
 
-    What only large prefills tell (query-key pairs, and the lack of CUDA graphs above ``graphs`` tokens) is left out
-    where it explains little: noise would decide it. So is what every step with prompts takes more.
+    Effects that only large prefills show (query-key pairs, and the lack of CUDA graphs above ``graphs`` tokens) are
+    left out if they explain little, because noise would determine them. So is the extra cost of every step with
+    prompts.
     """
     found, whole = (_regression(steps, names, graphs) for names in (_SIMPLE, _WHOLE))
     larger = whole.prefill_error < _EXPLAINS_MORE * found.prefill_error
@@ -183,14 +183,14 @@ class _Regression(msgspec.Struct, frozen=True):
 def _regression(steps: Sequence[SeenStep], names: Sequence[str], graphs: int) -> _Regression:
     """The cost with these parameters, the others zero.
 
-    Memory limits steps without prompts. What limits the others follows from the cost, so that is found in rounds,
-    beginning with arithmetic. Relative errors count: a long prefill is no more telling than a short step.
+    Memory limits steps without prompts. What limits the others follows from the cost, so that is determined
+    iteratively, starting with compute. Errors are relative: a long prefill has no more weight than a short step.
     """
     typical = median(step.seconds for step in steps)
     decodes = _thinned([step for step in steps if not step.prefills])
     prefills = _thinned([step for step in steps if step.prefills])
     used = decodes + prefills
-    # Decode steps are many and alike: both kinds count the same.
+    # Decode steps are many and similar: give both kinds equal weight.
     weight = min(10.0, math.sqrt(max(1, len(decodes)) / max(1, len(prefills))))
     usual = {bool(kind[0].prefills): median(step.seconds for step in kind) for kind in (decodes, prefills) if kind}
     expected = [usual[bool(step.prefills)] for step in used]
@@ -217,17 +217,17 @@ def _reads_longer(cost: StepCost, step: SeenStep) -> bool:
 
 
 def _off(cost: StepCost, step: SeenStep) -> float:
-    """By how much a step differs from its cost, as a logarithm, so that too short and too long count alike."""
+    """A step's deviation from its cost, as a logarithm, so that too short and too long count equally."""
     return abs(math.log(_modeled(cost, step) / step.seconds))
 
 
 def _thinned(steps: Sequence[SeenStep]) -> list[SeenStep]:
-    """An even choice of steps, where there are many."""
+    """An even selection of steps, if there are many."""
     return list(steps[:: -(-len(steps) // _MOST_STEPS) or 1])
 
 
 def _without_outliers(cost: StepCost, steps: Sequence[SeenStep]) -> list[SeenStep]:
-    """The steps of one kind, without those that something else has disturbed."""
+    """The steps of one kind, without those disturbed by something else."""
     errors = [_off(cost, step) for step in steps]
     limit = max(4 * median(errors), 0.002) if errors else 0.0
     return [step for step, error in zip(steps, errors, strict=True) if error <= limit]
@@ -245,7 +245,7 @@ def _modeled(cost: StepCost, step: SeenStep) -> float:
 
 
 def _not_negative(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Least squares with weights of at least zero: columns that would get a negative weight are left out."""
+    """Nonnegative least squares: columns that would get a negative weight are left out."""
     width = len(rows[0])
     columns = [column for column in range(width) if any(row[column] for row in rows)]
     while columns:
@@ -264,7 +264,7 @@ def _norm(rows: Sequence[Sequence[float]], column: int) -> float:
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """The normal equations, scaled by column. Columns that can't be told apart get equal shares of their effect."""
+    """Solve the normal equations, scaled by column. Indistinguishable columns share their effect equally."""
     width = len(rows[0])
     scale = [_norm(rows, i) or 1.0 for i in range(width)]
     columns = [[row[i] / scale[i] for row in rows] for i in range(width)]

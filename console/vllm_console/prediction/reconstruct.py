@@ -1,9 +1,9 @@
-"""What a server without the probe has shown: its traffic put together from samples of its ``/metrics``. Pure.
+"""Evidence for a server without the probe: its traffic reconstructed from samples of its ``/metrics``. Pure.
 
-Two samples tell how many requests came, began and ended between them, and the sums of what those that ended had:
-prompt and generated tokens and end-to-end time, each value in a bucket. So lengths are drawn within their buckets until
-the sums are right, a request that ended came its end-to-end time before, and as many came in each interval as the
-numbers in flight and ended say, at random moments in it. Each seed gives another traffic that agrees with all of it.
+Two samples show how many requests arrived, began and ended between them, and the sums over those that ended: prompt and
+generated tokens and end-to-end time, each value in a bucket. So lengths are drawn within their buckets and adjusted to
+the sums; a request that ended arrived its end-to-end time earlier; and each interval gets as many arrivals as the
+numbers in flight and ended imply, at random moments. Each seed gives a different traffic that agrees with all of this.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from vllm_console.prediction.figures import FEWEST_FOR, Figures, Known, Spread
 from vllm_launchers.engine_model.traffic_replay import Arrival
 
 GAP_SECONDS = 15.0
-"""What was counted between two samples further apart is of an unknown time."""
+"""Counts between two samples further apart are not used, because their time is unknown."""
 MOST_HITS = 0.05
-"""Of all prompt tokens, found in the prefix cache: more matters, and the metrics don't say which prompts share them."""
+"""Maximum share of prompt tokens found in the prefix cache: the metrics don't show which prompts share them."""
 _KEYS = (*LATENCIES, *LENGTHS)
 _NEEDED = ("ttft", "itl", "e2e", *LENGTHS)
 _SPREAD = (0.05, 0.95)
-"""Shares between which a bucket's end tells a quantile well."""
+"""Shares between which a bucket's end is a useful quantile."""
 _FEW = 3
-"""A difference of so many requests between two counts is none: they are of slightly different moments."""
+"""Differences between two counts up to this are ignored, because they are of slightly different moments."""
 _MANY = 0.03
 _SEVERAL = 1.2
-"""Tokens per inter-token interval from which a step makes several."""
+"""Tokens per inter-token interval from which a step counts as generating several."""
 
 
 class _Gauges(msgspec.Struct, frozen=True):
@@ -63,8 +63,8 @@ class _Gauges(msgspec.Struct, frozen=True):
 
 
 class _Interval(msgspec.Struct, frozen=True):
-    """What was counted from one sample to the next, and the gauges before and after it; ``came`` is how many requests
-    did. Unix seconds.
+    """The counts between two samples, and the gauges before and after; ``came`` is the number of requests that arrived.
+    Unix seconds.
     """
 
     start: float
@@ -88,7 +88,7 @@ class _Interval(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A request as it may have been: when it came (Unix seconds), and its lengths in tokens."""
+    """A possible request: when it arrived (Unix seconds), and its lengths in tokens."""
 
     at: float
     prompt: int
@@ -100,10 +100,10 @@ def reconstruct(
 ) -> TrafficEvidence:
     """A traffic that agrees with the newest of ``samples`` (oldest first, of one run), up to the last pause.
 
-    ``budget`` is the server's tokens per step, ``longest`` what a request may have at most.
+    ``budget`` is the server's tokens per step, ``longest`` the maximum length of a request.
 
     Raises:
-        NoEvidenceError: too little is known, or the metrics can't tell this traffic.
+        NoEvidenceError: too little is known, or the metrics can't show this traffic.
     """
     intervals = _newest(list(_intervals(samples)), most)
     ended = sum(one.ended for one in intervals)
@@ -138,7 +138,7 @@ def reconstruct(
 
 
 def _few_ended(ended: int, samples: Sequence[Sample]) -> str:
-    """What traffic there was instead of enough, and what to do."""
+    """The traffic found so far, and what to do."""
     few = format_few(ended, "request", "has ended", "have ended")
     now = [_Gauges.of(one) for one in samples[-1].engines.values()] if samples else []
     under_way = round(sum(one.in_flight for one in now if one is not None))
@@ -170,7 +170,7 @@ def _intervals(samples: Sequence[Sample]) -> Iterator[_Interval]:
 
 
 def _newest(intervals: Sequence[_Interval], most: int) -> list[_Interval]:
-    """The newest intervals with traffic, without a gap or a long pause in them, with about ``most`` ended requests."""
+    """The newest intervals with traffic, without a gap or long pause in them, with about ``most`` ended requests."""
     kept: list[_Interval] = []
     ended, idle = 0, 0.0
     for one in reversed(intervals):
@@ -190,7 +190,7 @@ def _newest(intervals: Sequence[_Interval], most: int) -> list[_Interval]:
 
 
 def _sum(intervals: Sequence[_Interval]) -> dict[str, Histogram]:
-    """All observations of these intervals; their buckets are the same ones."""
+    """All observations of these intervals, which have the same buckets."""
     found: dict[str, Histogram] = {}
     for one in intervals:
         for key, histogram in one.grown.histograms.items():
@@ -204,7 +204,7 @@ def _sum(intervals: Sequence[_Interval]) -> dict[str, Histogram]:
 
 
 def _flaw(intervals: Sequence[_Interval]) -> str:
-    """Why a traffic that agrees with the metrics would not be the one that there was; empty if it would."""
+    """Why a traffic that agrees with the metrics would differ from the real one; empty if it would not."""
 
     def counted(name: str) -> float:
         return math.fsum(getattr(one.grown, name) or 0.0 for one in intervals)
@@ -233,16 +233,16 @@ def _flaw(intervals: Sequence[_Interval]) -> str:
 
 
 def _requests(intervals: Sequence[_Interval], before: int, longest: int, dice: random.Random) -> list[_Request]:
-    """Requests in the order of their arrival, ``before`` of them before the first interval.
+    """Requests in order of arrival, ``before`` of them before the first interval.
 
-    Those that ended are ordered by when they would have come, and take the moments at which requests came in turn.
+    Those that ended are ordered by their derived arrival, and are assigned the arrival moments in turn.
     """
     ended = [one for interval in intervals for one in _cohort(interval, longest, dice)]
     begin, end = intervals[0].start, intervals[-1].end
     moments = sorted(
         one.start + dice.random() * one.seconds for one in intervals for _ in range(max(0, one.came))
     )  # fmt: skip
-    # Of those still in flight nothing is known but that they are long, the longer the likelier, and came of late.
+    # Those still in flight are only known to have arrived recently and to be long; longer ones are more likely.
     took = [finished - one.at for one, finished in ended]
     missing = max(0, before + len(moments) - len(ended))
     for place in dice.choices(range(len(ended)), took, k=missing):
@@ -272,7 +272,7 @@ def _cohort(interval: _Interval, longest: int, dice: random.Random) -> list[tupl
 
 
 def _drawn(histogram: Histogram, longest: float, dice: random.Random) -> list[float]:
-    """Values that a histogram may have observed: each in its bucket, with the right sum as far as they can have it."""
+    """Values that a histogram may have observed: each in its bucket, with the right sum as far as possible."""
     found: list[tuple[float, float, float]] = []
     low, below = 0.0, 0.0
     for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
@@ -292,7 +292,7 @@ def _drawn(histogram: Histogram, longest: float, dice: random.Random) -> list[fl
 def _observed(
     total: dict[str, Histogram], busy: Sequence[_Interval], seconds: float
 ) -> tuple[Figures, tuple[Figures, Figures]]:
-    """The figures that were measured, and the lowest and highest that they can be: quantiles are known to a bucket."""
+    """The measured figures, and their lowest and highest possible values: quantiles are known only to a bucket."""
 
     def spreads(end: str) -> tuple[Spread, Spread, Spread]:
         return _spread(total["ttft"], end), _spread(total["itl"], end), _spread(total["e2e"], end)
@@ -320,19 +320,19 @@ def _spread(histogram: Histogram, end: str) -> Spread:
 
 
 def _known(histogram: Histogram, front: float = 0.0) -> Known:
-    """What a histogram tells of a latency in the engine: each bucket's end is a quantile. ``front`` is left out."""
+    """The latency distribution in the engine from a histogram: each bucket's end is a quantile. Excludes ``front``."""
     count = histogram.count
     if not count:
         return Known()
     shares = [(one / count, bound - front) for bound, one in zip(histogram.bounds, histogram.counts, strict=True)]
     points = [(share, bound) for share, bound in shares if _SPREAD[0] <= share <= _SPREAD[1] and bound > 0]
-    # The mean is all that is known where everything is in one bucket, and it counts as much as they do.
+    # If everything is in one bucket, only the mean is known; it counts as much as all points together.
     return Known((*points,), max(0.0, histogram.sum / count - front), max(1, len(points)))
 
 
 def _front(total: dict[str, Histogram], busy: Sequence[_Interval]) -> float:
-    """What a request spends in the front end on average, in seconds: its time less its stages in the engine, and less
-    the wait for the step that runs when it comes, half of one.
+    """Average seconds of a request in the front end: its total time less its stages in the engine, and less the wait
+    for the running step, half a step on average.
     """
     stages = [total.get(key) for key in ("queue", "prefill", "decode")]
     known = [one for one in stages if one is not None and one.count]
@@ -346,7 +346,7 @@ def _front(total: dict[str, Histogram], busy: Sequence[_Interval]) -> float:
 
 
 def _steps(busy: Sequence[_Interval], total: dict[str, Histogram], budget: int, zero: float) -> Iterator[SeenStep]:
-    """For the fit to begin with: the typical step of each interval, and the prefills of those that ended in it."""
+    """Steps for the fit to start from: each interval's typical step, and the prefills of requests that ended in it."""
     context = total["prompt_tokens"].sum / total["prompt_tokens"].count
     context += total["generation_tokens"].sum / total["generation_tokens"].count / 2
     for one in busy:

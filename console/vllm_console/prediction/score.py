@@ -1,4 +1,4 @@
-"""Predictions beside what was measured after the restart, also as text, and how good they have been. Pure."""
+"""Compares predictions with the measurements after the restart, also as text, and keeps a track record. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vllm_launchers.engine_model.step_cost import StepCost
 from vllm_launchers.units import counted
 
 LIKE = 0.25
-"""Traffic whose rate and lengths differ by no more than this is the traffic that was predicted for."""
+"""Traffic counts as the predicted one if its rate and lengths differ by at most this share."""
 SCORED = (("ttft_seconds", "p50"), ("itl_seconds", "p50"), ("e2e_seconds", "p50"), ("tokens_per_second", ""))
-"""The figures that are scored; of a latency that is only known to a bucket, the mean."""
+"""The scored figures; for latencies known only to a bucket, the mean is used."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -41,18 +41,18 @@ class Traffic(msgspec.Struct, frozen=True):
         )
 
     def like(self, other: Traffic) -> bool:
-        """Whether the other traffic is alike."""
+        """Whether the other traffic is similar."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
         return all(abs(one - two) <= LIKE * max(one, two) for one, two in pairs)
 
 
 class KeptPrediction(msgspec.Struct, frozen=True):
-    """A prediction as it is kept: when it was made (Unix seconds), for which flags' new values and which traffic.
+    """A stored prediction: when it was made (Unix seconds), for which new flag values and which traffic.
 
-    ``cost`` is a step's with the change, at the speed before it. ``outside`` ones are not scored. After the restart
-    ``measured`` has what came, unless the traffic was ``unlike``, and ``drift`` how much slower the same steps were
-    than before it (0.05 is 5 %). ``front`` are the seconds that requests spent in the front end before it, and
-    ``front_drift`` how much longer they do after it.
+    ``cost`` is the step cost with the change, at the speed before it. Predictions with ``outside`` are not scored.
+    After the restart, ``measured`` has the measured figures, unless the traffic was ``unlike``, and ``drift`` how much
+    slower the same steps were than before (0.05 is 5%). ``front`` is the seconds that requests spent in the front end
+    before the restart, and ``front_drift`` how much longer they spend there after it.
     """
 
     at: float
@@ -68,17 +68,17 @@ class KeptPrediction(msgspec.Struct, frozen=True):
     front_drift: float | None = None
     requests: int = 0
     seconds: float = 0.0
-    """Of how many requests ``measured`` is, and in how many seconds they came; 0 if not known."""
+    """Number of measured requests, and the seconds in which they arrived; 0 if unknown."""
 
     @property
     def settled(self) -> bool:
-        """Whether it is known what came of it."""
+        """Whether the outcome is known."""
         return self.measured is not None or self.unlike
 
 
 class TrackRecord(msgspec.Struct, frozen=True):
-    """Predictions that were followed by the restart: how many, their median relative error, and which share of the
-    measured figures lay in the predicted intervals; None without any.
+    """Predictions followed by the restart: their number, median relative error, and the share of measured figures
+    within the predicted intervals; None without any.
     """
 
     predictions: int = 0
@@ -87,7 +87,7 @@ class TrackRecord(msgspec.Struct, frozen=True):
 
 
 def settle(kept: KeptPrediction, evidence: TrafficEvidence) -> KeptPrediction:
-    """Enter what was measured after the restart."""
+    """Add the measurements after the restart."""
     if evidence.flaw or not kept.traffic.like(Traffic.of(evidence)):
         return replace(kept, unlike=True)
     return replace(
@@ -101,7 +101,7 @@ def settle(kept: KeptPrediction, evidence: TrafficEvidence) -> KeptPrediction:
 
 
 def _exact(evidence: TrafficEvidence) -> Figures:
-    """What was measured exactly: without the quantiles where only their buckets are known."""
+    """The exact measurements: without quantiles if only their buckets are known."""
     found = evidence.observed
     if not evidence.ends:
         return found
@@ -109,7 +109,7 @@ def _exact(evidence: TrafficEvidence) -> Figures:
 
 
 def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:
-    """How good the settled predictions were."""
+    """The accuracy of the settled predictions."""
     errors, inside = [], []
     scored = [one for one in kept if one.measured is not None and not one.outside]
     for one in scored:
@@ -139,7 +139,7 @@ class PredictionOutcome(msgspec.Struct, frozen=True):
 
 
 def outcomes(kept: KeptPrediction) -> tuple[PredictionOutcome, ...]:
-    """Predicted next to measured, for each figure of which both are known; none before it is measured."""
+    """Predicted and measured values, for each figure with both; none before it is measured."""
     if kept.measured is None:
         return ()
     found = []
@@ -155,7 +155,7 @@ def outcomes(kept: KeptPrediction) -> tuple[PredictionOutcome, ...]:
 
 
 def compared(predicted: Estimate, measured: float | None) -> tuple[float, bool] | None:
-    """The relative error, and whether the interval holds what was measured; None if either is unknown."""
+    """The relative error, and whether the interval contains the measured value; None if either is unknown."""
     if predicted.value is None or predicted.low is None or predicted.high is None or not measured:
         return None
     return abs(predicted.value / measured - 1), predicted.low <= measured <= predicted.high
@@ -169,13 +169,13 @@ TITLES = {
 
 
 LEAST_DRIFT = 0.01
-"""A smaller difference of the engine's speed is not told."""
+"""Smaller differences of the engine's speed are not reported."""
 
 
 def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
-    """A table of the figures of which both are known, and sentences; the machine's drift on a line of its own.
+    """A table of the figures with both values, and sentences; the machine's drift has its own line.
 
-    ``judged``: the runs have been compared. Before that nothing is said to be within or outside.
+    ``judged``: the runs have been compared. Before that, values are not marked as within or outside.
     """
     if kept.unlike:
         return ["A prediction was made of this change, for other traffic than came: it can't be judged."]
@@ -183,7 +183,7 @@ def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
     for one in outcomes(kept):
         form = seconds if one.name != "tokens_per_second" else _rate
         interval = f"{form(one.low).removesuffix(' tok/s')} to {form(one.high)}"
-        shown = {form(bound) for bound in (one.low, one.high)}  # what reads like a bound is not told to be beyond it
+        shown = {form(bound) for bound in (one.low, one.high)}  # a value that reads like a bound is not outside
         within = "" if not judged else "within" if one.within or form(one.measured) in shown else "! outside"
         title = TITLES.get(one.name, one.name)
         lines.append(
