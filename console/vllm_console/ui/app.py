@@ -145,7 +145,6 @@ class ConsoleApp(App[None]):
         self.read_only = read_only
         self.ascii = ascii or wants_ascii(os.environ)
         self.snapshot: FleetSnapshot | None = None
-        """The newest state of everything."""
         self.polling = Polling(refresh, read_only=read_only, demo=demo)
         self.messages = Messages()
         """The message history and the message being shown."""
@@ -164,7 +163,6 @@ class ConsoleApp(App[None]):
         self._first_poll: asyncio.Task[None] | None = None
         self._polled_for: str | None = None
         self.recent = RecentCommands(state)
-        """History of typed commands."""
         self.color_theme = TERMINAL_THEME
         self._theme_filter: ThemeFilter | None = None
         if why := self.theme_refusal(theme):
@@ -360,7 +358,6 @@ class ConsoleApp(App[None]):
         return snapshot
 
     def _report_trouble(self) -> None:
-        """Report a failed notification once."""
         trouble = self.notifier.trouble if self.notifier is not None else ""
         if trouble and trouble != self._reported_trouble:
             self.say(trouble, BAD)

@@ -282,7 +282,6 @@ class Commands:
         return None if command.wrong else command
 
     def _every(self) -> Sequence[TypedCommand]:
-        """Every command with each known argument."""
         if self._known is None:
             self._known = []
             for verb in self._allowed_verbs():
@@ -423,7 +422,6 @@ class ServerCommands:
 
     @property
     def _mine(self) -> ServerView | None:
-        """The selected server if it is one of ours."""
         server = self._screen.live
         return server if server is not None and server.ours else None
 

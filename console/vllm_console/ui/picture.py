@@ -35,7 +35,6 @@ def self_contained(svg: str) -> str:
 
 
 def _with_shapes(match: re.Match[str]) -> str:
-    """Replace the braille characters in a run of text by shapes."""
     left, top = float(match["x"]), float(match["y"]) - _ASCENT
     width, height = _CELL_WIDTH / 2, _CELL_HEIGHT / 4
     shapes = []

@@ -93,7 +93,6 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 async def _fill(app: ConsoleApp, shot: Shot) -> None:
-    """Wait for the servers, the GPUs, and the selected server's charts."""
     await _until(lambda: app.snapshot is not None)
     if shot.server and shot.replay is None:
         if app.server(shot.server) is None:

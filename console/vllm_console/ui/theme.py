@@ -32,7 +32,6 @@ SECOND = Style()
 """The second line of a chart: the text color, since the other colors are roles."""
 CURSOR = Style(reverse=True)
 PAST = Style(color="yellow", reverse=True)
-"""Marks data from the past."""
 
 CONSOLE_THEME = Theme(
     name="console",
@@ -160,7 +159,6 @@ _ROLES = (
     "background", "critical", "ok", "warning", "other", "simulated", "accent", "text",
     "dim", "critical", "ok", "warning", "other", "simulated", "accent", "text",
 )  # fmt: skip
-"""The role of each of the terminal's sixteen colors."""
 
 _BLUE = RichColor.parse("blue")
 """As a background, marks text selected with the mouse."""
@@ -202,7 +200,6 @@ class ThemeFilter(LineFilter):
 
 
 def _between(color: RichColor, background: RichColor) -> RichColor:
-    """A dimmed color."""
     return Color.from_rich_color(color).blend(Color.from_rich_color(background), 0.35).rich_color
 
 

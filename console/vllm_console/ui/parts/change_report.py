@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 CHECK_SECONDS = 2.0
-"""How often to check whether a comparison is due."""
 
 COMPARE_SECONDS, COMPARE_AGAIN_SECONDS = 15.0, 120.0
 """Time between comparisons: while data is insufficient, and after the verdict."""
@@ -29,7 +28,6 @@ LOOKS = 4
 """Minimum number of comparisons per window of a run, so that the missing time counts down evenly."""
 
 SHOWN_SECONDS = 3600.0
-"""How long a verdict is shown."""
 
 DAY_SECONDS = 86_400.0
 """Older changes are not reported."""
@@ -47,7 +45,6 @@ class _Report(msgspec.Struct):
 
     @property
     def every(self) -> float:
-        """Seconds between comparisons."""
         if self.judged_at is not None:
             return COMPARE_AGAIN_SECONDS
         return min(COMPARE_SECONDS, self.found.after.seconds / LOOKS) if self.found is not None else COMPARE_SECONDS

@@ -27,9 +27,7 @@ class Chat:
         self.waiting = ""
         """Prompt to send as soon as the server is ready."""
         self.draft = ""
-        """Unsent input."""
         self.sent_at = 0.0
-        """When the last prompt was sent (Unix seconds)."""
 
     def _session(self, name: str) -> ChatSession:
         return ChatSession(partial(self._fleet.chat_server, name), OperationError)

@@ -35,7 +35,6 @@ def fits(fleet: LocalFleet, request: LaunchRequest) -> bool:
 
 
 MOST_PLANNED = 8
-"""Maximum number of models to plan."""
 
 
 def first_models(

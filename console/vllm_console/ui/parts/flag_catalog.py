@@ -41,7 +41,6 @@ class FlagFacts(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     switch: bool = False
     help: str = ""
-    """vLLM's full help text."""
     group: str = ""
     deprecated: str = ""
 

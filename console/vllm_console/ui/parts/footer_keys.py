@@ -27,9 +27,7 @@ class FooterContext(msgspec.Struct, frozen=True):
     past: bool = False
     """Whether an earlier moment is shown; mutating keys still act on the present."""
     replay: bool = False
-    """Whether a run is being replayed."""
     empty: bool = False
-    """Whether there are no servers."""
     tuning: bool = False
     """Whether the tuning bar, which has its own keys, is open."""
     named: frozenset[str] = frozenset()
@@ -158,7 +156,6 @@ def _always(_now: FooterContext) -> bool:
 
 
 def _label(action: Action, now: FooterContext) -> str:
-    """A one-word label of an action for this selection."""
     if action.id == "restart" and not now.marked and now.server is not None and not now.server.state.alive:
         return "start"
     if action.id == "toggle_load" and now.server is not None and now.server.load:
@@ -171,7 +168,6 @@ def _label(action: Action, now: FooterContext) -> str:
 
 
 def _cleared(now: FooterContext) -> str:
-    """What the clear key does next."""
     if now.filtered and not now.staged:
         return "clear filter"
     return "unmark" if now.marked else "drop"

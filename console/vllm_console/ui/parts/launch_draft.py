@@ -60,7 +60,6 @@ class LaunchDraft:
     """Servers that the new one could be the standby of."""
     fields: dict[str, str] = field(default_factory=dict)
     planned_flags: Flags = field(default_factory=dict)
-    """All flags of the latest plan."""
     choices: Mapping[str, Choice] = field(default_factory=dict)
     """The planner's choices by flag, including flags it considered and left to vLLM."""
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -263,7 +263,6 @@ class LaunchEditor:
 
 
 def _hint(purpose: str) -> str:
-    """The expected input."""
     if purpose == ADDING:
         return "Type a flag's name or meaning, or NAME=VALUE."
     return "Type part of a name, a hub id or a folder." if purpose == MODEL else f"{purpose}:"

@@ -39,7 +39,6 @@ class ModelPicker:
         self._reading = asyncio.Lock()
         self.problems: Sequence[str] = ()
         self.matches: Sequence[LocalModel] = ()
-        """Models that match the input."""
         self.picked = TYPED
         """Index of the match that enter accepts, or `TYPED`."""
         self.fits: dict[str, MemoryFit] = {}
@@ -122,7 +121,6 @@ class ModelPicker:
             self._redraw()
 
     def _next(self) -> LocalModel | None:
-        """The next model to plan."""
         known = [one for one in (*self.matches, *(self._models or ())) if one.facts is not None]
         return next((one for one in known if one.model not in self.fits), None)
 

@@ -161,7 +161,6 @@ def _welcome(area: Region, shown: LayoutInputs) -> dict[str, Region]:
 
 
 def _rows(area: Region, heights: Sequence[int]) -> list[Region]:
-    """Regions stacked vertically."""
     return [Region(area.x, area.y + sum(heights[:at]), area.width, height) for at, height in enumerate(heights)]
 
 
@@ -177,7 +176,6 @@ class PaneChoice:
     def __init__(self, layout: str = PaneLayout.AUTO) -> None:
         self.layout = PaneLayout(layout)
         self.zoomed = ""
-        """The zoomed pane; empty if none."""
 
     def arrangement(self, screen: Size, area: Size, shown: LayoutInputs) -> Arrangement:
         """The arrangement for a screen of this size."""

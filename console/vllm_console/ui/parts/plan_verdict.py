@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 DEBOUNCE_SECONDS = 0.2
-"""Debounce time before a staged change is planned."""
 
 CHECKING = "checking whether it fits…"
 

@@ -100,7 +100,6 @@ def _restart_event(server: ServerView, then: SeenServer) -> ServerEvent | None:
 
 
 def _tuner_event(server: ServerView, before: TunerProgress | None) -> ServerEvent | None:
-    """A tuner that started or ended."""
     name, tuner = server.name, server.tuner
     if tuner is not None and before is None:
         return ServerEvent(name, f"{name}: a tuner is at work: {tuner.objective}, at most {tuner.trials} trials.")

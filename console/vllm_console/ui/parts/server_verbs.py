@@ -296,7 +296,6 @@ class ServerVerbs:
 
     @staticmethod
     def _changed_by_restart(server: ServerView, staged: Staged) -> list[str]:
-        """The changed flags and the consequences of the restart."""
         return [
             *change_rows(server, staged),
             *filter(None, [combined_warning(server, staged), _downtime(server)]),
@@ -599,7 +598,6 @@ class ServerVerbs:
             self._send_load(server)
 
     def _send_load(self, server: ServerView) -> None:
-        """Send the preset's workload; confirm first if others use the server."""
         fleet, name, window = self._console.fleet, server.name, server.window
 
         def send() -> None:
@@ -796,7 +794,6 @@ def _downtime(server: ServerView) -> str:
 
 
 def _draining() -> list[str]:
-    """What happens to requests in flight when a server goes to sleep."""
     return [f"Its requests may take {DRAIN_SECONDS:g}s to end; if some are left then, it serves on."]
 
 
@@ -829,6 +826,5 @@ def _finding(finding: PlanFinding, fix: str) -> str:
 
 
 def _fix(fix: Changes) -> str:
-    """``Fix: --max-model-len 8192, no --swap-space``."""
     words = [f"--{plain(name)} {shown_value(value)}" for name, value in fix.set.items()]
     return "Fix: " + ", ".join([*words, *(f"no --{plain(name)}" for name in fix.unset)])

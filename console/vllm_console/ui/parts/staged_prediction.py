@@ -53,18 +53,15 @@ _CONCERNED = {
 """Finding code → prefix of the figure it is about; all others are about TTFT."""
 
 _Key = tuple[str, int, Staged]
-"""Server name, generation, and staged changes."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
     found: PredictedChange | None
     problem: str
     at: float
-    """Monotonic seconds."""
 
     @property
     def age(self) -> float:
-        """Age of the answer in seconds."""
         return time.monotonic() - self.at
 
     @property
@@ -89,7 +86,6 @@ class Predictions:
         self._running = self._fix_runs = False
         """Whether a prediction is running, and whether it is that of a fix."""
         self._staged: _Key | None = None
-        """The staged changes of the last selected server."""
         self._fix_began: dict[str, float] = {}
         """When a fix was last predicted, by server (monotonic seconds)."""
 
@@ -115,7 +111,6 @@ class Predictions:
             self._timer = self._console.set_timer(delay, partial(self._begin, key, of_fix=of_fix))
 
     def _due(self, key: _Key, *, of_fix: bool) -> bool:
-        """Whether this should be predicted or recomputed now."""
         if of_fix and time.monotonic() - self._fix_began.get(key[0], -math.inf) < FIX_EVERY_SECONDS:
             return False
         known = self._answers.get(key)

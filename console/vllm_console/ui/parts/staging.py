@@ -184,7 +184,6 @@ def _cycle_kv_dtype(server: ServerView, flags: Flags) -> StagedStep:
 
 
 def _utilization(server: ServerView, flags: Flags, by: float) -> StagedStep:
-    """Raise or lower the share of GPU memory."""
     value, note = flags.get("gpu-memory-utilization"), ""
     if value is None or isinstance(value, bool):
         value = _default_utilization(server)
@@ -279,7 +278,6 @@ TUNED = (
 """The flags that single keys change, in the order of the tuning bar."""
 
 TUNING_KEYS = {key.id: key for tuned in TUNED for key in tuned.keys}
-"""The tuning keys by action id."""
 
 
 class MeasuredTraffic(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 STEPS = 60
-"""Cursor steps across the width of a chart."""
 
 SEEN_SECONDS = 40.0
 """Maximum delay until a finding is detected, which takes three bad windows of 10 s out of four."""
@@ -64,14 +63,12 @@ class TimeCursor:
     ) -> None:
         self._console, self._changed = console, changed
         self.replay: Replay | None = None
-        """The replayed run, if any."""
         self._range = DEFAULT_RANGE
         self._at = at
         self._end = min(time.time(), at + DEFAULT_RANGE.seconds / 2) if at is not None else None
         self._log: bool | None = None
         """The user's choice of a logarithmic scale; None for automatic."""
         self._marker_message = ""
-        """The message about the current marker."""
         if replay is not None:
             self._enter(replay)
 
@@ -148,7 +145,6 @@ class TimeCursor:
 
     @property
     def _ranges(self) -> Sequence[ChartRange]:
-        """The available ranges, shortest first."""
         if self.replay is None:
             return CHART_RANGES
         whole = whole_run(self.replay)
@@ -243,14 +239,12 @@ class TimeCursor:
             self._describe(nearest)
 
     def _now(self, series: Series) -> float:
-        """The latest moment that can be shown."""
         if self.replay is not None:
             return self.replay.ended_at
         snapshot = self._console.snapshot
         return snapshot.at if snapshot is not None else series.end
 
     def _describe(self, marker: Marker) -> None:
-        """Show a message about a marker."""
         snapshot = self._console.snapshot
         when = clock(marker.at, snapshot.at if snapshot is not None else marker.at, seconds=True)
         self._marker_message = f"{marker.label} {when}  {plain(marker.text)}"

@@ -25,7 +25,6 @@ from vllm_console.ui.widgets.draw import Part, fit, parts_length
 _WIDE = 100
 _KEYS = ((("tuning_left", "tuning_right"), "flag"), (("tuning_up", "tuning_down"), "value"),
          (("tuning_keep",), "keep"), (("tuning_leave",), "leave"))  # fmt: skip
-"""The bar's actions and their labels."""
 
 
 class TuningBar(LineView, can_focus=True):

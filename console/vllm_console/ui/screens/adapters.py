@@ -54,7 +54,6 @@ class AdapterDialog(LineDialog):
 
 
 def _adapter_lines(found: Adapters, width: int, rows: int) -> list[Strip]:
-    """The adapters that fit, the limits, and how to load and unload one."""
     adapters = [adapter_text(one) for one in found.adapters[: max(1, min(MOST_SHOWN, rows - 6))]]
     if left := len(found.adapters) - len(adapters):
         adapters.append(f"and {left} more: vllm-console lora list {found.server}")

@@ -161,7 +161,6 @@ class ChatScreen(TerminalScreen[None]):
         self._keys.show([keys_line(hints, self.app.size.width)])
 
     def _made_up(self, width: int) -> list[Strip]:
-        """Warn that a simulated engine's answers are made up."""
         servers = [self._main.server(name) for name in self._chat.sessions]
         names = [plain(server.name) for server in servers if server is not None and server.simulated]
         if not names:
@@ -208,7 +207,6 @@ class ChatScreen(TerminalScreen[None]):
     # -- typing ----------------------------------------------------------------------------------------------------
 
     def _type(self, text: str = "") -> None:
-        """Open the input line for a prompt."""
         self._entry.open("prompt", as_line(text), placeholder="type a prompt")
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -466,7 +464,6 @@ def status_line(name: str, server: ServerView | None, now: float, width: int) ->
 
 
 def _set(options: ChatOptions, width: int) -> list[Part]:
-    """The options that are set, for the title."""
     found = [f"{name} {value}" for name, value in _values(options).items() if value and name != "system prompt"]
     found += ["system prompt"] if options.system else []
     text = plain(" · ".join(found))
@@ -474,7 +471,6 @@ def _set(options: ChatOptions, width: int) -> list[Part]:
 
 
 def _first_lines(width: int) -> list[Strip]:
-    """Help for an empty chat."""
     sends, options, other = (key_of(f"chat_{name}") for name in ("send", "options", "other"))
     paragraphs = (
         f"Type a prompt below, then {sends}. The answer appears here as it comes, with TTFT, ITL and tokens/s.",

@@ -50,7 +50,6 @@ class ClaimDialog(LineDialog):
 
 
 def _claim_lines(board: Board, width: int, rows: int) -> list[Strip]:
-    """The claims that fit, the board's notices, and how to claim and release."""
     notices = board.notices[:2]
     shown = board.claims[: max(1, min(MOST_SHOWN, rows - 5 - len(notices)))]
     claims = [f"{gpus_text(one.gpus)} {format_claim(one, board.at, mine=one.uid == os.getuid())}" for one in shown]

@@ -166,7 +166,6 @@ class CompareScreen(ReaderScreen):
             begin_worker(self, partial(self._list_runs, self._recorded, after), "runs", "runs")
 
     async def _list_runs(self, recorded: LocalFleet, after: bool) -> None:
-        """Ask which run to compare."""
         before, present = self.found.before.run, self.found.after.run
         here, other = (present, before) if after else (before, present)
         try:
@@ -191,7 +190,6 @@ class CompareScreen(ReaderScreen):
         choose(self.app, question, choices, compare, at)
 
     async def _compare(self, recorded: LocalFleet, pair: tuple[int, int]) -> None:
-        """Compare two other runs."""
         try:
             self.found, self._predicted = await answer_for(self, partial(_compared, recorded, pair), "compare")
         except OperationError as error:
@@ -217,7 +215,6 @@ class CompareScreen(ReaderScreen):
         self.notify(plain(str(problem)), severity="warning", markup=False)
 
     async def _look_up_prediction(self) -> None:
-        """Show the predicted effect of the change."""
         if self._recorded is None:
             return
         shown = self._pair
@@ -244,7 +241,6 @@ class CompareScreen(ReaderScreen):
 
     @property
     def _pair(self) -> tuple[int, int]:
-        """Ids of the two runs shown."""
         return self.found.before.run.id, self.found.after.run.id
 
 
@@ -256,7 +252,6 @@ def _choosable(recorded: LocalFleet, before: Run, after: Run) -> Sequence[bool]:
 
 
 def _compared(recorded: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
-    """Compare two runs and look up the prediction for the change between them."""
     found = recorded.compare_again(*pair)
     return found, _prediction_lines(recorded, found)
 
@@ -409,7 +404,6 @@ class _Columns(msgspec.Struct, frozen=True):
 
     @property
     def bar(self) -> int:
-        """Width of the bar."""
         free = self.width - self.before - self.change - self.words - (2 if self.wide else 1)
         return max(0, min(free, LONGEST_BAR)) if self.wide else free if free >= LEAST_BAR else 0
 

@@ -242,7 +242,6 @@ def _ranks(server: ServerView, width: int) -> list[Strip]:
 
 
 def _adapters(found: Adapters | None, width: int) -> list[Strip]:
-    """The server's adapters with the state of their requests."""
     if found is None:
         return []
     rows: list[list[Value]] = [

@@ -42,7 +42,6 @@ TWO_COLUMNS, LIST = 110, 32
 """Minimum screen width for a list of findings next to the selected one, and the width of that list."""
 
 CHART_ROWS = 11
-"""Height of the chart that shows the evidence."""
 
 WRAPPING_TABLE = 80
 """Minimum width for a table of figures whose sources may wrap."""
@@ -233,7 +232,6 @@ def _stacked(
 
 
 def _listed(found: ServerFinding, here: bool, now: float) -> Strip:
-    """The line of a finding in the list."""
     sign, style = SIGNS[found.severity]
     since = since_text(found.since, now).removeprefix("since ") if found.since is not None else ""
     title = fit(found.title, LIST - 5 - len(since))
@@ -314,7 +312,6 @@ _CHARTS = {
     LATENCY: _latency,
     THROUGHPUT: _pane(throughput_lines),
 }
-"""The chart per pane."""
 
 
 def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:

@@ -47,7 +47,6 @@ WHEEL = 3
 """Flags per notch of the mouse wheel."""
 
 SEARCH = ""
-"""The purpose of the entry while searching."""
 
 
 class _FlagList(LineView):
@@ -165,7 +164,6 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self._show("#flags-keys", [keys_line(self._typing_keys(), width) if typing else footer("flags", width)])
 
     def _typing_keys(self) -> Sequence[KeyHint]:
-        """The keys that apply while typing."""
         key = key_of("flags_back")
         if self._input.purpose == SEARCH:
             return self._input.keys((key, "show all", "screen.flags_back"), "keep the list", chooses=True)
@@ -309,7 +307,6 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
     @on(Input.Changed, "#flags-input")
     def _on_typed(self, event: Input.Changed) -> None:
-        """Search, or check the value, at every key."""
         event.stop()
         name = self._input.purpose
         if name == SEARCH:

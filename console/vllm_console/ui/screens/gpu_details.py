@@ -95,7 +95,6 @@ def _swap(host: Host) -> str:
 
 
 def _load(host: Host, width: int) -> list[Strip]:
-    """Memory, utilization, temperature, power and clocks."""
     columns = (
         ">GPU", ">FREE GiB", ">OF", ">UTIL",
         ">MEM BW", ">TEMP", ">POWER W", ">CLOCK MHz",
@@ -146,7 +145,6 @@ def _claims(host: Host, width: int) -> list[Strip]:
 
 
 def _links(host: Host, width: int) -> list[Strip]:
-    """How the GPUs are linked, and each GPU's NVLinks."""
     lines = paragraph(links_summary(host) or "", width)
     rows: list[list[Value]] = [_links_row(gpu) for gpu in host.gpus if gpu.nvlinks]
     columns = (

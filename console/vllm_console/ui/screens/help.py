@@ -49,7 +49,6 @@ _MARKS = (
 
 
 _Entries = Sequence[tuple[str, str]]
-"""Keys or a mark, and their meaning."""
 
 Applying = tuple[str, Sequence[Action]]
 """A heading and the actions available now."""

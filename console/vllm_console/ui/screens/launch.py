@@ -67,7 +67,6 @@ STRIP_ROWS = 3
 """Height of the plan summary; a longer error gets more."""
 
 NOTE_ROWS = 5
-"""Maximum height of a message."""
 
 LEAST_SECTION = 6
 """Minimum height that errors and messages leave to the active section."""
@@ -122,13 +121,11 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self._under = ""
         """The selected field or flag; it stays selected when a plan adds or removes lines."""
         self._selected = 0
-        """Index of the selected finding."""
         self._layout_index: int | None = None
         """Index of the selected layout while layouts are shown instead of the plan."""
         self._message: tuple[str, Style | None] = ("", None)
         self._launching = self._launch_next = False
         self._choose_model = choose_model
-        """Whether to open with the list of local models."""
         self._armed = ""
         self._first = False
         """Whether nothing has run on this machine yet."""
@@ -232,12 +229,10 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._fleet.stop_judging()
 
     def _invalidated(self) -> None:
-        """Handle a change of the draft."""
         self._armed, self._launch_next = "", False
         self.redraw()
 
     def _planned(self) -> None:
-        """Handle an updated plan."""
         self._selected = min(self._selected, max(0, len(self.planner.outcome.findings) - 1))
         if self._launch_next:
             self._launch_planned()
@@ -490,7 +485,6 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.redraw()
 
     def _apply_layout(self, number: int) -> None:
-        """Apply a layout to the draft."""
         if self.planner.draft is None or not self.planner.fresh:
             self._say("Still planning…", WARN)
         elif number >= len(self._alternatives) or self._alternatives[number].chosen:
@@ -702,7 +696,6 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
 
 
 def _layout_keys() -> list[KeyHint]:
-    """The keys while layouts are shown."""
     up, down, take, back = map(key_of, ("launch_up", "launch_down", "launch_open", "launch_back"))
     return [
         (f"{up} {down}", "choose a layout", "screen.launch_up|screen.launch_down"),
@@ -712,5 +705,4 @@ def _layout_keys() -> list[KeyHint]:
 
 
 def _note_of(draft: LaunchDraft) -> str:
-    """A note about the plan's engine."""
     return NO_VLLM if draft.substituted else ""

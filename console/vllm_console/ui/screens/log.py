@@ -29,7 +29,6 @@ PLACEHOLDERS = {
     "only": "show only lines with this text; case-sensitive if it contains capitals",
     "time": HINT,
 }
-"""Input placeholders by purpose."""
 
 
 class LogScreen(TerminalScreen[None]):
@@ -47,7 +46,6 @@ class LogScreen(TerminalScreen[None]):
         super().__init__()
         self._at = at
         self._purpose = "search"
-        """The purpose of the input."""
         self._server_name, self._path, self._simulated = plain(server_name), path, simulated
 
     def compose(self) -> ComposeResult:

@@ -103,7 +103,6 @@ MEASURED = (State.READY, State.UNRESPONSIVE)
 """States in which metric panes have live data. A server that failed while serving shows its last minutes."""
 
 CHART_ROWS = 16
-"""Preferred height of the GPU charts."""
 
 TWO_MESSAGE_ROWS = 40
 """Minimum screen height for two message rows."""
@@ -434,7 +433,6 @@ class OperationsScreen(PartialRepaintScreen):
         return GpuHistoryView(self.gpu_history.page, self.time.charts, markers)
 
     def _draw_panes(self, server: ServerView | None) -> None:
-        """Draw the pane bar and the sparkline panes."""
         arrangement, width = self._arrangement, self.app.size.width
         if arrangement is None:
             return
@@ -691,7 +689,6 @@ class OperationsScreen(PartialRepaintScreen):
         self.redraw()
 
     def _panes_changed(self) -> None:
-        """Redraw; read requests if their pane is now visible."""
         self._table_height.reset()
         self.redraw()
         self._read_requests()
@@ -1333,7 +1330,6 @@ def _no_log(server: ServerView) -> str:
 
 
 def _run_note(run: Run) -> str:
-    """A run's start, duration and changes (or preset)."""
     began = clock(run.started_at, time.time())
     lasted = duration((run.ended_at or run.started_at) - run.started_at)
     changed = ", ".join(flag_change(change.flag, change.before, change.after) for change in run.changed)
@@ -1341,7 +1337,6 @@ def _run_note(run: Run) -> str:
 
 
 def _order_note(order: Order, title: str) -> str:
-    """The effect of choosing a column."""
     after = order.after(title)
     if not after.title:
         return "back to the fleet's order"

@@ -90,7 +90,6 @@ class PaletteScreen(TerminalModal[Do | None]):
 
     @property
     def _rows(self) -> int:
-        """Number of rows for commands."""
         return min(MOST_ROWS, max(LEAST_ROWS, self.app.size.height // SHARE - 2))
 
     # -- matching --------------------------------------------------------------------------------------------------

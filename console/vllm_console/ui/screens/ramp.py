@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.5
 
 SLOWER_FOR_OTHERS = "Other clients will be slower meanwhile."
-"""The effect of a measurement on other clients."""
 
 _COLUMNS = (
     ">REQ/S", ">DONE", ">FAILED", ">TTFT p99",
@@ -138,7 +137,6 @@ def _state(view: RampView, width: int) -> list[Strip]:
 
 
 def _coming(view: RampView) -> list[str]:
-    """Explains the ramp while nothing has been measured yet."""
     limits = [
         f"{title} ≤ {seconds(view.limits[limit])}" for title, _, limit in _CURVES if view.limits.get(limit) is not None
     ]
@@ -152,7 +150,6 @@ def _coming(view: RampView) -> list[str]:
 
 
 def _now(view: RampView) -> str:
-    """The current step and the time it has taken."""
     if view.canceled:
         return "Ending…"
     now = view.progress
