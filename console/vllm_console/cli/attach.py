@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _attach_host(args: argparse.Namespace) -> int:
-    """Attach a machine, and list its servers."""
     if args.key_env or args.ca:
         raise UsageError("--key-env and --ca are for http and https: ssh has keys of its own")
     fleet = open_fleet(args, observe=False, remote=True)

@@ -133,7 +133,6 @@ def _item_lines(item: ChecklistItem) -> list[str]:
 
 
 def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, preset: Preset) -> ChecklistInputs:
-    """What the checklist needs to know about this machine, its runs and its monitoring."""
     from vllm_console.alerts.checklist import ChecklistInputs
     from vllm_console.alerts.monitoring import ask_prometheus
     from vllm_console.alerts.prometheus import AlertTarget, rules

@@ -202,7 +202,6 @@ def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
 
 
 def _command_lines(plan: Plan) -> Iterator[str]:
-    """The command, or the command for each machine."""
     if plan.nodes is None:
         yield plain(command_line(plan))
         return

@@ -258,7 +258,6 @@ class _Reports:
         self.end = self._line.clear
 
     def step(self, step: RampStep) -> None:
-        """Report a finished step."""
         self.end()
         if self._args.events:
             _event("step", step.document(), self._stop)
@@ -266,7 +265,6 @@ class _Reports:
             print(step_line(step.document()), flush=True)
 
     def progress(self, progress: RampProgress) -> None:
-        """Show the progress."""
         if self._args.events:
             from msgspec.structs import asdict
 
@@ -279,7 +277,6 @@ class _Reports:
 
 
 def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
-    """The curve and the summary."""
     from vllm_console.history.energy import cost_line, energy_text
     from vllm_console.runs.measurement import plots
 
@@ -301,7 +298,6 @@ def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
 
 
 def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
-    """The measurement as stored."""
     from msgspec.structs import asdict
 
     from vllm_console.runs.measurement import RAMP, Measurement

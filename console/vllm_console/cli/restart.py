@@ -140,7 +140,6 @@ def _restarted(
     options: RestartOptions,
     planned: Callable[[Plan], None],
 ) -> ServerView:
-    """Restart the server with the requested flag change."""
     changes = _changes(args, before)
     server = fleet.restart(args.name, changes, options, planned)
     if before is not None and not args.previous:

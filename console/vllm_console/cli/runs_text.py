@@ -147,7 +147,6 @@ def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[st
 
 
 def _tables(found: Comparison) -> list[str]:
-    """The traffic and the figures of both runs."""
     lines = ["", f"{f'traffic: {traffic_text(found)}':<22}{'before':>14}{'after':>14}   change"]
     early = found.verdict is ComparisonVerdict.TOO_LITTLE
     for factor in found.factors:

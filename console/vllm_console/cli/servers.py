@@ -364,7 +364,6 @@ def status_document(server: ServerView) -> Document:
 
 
 def _attached(server: ServerView) -> Document | None:
-    """Where an attached endpoint is, and whether it is reachable."""
     if server.attached is None:
         return None
     return {"host": server.where, "reachability": server.state_text, **fields(server.attached, "url key_env ca keyed")}
@@ -376,7 +375,6 @@ def _restart(restart: PreparedRestart) -> Document:
 
 
 def _tuner(tuner: TunerProgress) -> Document:
-    """The tuner running on it."""
     document = fields(tuner, "objective unit step since until trial trials set was pid")
     best = tuner.best
     return {

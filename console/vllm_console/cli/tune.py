@@ -227,7 +227,6 @@ class _Tuner:
         """Interim result of their measurement."""
         self._so_far_at = 0.0
         self._noted: TunerProgress | None = None
-        """The step noted last."""
         self._decision: Decision | None = None
         self._sentence = ""
         """The outcome, if the server runs with the flags to end with."""
@@ -622,7 +621,6 @@ class _Tuner:
         return OperationError(f"{text}, with {flags}" if flags else text)
 
     def _start_seconds(self) -> float:
-        """How long its last start took."""
         from vllm_console.runs.startup import last_start_seconds
 
         return last_start_seconds(self._fleet.runs(self._name)[0]) or USUAL_START_SECONDS
@@ -766,7 +764,6 @@ def _indented(text: str) -> str:
 
 
 def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, done: list[Trial]) -> str:
-    """The outcome in a sentence."""
     name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
     if not done:
         return (

@@ -50,7 +50,6 @@ def wait_until(
 
 
 def _progress_text(server: ServerView) -> str:
-    """What the server is doing."""
     if server.restart is not None and server.restart.under_way and server.state is State.READY:
         return f"{server.name}: {server.restart.sentence}"
     if server.node and server.pid is None and server.reason:

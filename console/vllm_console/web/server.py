@@ -164,7 +164,6 @@ class PageAccess:
 
     def __init__(self) -> None:
         self.path = f"/{secrets.token_urlsafe(12)}/"
-        """The path prefix of everything served."""
         self._token: str | None = secrets.token_urlsafe(32)
         self._cookie = secrets.token_urlsafe(32)
 

@@ -85,7 +85,6 @@ def header_line(
 
 
 def _marks(polling: Polling, shown: ShownTime) -> list[Part]:
-    """Marks for special states: demo, read-only, replay, paused, stale data."""
     marks: list[Part] = []
     if polling.demo:
         marks.append((" demo ", KEY))

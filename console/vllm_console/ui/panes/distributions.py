@@ -107,6 +107,5 @@ def quantile_bar(values: Sequence[float], low: float, high: float, axis: int) ->
 
 
 def _scale(low: float, high: float, axis: int) -> str:
-    """The axis with labels at both ends."""
     first, last = (seconds(math.exp(end)) for end in (low, high))
     return f"{first} {'·' * max(0, axis - len(first) - len(last) - 2)} {last}"

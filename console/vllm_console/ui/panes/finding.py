@@ -170,7 +170,6 @@ def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, 
 
 
 def _named_lines(server: ServerView, sign: str, text: str, style: Style, width: int, most: int) -> list[Strip]:
-    """A text after a sign and the server's name."""
     name = f"{plain(server.name)}  "
     indent = " " * (cells(name) + 3)
     return paragraph(text, width - 1, style, indent, first=[(f" {sign} ", style), (name, STRONG)], most=most)[:most]

@@ -63,7 +63,6 @@ def _percent(value: float) -> str:
 
 
 def _gbs(value: float) -> str:
-    """GB/s: two decimals below ten."""
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
@@ -93,7 +92,6 @@ def _traffic(title: str, sent: str, received: str) -> Plot:
 
 
 def _end(link: LinkEnd) -> str:
-    """Where an NVLink leads."""
     if link.remote is not None:
         return f" → GPU {link.remote}"
     return " → switch" if link.switch else ""
@@ -176,7 +174,6 @@ def _mig_note(snapshot: FleetSnapshot, chart: GpuChart) -> str:
 
 
 def _title(snapshot: FleetSnapshot, page: str, width: int) -> Strip:
-    """The GPU, the page, and the keys for others."""
     chart = snapshot.gpu_chart
     card = chart.card if chart is not None else None
     name = plain(card.name or "").removeprefix("NVIDIA ") if card is not None else ""

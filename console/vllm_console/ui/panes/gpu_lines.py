@@ -192,7 +192,6 @@ class _Columns:
 
     @property
     def heading(self) -> str:
-        """Titles of the columns."""
         more = (" TEMP" if self.temperature else "") + (f"{'POWER W':>9}" if self.power else "")
         legend = f"{OURS} yours {OTHERS} others {FREE} free"
         return (

@@ -63,7 +63,6 @@ def _uneven(server: ServerView) -> bool:
 
 
 def _figures(server: ServerView, width: int) -> list[Strip]:
-    """Tokens in the cache now, and the prefix cache hit rate."""
     window = server.window
     total = window.kv_cache_tokens if window else None
     usage = window.kv_cache_usage if window else None

@@ -90,7 +90,6 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
 
 
 def _table(server: ServerView, rows: tuple[str, ...], width: int) -> list[Strip]:
-    """The heading, and a row for each of these latencies."""
     columns, objectives = _Columns.of(width), latency_objectives(server)
     heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
     heading = fit("", columns.label) + heads + fit("obj.", columns.objective, ">")
@@ -173,18 +172,15 @@ def _notes(server: ServerView, width: int) -> list[Strip]:
 
 
 def _waiting(server: ServerView, width: int) -> list[Strip]:
-    """The number of waiting requests, if any."""
     waiting = format_waiting(server.window)
     return [whole_clauses(line((f" {waiting}: not in TTFT", WARN)), width)] if waiting else []
 
 
 def _known(server: ServerView) -> list[str]:
-    """The latencies with known values."""
     return [latency for latency in LABELS if (found := latencies_of(server.window, latency)) and found.count]
 
 
 def _exact(server: ServerView) -> list[str]:
-    """The latencies with exact values."""
     return [latency for latency in LABELS if (found := latencies_of(server.window, latency)) and found.exact]
 
 
@@ -238,7 +234,6 @@ class _Axis(msgspec.Struct, frozen=True):
 
     @property
     def heading(self) -> str:
-        """The ends of the axis, and the meaning of the marks."""
         first, last = _on_a_scale(math.exp(self.low)), _on_a_scale(math.exp(self.high))
         legend = " ├ p50 ┼ p90 ┤ p99 "
         room = self.cells - len(first) - len(last) - len(legend)

@@ -90,7 +90,6 @@ class LogPane(FrameBox):
 
 
 def _no_log(server: ServerView | None) -> str:
-    """Why there is no log, and where it is."""
     if server is not None and server.removed:
         return "no log: it was deleted with its server"
     if server is not None and server.remote:

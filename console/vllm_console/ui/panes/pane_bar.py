@@ -16,7 +16,6 @@ from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.keeper.records import State
 
 KV_CACHE, PREEMPTIONS, LATENCY, THROUGHPUT, LOG, GPUS, REQUESTS, STEPS = range(1, 9)
-"""Pane numbers."""
 
 NAMES = {
     KV_CACHE: "KV",

@@ -88,7 +88,6 @@ def requests_lines(server: ServerView, now: float, width: int, height: int, view
 
 
 def _view(server: ServerView, seen: RequestsSeen, view: ChartView, now: float, width: int, height: int) -> list[Strip]:
-    """The requests in an order, or prefix cache use."""
     if view.order == PREFIXES:
         return prefix_lines(seen.prefixes, server.window, width, height)
     return _list(seen, ORDERS.index(view.order), now, width, height)
@@ -142,7 +141,6 @@ def _running(last: EngineStep, now: float) -> list[Part]:
 
 
 def _list(seen: RequestsSeen, order: int, now: float, width: int, height: int) -> list[Strip]:
-    """Legend, heading and one line per request."""
     requests = seen.listed[order][: max(1, height - 1)]
     if not requests:
         nothing = _NOTHING.get(ORDERS[order], "No request has finished.")

@@ -53,7 +53,6 @@ YOUNG_SECONDS = 5.0
 """A server that became ready more recently than this was polled at most once."""
 
 Cell = tuple[str, Style | None]
-"""A cell's text and style."""
 
 
 SortKey = str | float | None
@@ -494,7 +493,6 @@ class TableState(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = ()
     """Names of the columns that the user chose; empty for those that fit."""
     past: bool = False
-    """Whether the screen shows an earlier moment."""
     expanded: frozenset[str] = frozenset()
     """Names of servers whose ranks have their own rows."""
 

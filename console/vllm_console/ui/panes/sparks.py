@@ -74,7 +74,6 @@ SPARKS = {
         THROUGHPUT, "generation_tokens_per_second", lambda w: f"{count(w.generation_tokens_per_second)} tok/s out"
     ),
 }
-"""By pane."""
 
 
 def spark_lines(server: ServerView, panes: Sequence[str], width: int) -> list[Strip]:

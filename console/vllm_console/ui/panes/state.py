@@ -185,7 +185,6 @@ def _advice(server: ServerView) -> list[Strip]:
 
 
 def _keys(hints: Sequence[tuple[str, str]]) -> Strip:
-    """A line of clickable actions, each with its key and a word."""
     parts: list[Part] = [" "]
     for id, word in hints:
         parts += [(f"{key_of(id)} {word}", clickable(f"screen.{id}", DIM)), "   "]

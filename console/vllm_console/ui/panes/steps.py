@@ -97,7 +97,6 @@ def _chart(plot: _Plot, series: Series, server: ServerView, view: ChartView, wid
 
 
 def _heading(plot: _Plot, series: Series, cursor: float | None, width: int) -> Strip:
-    """The chart's name, and its figures at the cursor or now."""
     parts: list[Part] = [(f" {plot.title} ", DIM)]
     for curve in plot.curves:
         value = value_at(series, curve.key, cursor)

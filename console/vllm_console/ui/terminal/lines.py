@@ -238,7 +238,6 @@ class LineView(Widget):
         self._hovered: tuple[int, str] | None = None
         """Row and action under the mouse."""
         self._selection: Selection | None = None
-        """The current mouse selection."""
 
     @property
     def lines(self) -> Sequence[Strip]:
@@ -413,7 +412,6 @@ def _ascii(strip: Strip) -> Strip:
 
 
 def _underlined(strip: Strip, action: str) -> Strip:
-    """The strip with the cells of an action underlined."""
     return Strip(
         [
             Segment(text, style + UNDER_MOUSE)
@@ -425,7 +423,6 @@ def _underlined(strip: Strip, action: str) -> Strip:
 
 
 def _reversed(strip: Strip, first: int, end: int) -> Strip:
-    """The strip with a span of cells in reverse."""
     if first >= end:
         return strip
     return Strip.join([strip.crop(0, first), strip.crop(first, end).apply_style(SELECTED), strip.crop(end)])

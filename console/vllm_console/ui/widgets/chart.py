@@ -162,7 +162,6 @@ def _spans(count: int, columns: int, first: int) -> tuple[tuple[int, int], ...]:
 
 
 def _points_of(column: int, count: int, columns: int, first: int) -> tuple[int, int]:
-    """The points of a column (first, one past the last)."""
     start, end = -(-column * count // columns), -(-(column + 1) * count // columns)
     if start == end:  # fewer points than columns: the one that covers this column
         start, end = column * count // columns, column * count // columns + 1
@@ -373,7 +372,6 @@ def _chart(
 
 
 def _values(series: Series, curve: Curve, count: int, columns: int) -> tuple[float | None, ...]:
-    """A curve's points, two to a cell."""
     values = series.values.get(curve.key, (None,) * count)
     dots = resample(values, columns * 2, round(series.end / series.step) - count, curve.how)
     return dots if curve.scale == 1.0 else tuple(None if value is None else value * curve.scale for value in dots)

@@ -28,7 +28,6 @@ class FrameBox(FramedView):
     def __init__(self, *widgets: Widget, id: str | None = None) -> None:
         super().__init__(id=id)
         self.inner = Vertical(*widgets)
-        """The container of the widgets."""
         self._shown: tuple[str, tuple[Part, ...], str, str] = ("", (), "", "")
         self._drawn: object = None
         """The inputs that the title and the frame were drawn for."""
@@ -58,7 +57,6 @@ class FrameBox(FramedView):
         self._draw()
 
     def _leave_room(self) -> None:
-        """Reserve room for the title, and for a frame if it fits."""
         self.framed = frames_fit(self.app.size)
         self.inner.styles.margin = _FRAMED if self.framed else _PLAIN
 

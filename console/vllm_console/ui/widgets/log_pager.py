@@ -98,7 +98,6 @@ class LogPage(msgspec.Struct, frozen=True):
     wanted: str = ""
     """The search text; empty without a search."""
     match: int | None = None
-    """Offset of the last line found."""
     note: str = ""
     """The outcome of a search or a read, if there is something to report."""
     matches: int = 0
@@ -108,7 +107,6 @@ class LogPage(msgspec.Struct, frozen=True):
     more_matches: bool = False
     """Whether there are, or may be, more matches than counted."""
     counting: bool = False
-    """Whether matches are still being counted."""
     only_matches: bool = False
     access: AccessLines = AccessLines.EACH
     from_end: bool = True
@@ -183,7 +181,6 @@ class LogPager:
         return bool(self._owed) or self._search_at is not None or self._lacks_lines
 
     def _shown(self) -> Sequence[Line]:
-        """The lines of the page."""
         lines = self._entries
         whole = self._shows_end or self._fills_from_end
         first = max(0, len(lines) - self._rows) if whole else self._top
@@ -191,7 +188,6 @@ class LogPager:
 
     @property
     def _folds(self) -> bool:
-        """Whether each run of access lines is shown as one line."""
         return self._access is AccessLines.FOLDED and self._filter is None and not self._wanted
 
     @property
@@ -403,7 +399,6 @@ class LogPager:
             self._top = min(self._top, self._last_top)
 
     def _count_matches(self) -> None:
-        """Start counting the matches of the search."""
         self._count = MatchCount(self.log, self._wanted, self._passes_filter) if self._wanted else None
 
     def find(self, text: str, backwards: bool = True) -> LogPage:

@@ -466,7 +466,6 @@ class LogView(LineView):
             self._resize()
 
     def _resize(self) -> None:
-        """Pass the size and wrapping to the pager."""
         if self._path is not None:
             rows, wrap = self._cells
             self._do(lambda pager: pager.resize(rows, wrap))

@@ -10,8 +10,6 @@ from textual.widget import Widget
 
 
 class _Placed(Layout):
-    """Puts each widget at its region."""
-
     name = "placed"
 
     def __init__(self) -> None:
