@@ -109,6 +109,8 @@ async def test_set_stages_a_flag_of_the_selected_server(console):
         ("layout round", "No layout is called 'round'"),
         ("launch nothing", "No preset is called 'nothing'"),
         ("columns +colour", "No column is called 'colour'"),
+        ("columns +-hit", "No column is called '-hit'"),
+        ("columns hit ++kv", "No column is called '+kv'"),
         ("copy soul", "No thing to copy is called 'soul'"),
         ("xyzzy", "No command matches 'xyzzy'."),
     ],

@@ -592,14 +592,14 @@ class ServerCommands:
         words = text.replace(",", " ").split()
         if words == ["default"]:
             return ()
-        for word in words:
-            _one_of(word.lstrip("+-"), tuple(COLUMNS), "column")
-        if not all(word[0] in "+-" for word in words):
-            return tuple(dict.fromkeys(word.lstrip("+") for word in words if not word.startswith("-")))
+        signed = [(word[0], word[1:]) if word[0] in "+-" else ("", word) for word in words]
+        for _, name in signed:
+            _one_of(name, tuple(COLUMNS), "column")
+        if not all(sign for sign, _ in signed):
+            return tuple(dict.fromkeys(name for sign, name in signed if sign != "-"))
         kept = list(self._screen.columns or DEFAULT_COLUMNS)
-        for word in words:
-            name = word[1:]
-            kept = [other for other in kept if other != name] + ([name] if word.startswith("+") else [])
+        for sign, name in signed:
+            kept = [other for other in kept if other != name] + ([name] if sign == "+" else [])
         if not kept:
             raise CommandError("The table needs a column.")
         return tuple(kept)
