@@ -139,6 +139,17 @@ async def test_where_the_flags_are_not_known_one_can_be_added_with_a_hint(editor
     assert app.results == [Changes(set={"max-num-sequenzes": 7})]
 
 
+@pytest.mark.parametrize("typed", ["max-num-sequenzes 7", "max-num-sequenzes = 7"])
+async def test_a_flag_that_is_added_gets_the_value_typed_behind_it(editor, fleet, typed):
+    fleet.flag_table = None
+    app = editor()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await find(pilot, typed)
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+    assert app.results == [Changes(set={"max-num-sequenzes": 7})]
+
+
 async def test_all_flags_of_the_servers_own_vllm_are_listed_with_its_help(editor, wait_until):
     app = editor()
     async with app.run_test(size=(140, 40)) as pilot:

@@ -345,10 +345,10 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self._close()
 
     def _add(self, text: str) -> None:
-        """Add an unlisted flag, with the value typed after ``=``, if any."""
-        name, equals, value = text.partition("=") if "=" in text else (*text.strip().partition(" ")[:2], "")
+        """Add an unlisted flag, with the value typed after ``=`` or a space, if any."""
+        name, given, value = text.strip().partition("=" if "=" in text else " ")
         name = self._catalog.named(name)
-        chosen = self._catalog.value(name, value) if equals.strip() else None
+        chosen = self._catalog.value(name, value) if given else None
         self._edits.added.append(name)
         self._search = ""
         if chosen is not None:
