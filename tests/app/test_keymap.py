@@ -12,6 +12,8 @@ from vllm_console.cli.console import show
 from vllm_console.settings import Settings
 from vllm_console.ui.actions import action_named, actions
 from vllm_console.ui.keymap import PRESETS, KeysError, chosen_keys, key_of, keys_of, label_of, use_keys
+from vllm_console.ui.parts.hints import DemoHints
+from vllm_console.ui.screens.help import help_entries
 from vllm_launchers.errors import UsageError
 
 
@@ -129,6 +131,25 @@ async def test_without_servers_the_way_to_the_first_is_a_persons_own_key(console
         await c.sees("f11  shows all keys")
         await c.press("d")
         await c.sees("No server selected: f2 launches one.")
+
+
+async def test_hints_and_help_name_a_persons_own_keys():
+    use_keys(chosen_keys("default", {"question_yes": "f5", "marker_back": "f6", "marker_forward": "f7"}))
+    hints = DemoHints(True, lambda: None)
+    hints.followed("stage_fix")
+    assert "r, then f5, restarts" in hints.line(None, 100).text
+    assert "f6 and f7 go to it" in dict(help_entries(False)["Marks"])["┊"]
+
+
+async def test_the_launch_screen_names_a_persons_own_keys(console, fakes):
+    fleet = fakes.FakeFleet()
+    plan, flags = fleet.plan, [word for n in range(40) for word in (f"--some-long-flag-{n}", "value")]
+    fleet.plan = lambda request: replace(plan(request), argv=("vllm", "serve", "some/model", *flags))
+    async with console(fleet=fleet, keys={"launch_next": "f5", "launch_copy": "Y"}, size=(80, 24)) as c:
+        await c.press("n")
+        await c.sees("f5: presets → settings → plan")
+        await c.press("f5", "f5")
+        await c.sees("more lines; Y copies all")
 
 
 @pytest.mark.parametrize("key", ["R", "f12", "ctrl+alt+r", "shift+f3", "é", "left_square_bracket", "[", "section_sign"])

@@ -435,4 +435,5 @@ def _cut(command: Sequence[Strip], room: int, width: int) -> list[Strip]:
     if len(command) <= room:
         return list(command)
     kept = max(0, room - 1)
-    return [*command[:kept], line((fit(f"   … {len(command) - kept} more lines; y copies all", width), DIM))]
+    more = f"   … {len(command) - kept} more lines; {key_of('launch_copy')} copies all"
+    return [*command[:kept], line((fit(more, width), DIM))]

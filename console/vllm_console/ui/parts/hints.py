@@ -18,7 +18,7 @@ from vllm_console.ui.widgets.draw import fit
 
 
 class HintStep(NamedTuple):
-    """A step: the action that completes it, and its text with the placeholders ``{key}`` and ``{name}``."""
+    """A step: the action that completes it, and its text with the placeholders ``{key}``, ``{yes}`` and ``{name}``."""
 
     action: str
     text: str
@@ -27,7 +27,7 @@ class HintStep(NamedTuple):
 STEPS = (
     HintStep("findings", "{key} shows the findings of {name}: figures, cause, fixes"),
     HintStep("stage_fix", "{key} stages the best fix; its trade-off is shown"),
-    HintStep("restart", "{key}, then y, restarts {name} with the change"),
+    HintStep("restart", "{key}, then {yes}, restarts {name} with the change"),
     HintStep("compare", "{key} compares the runs"),
 )
 _STAGE, _RESTART = 1, 2
@@ -103,7 +103,8 @@ class DemoHints:
             text = RESTARTING
         if step.action == "compare" and awaited:
             text = f"{awaited}, then press {{key}}."
-        text = text.format(key=key_of(step.action), name=plain(server.name) if server else "")
+        name = plain(server.name) if server else ""
+        text = text.format(key=key_of(step.action), yes=key_of("question_yes"), name=name)
         head, end = f" hint {self._at + 1}/{len(STEPS)}  ", "" if staged else f"{key_of('clear')} hides hints "
         room = max(1, width - len(head) - len(end) - 1)
         return line((head, ACCENT), fit(text, room), " ", (end, clickable("screen.hide_hints", KEY)))

@@ -39,7 +39,7 @@ _MARKS = (
     ("n queued", "still waiting: not in TTFT, which counts a request when its first token comes"),
     ("sustained", "of KV cache usage: the highest that lasted 30s in the last minute; its objective is judged by it"),
     ("every 5s", "below a chart: how much time a point covers; the figure in its title is of the last minute"),
-    ("┊", "a marker in a chart: something happened then; , and . go to it"),
+    ("┊", "a marker in a chart: something happened then; {back} and {forward} go to it"),
     ("r1 r2", "marker: run 1, run 2 began. A run is all from one start to the next; chat@2 is run 2 of chat"),
     ("s", "marker: stopped on request; ✗ crashed; ! a finding began; ✓ it ended; b a load began or ended"),
     ("sim", "a simulated engine: no GPU, no model"),
@@ -139,7 +139,8 @@ def help_entries(
     groups = {title: groups[title] for title in filter(None, here) if title in groups} | groups
     if now is not None and not wanted:
         groups = {now[0]: entries(now[1])} | groups
-    groups["Marks"] = _MARKS
+    keys = {"back": key_of("marker_back"), "forward": key_of("marker_forward")}
+    groups["Marks"] = [(mark, text.format_map(keys)) for mark, text in _MARKS]
     words = wanted.casefold().split()
     found = {
         title: [entry for entry in group if all(word in " ".join(entry).casefold() for word in words)]

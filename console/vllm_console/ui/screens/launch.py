@@ -76,9 +76,6 @@ UNBOUNDED = 1000
 
 SECTIONS = ("presets", "settings", "plan")
 
-HINT = "tab: presets → settings → plan"
-"""Shown instead of a message while one section is shown at a time."""
-
 FIRST_PRESET = "chatbot"
 """The preset offered if nothing has run yet."""
 
@@ -291,14 +288,15 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         refused = bool(self.planner.outcome.error) or any(
             found.level is Level.ERROR for found in self.planner.outcome.findings
         )
+        hint = f"{key_of('launch_next')}: presets → settings → plan"
         if not text and self.downloads.running:
             text = self.downloads.line
         elif not text and refused and width < TWO_COLUMNS:
-            text, style = HINT, DIM  # an error takes precedence over the engine note
+            text, style = hint, DIM  # an error takes precedence over the engine note
         elif not text and draft.substituted and width < TWO_COLUMNS and self._section != "plan":  # the plan has it, too
             text, style = NO_VLLM, WARN
         elif not text and width < TWO_COLUMNS:
-            text, style = HINT, DIM
+            text, style = hint, DIM
         self._show_note(text, style)
         self._show_strip(text, refused)
 
