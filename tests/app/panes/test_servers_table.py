@@ -208,6 +208,16 @@ async def test_marked_servers_are_restarted_each_with_what_is_staged_for_it(cons
         assert by_name == {"chat": {"enable-prefix-caching": False}, "coder": {}}
 
 
+async def test_a_marked_node_of_several_machines_is_not_restarted(console, fakes):
+    async with console(lambda at: replace(fakes.chat(at), node="node 1 of 2"), fakes.coder) as c:
+        await c.press("asterisk", "j", "asterisk", "r")
+        await c.sees("Restart 1 server?")
+        await c.sees("chat: ready, left as it is")
+        await c.press("y")
+        await c.until(lambda: c.fleet.calls)
+        assert [name for _, name, _ in c.fleet.calls] == ["coder"]
+
+
 async def test_anothers_server_is_not_marked(console, fakes):
     async with console(fakes.observed) as c:
         await c.press("asterisk")

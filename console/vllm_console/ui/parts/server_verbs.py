@@ -416,7 +416,7 @@ class ServerVerbs:
 
     def restart_all(self, servers: Sequence[ServerView], began: Callable[[], None]) -> None:
         """Restart several servers, each with its staged flags, after one confirmation."""
-        able = [server for server in servers if not self.in_progress.on(server)]
+        able = [server for server in servers if not server.node and not self.in_progress.on(server)]
         self._all("restart", RunningVerb.RESTART, servers, able, began, self._restart_staged)
 
     def _all(
