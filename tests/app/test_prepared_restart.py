@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -108,6 +110,40 @@ async def test_a_refusal_is_announced_with_its_message_and_the_next_restart_may_
         await c.press("escape")
         await c.press("r", "y")
         await c.until(lambda: len(fleet.calls) == 2, "it can be restarted again")
+
+
+async def test_the_changes_of_a_refused_restart_are_not_staged_by_a_later_run(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.press("r", "y")
+        await c.sees("loading vLLM")
+        run = c.app.operations.selected.generation
+        fleet.now = {"restart": prepared(fleet.at, PreparationStep.REFUSED, "max_num_seqs: Input should be 1 or more")}
+        await c.sees("restart refused")
+        fleet.now = {"generation": run + 1}
+        await c.until(lambda: c.app.operations.selected.generation == run + 1)
+        await c.lacks("somebody else")
+        assert not c.app.operations.staging.of("chat")
+
+
+async def test_a_restart_without_preparation_takes_the_place_of_a_prepared_one(console, fleet, fakes):
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.press("r", "y")
+        await c.sees("loading vLLM")
+        run = c.app.operations.selected.generation
+        fleet.now = {
+            "state": State.STOPPED,
+            "restart": prepared(fleet.at, PreparationStep.CANCELED, "a stop was requested"),
+        }
+        await c.until(lambda: c.app.operations.selected.state is State.STOPPED)
+        fleet.restart = partial(fakes.FakeFleet.restart, fleet)
+        await c.press("escape", "r")
+        await c.sees(f"chat is restarting as run {run + 1}")
+        fleet.now = {"generation": run + 1}
+        await c.until(lambda: c.app.operations.selected.generation == run + 1)
+        await c.lacks("somebody else")
+        assert not c.app.operations.staging.of("chat")
 
 
 async def test_a_rollback_is_announced(console, fleet):

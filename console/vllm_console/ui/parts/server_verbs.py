@@ -23,7 +23,7 @@ from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.errors import OperationError
-from vllm_launchers.keeper.records import State
+from vllm_launchers.keeper.records import PreparationStep, State
 from vllm_launchers.launch.errors import NoPlaceError, UnfitError, node_alone
 from vllm_launchers.launch.request import RestartOptions
 from vllm_launchers.plan.findings import PlanFinding
@@ -202,6 +202,19 @@ class RollingUpdates:
         return message
 
 
+class _SentRestart(msgspec.Struct, frozen=True):
+    """A restart that is being prepared: the run it replaces, its changes, and when it was requested."""
+
+    generation: int
+    staged: Staged
+    asked_at: float
+
+    def refused(self, server: ServerView) -> bool:
+        """Whether its preparation failed. Its changes are gone then; those of a canceled one are staged again."""
+        restart, steps = server.restart, (PreparationStep.REFUSED, PreparationStep.FAILED)
+        return restart is not None and restart.asked_at == self.asked_at and restart.step in steps
+
+
 class ServerVerbs:
     """Changes servers through the fleet, running each verb in a thread and reporting refusals in one sentence.
 
@@ -222,8 +235,8 @@ class ServerVerbs:
         self.rolling = RollingUpdates(self, console, staging)
         self._question: tuple[str, Staged, Confirm] | None = None
         """The last restart confirmation: server, staged changes and dialog."""
-        self._sent: dict[str, tuple[int, Staged]] = {}
-        """Run being replaced and changes sent, by server; if the restart is canceled, they are staged again."""
+        self._sent: dict[str, _SentRestart] = {}
+        """By server, the restart from here that is being prepared."""
 
     # -- permissions -----------------------------------------------------------------------------------------------
 
@@ -320,11 +333,12 @@ class ServerVerbs:
 
     def _replaced(self, server: ServerView) -> None:
         """If a new run lacks the changes sent from here, report that and stage them again."""
-        run, staged = self._sent.get(server.name, (0, ()))
-        if not staged or server.generation <= run:
+        sent = self._sent.get(server.name)
+        if sent is not None and (server.generation > sent.generation or sent.refused(server)):
+            self.drop(server.name)
+        if sent is None or server.generation <= sent.generation:
             return
-        del self._sent[server.name]
-        changes = changes_of(staged)
+        staged, changes = sent.staged, changes_of(sent.staged)
         kept = all(same_value(server.flags.get(name), value) for name, value in changes.set.items())
         if server.rollback or (kept and not any(name in server.flags for name in changes.unset)):
             return
@@ -337,6 +351,10 @@ class ServerVerbs:
             WARN,
             server=server.name,
         )
+
+    def drop(self, name: str) -> None:
+        """Forget the restart that was being prepared for a server."""
+        self._sent.pop(name, None)
 
     def _verdict_note(self, server: ServerView) -> Part:
         found = self._verdicts.of(server)
@@ -356,8 +374,9 @@ class ServerVerbs:
             if self._staging.of(name) == staged:
                 self._staging.put(name, ())
             if view.restart is not None and view.restart.under_way:
-                self._sent[name] = server.generation, staged
+                self._sent[name] = _SentRestart(server.generation, staged, view.restart.asked_at)
                 return self._about(name, f"The restart of {name} is being prepared.")
+            self.drop(name)
             if server.remote:
                 return f"{name} is restarting."
             number = view.generation + (view.state is State.STOPPING)  # stopping: still the old generation
@@ -382,10 +401,10 @@ class ServerVerbs:
         def done(_: object) -> str:
             if draining(server):
                 return f"{name} serves on."
-            run, changes = self._sent.pop(name, (0, ()))
-            if run != server.generation or not changes or self._staging.of(name):
+            sent = self._sent.pop(name, None)
+            if sent is None or sent.generation != server.generation or not sent.staged or self._staging.of(name):
                 return f"{name} keeps its flags."
-            self._staging.put(name, changes)
+            self._staging.put(name, sent.staged)
             return f"{name} keeps its flags; the changes are staged again."
 
         self._console.act("", lambda: fleet.cancel_restart(name), done, about=name)

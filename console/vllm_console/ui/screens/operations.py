@@ -363,6 +363,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.staging.drop(name)
         self.verdicts.drop(name)
         self.changes.drop(name)
+        self.verbs.drop(name)
         self._marked -= {name}
 
     def _staging_changed(self, name: str) -> None:
