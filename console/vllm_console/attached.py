@@ -97,11 +97,7 @@ def base_of(url: str) -> str:
 
 
 def check_variable(name: str) -> str:
-    """The name of an environment variable.
-
-    Raises:
-        AddressError: it is not a valid name; it may be the key itself.
-    """
+    """The name of an environment variable. Raises AddressError if it is not a valid name; it may be the key itself."""
     if not VARIABLE.fullmatch(name):
         raise AddressError("--key-env takes the name of a variable that holds the key, not the key itself")
     return name

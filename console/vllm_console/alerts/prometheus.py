@@ -51,11 +51,7 @@ class AlertTarget(msgspec.Struct, frozen=True):
 
 
 def checked_match(text: str) -> str:
-    """Parse label matchers as typed by a user.
-
-    Raises:
-        MatchError: the text is not valid.
-    """
+    """Parse label matchers as typed by a user. Raises MatchError if the text is not valid."""
     if not _MATCHERS.fullmatch(text) or not text.isprintable():
         raise MatchError(f'{text[:60]!r} is no list of label matchers such as job="vllm",instance=~"gpubox:.*"')
     return text.strip()

@@ -149,11 +149,7 @@ class AnswerReader:
                 self._event(event[5:].strip(), at)
 
     def end(self) -> None:
-        """Handle the end of the stream.
-
-        Raises:
-            AnswerError: it ended before the answer did.
-        """
+        """Handle the end of the stream. Raises AnswerError if it ended before the answer did."""
         if self._finish == "abort":
             raise AnswerError("the server aborted the request")
         if self._rest.strip() and not self._rest.startswith(b"data:") and self._first is None:

@@ -91,7 +91,7 @@ class AttachedServers:
         self._watched: dict[Identity, WatchedServer] = {}
         self._checked: dict[str, tuple[float, bool]] = {}
 
-    # -- what is seen ----------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
         """The endpoints' records by name, and a sentence for each one that can't be read."""

@@ -75,11 +75,7 @@ class SharedBoard:
             self._sync()
 
     def change(self, change: Callable[[BoardPage], BoardPage]) -> None:
-        """Change this user's page now.
-
-        Raises:
-            OperationError: the board cannot be written.
-        """
+        """Change this user's page now. Raises OperationError if the board cannot be written."""
         from vllm_launchers.host.board import change_page
 
         change_page(self.folder, change, time.time())
@@ -87,11 +83,7 @@ class SharedBoard:
         self._wake.set()
 
     def read(self) -> Board:
-        """The board as it is now.
-
-        Raises:
-            OperationError: it cannot be read.
-        """
+        """The board as it is now. Raises OperationError if it cannot be read."""
         from vllm_launchers.host.board import BoardError, read_board
 
         try:
@@ -287,11 +279,7 @@ def until_from(text: str, now: float) -> float:
 
 
 def parse_gpu_indices(words: Sequence[str]) -> tuple[int, ...]:
-    """Parse GPU indices from arguments such as ``2`` or ``0,1``.
-
-    Raises:
-        UsageError: an argument is not an index.
-    """
+    """Parse GPU indices from arguments such as ``2`` or ``0,1``. Raises UsageError if an argument is not an index."""
     parts = [part for word in words for part in word.split(",")]
     if not parts or not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
         raise UsageError(f"{' '.join(words)[:60]}: expected indices of GPUs, such as 2 or 0,1")

@@ -284,7 +284,7 @@ def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[
     return now._replace(blocks=round(blocks))
 
 
-# -- what is outside ---------------------------------------------------------------------------------------------------
+# -- limits of the model -----------------------------------------------------------------------------------------------
 
 
 def _refused(before: Plan, after: Plan) -> str:

@@ -398,7 +398,7 @@ def _ended(folder: Path, now: float) -> Sequence[FinishedRequest]:
         return ()
 
 
-# -- what its probe recorded -------------------------------------------------------------------------------------------
+# -- probe records -----------------------------------------------------------------------------------------------------
 
 T = TypeVar("T", FinishedRequest, EngineStep)
 

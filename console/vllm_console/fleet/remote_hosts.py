@@ -108,11 +108,7 @@ def host_from(url: str, name: str | None) -> RemoteHost:
 
 
 def read_hosts(state: Path) -> tuple[RemoteHost, ...]:
-    """The attached machines.
-
-    Raises:
-        OperationError: the file can't be read.
-    """
+    """The attached machines. Raises OperationError if the file can't be read."""
     path = state / HOSTS
     try:
         with open_regular(path) as file:

@@ -70,11 +70,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def decode_changes(document: Any) -> Changes:
-    """Parse the change of flags in a restart request.
-
-    Raises:
-        UsageError: it is invalid.
-    """
+    """Parse the change of flags in a restart request. Raises UsageError if it is invalid."""
     try:
         return msgspec.convert(document or {}, Changes)
     except msgspec.ValidationError as error:

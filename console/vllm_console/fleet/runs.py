@@ -321,11 +321,7 @@ class RunHistory:
         raise NotFoundError(f"no run of {plain(word)} at that time has ended; see 'vllm-console runs {plain(word)}'")
 
     def run(self, number: int) -> tuple[Run, PastRun] | None:
-        """A run by its number, and its events.
-
-        Raises:
-            OperationError: the store cannot be read.
-        """
+        """A run by its number, and its events. Raises OperationError if the store cannot be read."""
         from vllm_console.runs.store import PastRun
 
         store = self._recorder.open()

@@ -194,7 +194,7 @@ def _place(details: Details) -> str:
     return details.gpu_kind or (str(details.engine.kind) if details.engine is not None else "")
 
 
-# -- what the next start need not do again ----------------------------------------------------------------------------
+# -- shortening the next start ----------------------------------------------------------------------------------------
 
 
 def startup_finding(details: Details, stages: Sequence[Stage], startup: Startup, ready_at: float) -> Finding | None:

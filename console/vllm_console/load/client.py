@@ -108,11 +108,7 @@ class StreamedAnswer:
                 self._event(event[5:].strip(), at)
 
     def end(self) -> None:
-        """Handle the end of the stream.
-
-        Raises:
-            RequestFailedError: it ended too soon.
-        """
+        """Handle the end of the stream. Raises RequestFailedError if it ended too soon."""
         if self._finish == "abort":
             raise RequestFailedError("the server aborted the request")
         if not self._done or self._first is None:

@@ -195,11 +195,7 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _planned(rate: float | None, seconds: float, requests: int | None, max_in_flight: int) -> int:
-    """The maximum number of requests.
-
-    Raises:
-        LoadError: an argument is invalid.
-    """
+    """The maximum number of requests. Raises LoadError if an argument is invalid."""
     if not (math.isfinite(seconds) and seconds > 0 and (rate is None or (math.isfinite(rate) and rate > 0))):
         raise LoadError("rate and duration must be greater than 0")
     if max_in_flight < 1 or (requests is not None and requests < 1):

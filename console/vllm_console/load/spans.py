@@ -199,11 +199,7 @@ def _runs(process: tuple[int, int, str] | None) -> bool:
 
 
 def _read(path: Path) -> dict[str, _Load]:
-    """The loads in a file, by id.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The loads in a file, by id. Raises OSError if it cannot be read."""
     with open_regular(path) as file:
         return _loads(file.read(2 * MOST_BYTES).splitlines())
 

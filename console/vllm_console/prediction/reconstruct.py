@@ -149,7 +149,7 @@ def _few_ended(ended: int, samples: Sequence[Sample]) -> str:
     return f"{few} in the recorded traffic; a prediction needs at least {FEWEST_REQUESTS}{more}"
 
 
-# -- what was counted --------------------------------------------------------------------------------------------------
+# -- counts ------------------------------------------------------------------------------------------------------------
 
 
 def _intervals(samples: Sequence[Sample]) -> Iterator[_Interval]:
@@ -286,7 +286,7 @@ def _drawn(histogram: Histogram, longest: float, dice: random.Random) -> list[fl
     return [value + math.copysign(space * share, missing) for (value, _, _), space in zip(found, room, strict=True)]
 
 
-# -- what was measured -------------------------------------------------------------------------------------------------
+# -- measured figures --------------------------------------------------------------------------------------------------
 
 
 def _observed(
