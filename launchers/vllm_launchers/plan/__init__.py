@@ -1,1 +1,1 @@
-"""Preset + model + engine + the person's changes → argv, environment, port. Pure: no clock, no files, no network."""
+"""Preset + model + engine + the user's changes → argv, environment, port. Pure: no clock, no files, no network."""

@@ -1,7 +1,7 @@
-"""Other ways to launch the same model on the same machine, compared: room, pace and trade-off. Pure.
+"""Compares other ways to launch the same model on the same machine: memory, speed, and trade-off. Pure.
 
-Rows differ in layout (tensor, pipeline, data and expert parallel, number of GPUs), in the KV cache's number format and
-in the checkpoint, if a quantized sibling is known. Each has the flag change that turns the plan into it.
+Alternatives differ in layout (tensor, pipeline, data, and expert parallel, number of GPUs), in KV cache dtype, and in
+checkpoint, if a quantized one is known. Each has the flag change that turns the plan into it.
 """
 
 from __future__ import annotations
@@ -37,52 +37,53 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_proble
 from vllm_launchers.vllm.modelfacts.known import sibling_facts
 
 MOST_ROWS = 9
-"""As many as there are digits to select one with."""
+"""One per digit key."""
 
 MUCH_SLOWER = 0.9
 
 BudgetOf = Callable[[ModelFacts, Flags], MemoryBudget | None]
-"""The memory budget of that model with these flags."""
+"""The memory budget of a model with these flags."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """One way to launch it. Sizes are per GPU, for the GPU with the least room; tokens and requests for all copies.
+    """One way to launch the model. None means unknown.
 
-    ``model`` is set for another checkpoint. ``concurrent_requests`` have the workload's p95 length. ``changes`` turn
-    the plan into it, with ``model`` replacing the model. None means unknown.
+    Sizes are per GPU, for the GPU with the least free memory; tokens and requests are totals over all replicas.
+    ``model`` is set for another checkpoint. ``concurrent_requests`` counts requests of the workload's p95 length.
+    ``changes``, together with ``model``, turn the plan into this alternative.
     """
 
     layout: Layout
     expert_parallel: bool
     kv_cache_dtype: str
     quantization: str | None
-    """How vLLM shrinks 16-bit weights while loading them; None if it loads them unchanged."""
+    """Online quantization of 16-bit weights; None if they are loaded unchanged."""
     model: str | None
     weights_gib: float
     kv_gib: float
     kv_tokens: int | None
     concurrent_requests: float | None
     fits: bool
-    """Whether weights and one request of full length fit."""
+    """Whether the weights and one request of maximum length fit."""
     serves: bool
-    """Whether it holds the planned traffic."""
+    """Whether the KV cache holds the planned traffic."""
     paces: Paces | None
     tradeoff: str
     reason: str
-    """Why it is chosen, or why not."""
+    """Why it was chosen, or why not."""
     chosen: bool
     changes: Changes
     near: bool = True
-    """Whether GPUs that exchange data at every layer are joined by NVLink or one PCIe switch."""
+    """Whether GPUs that exchange data at every layer are connected by NVLink or a single PCIe switch."""
 
     @property
     def throughput(self) -> float:
-        """Tokens per second with all requests at once; 0 if unknown."""
+        """Tokens per second with the maximum number of requests; 0 if unknown."""
         return self.paces.throughput if self.paces is not None else 0.0
 
     @property
     def label(self) -> str:
-        """The layout in short, with its other differences: ``TP 2 × DP 2, experts whole``."""
+        """Short description of the layout and other differences: ``TP 2 × DP 2, experts whole``."""
         parts = [format_layout(self.layout)]
         parts += ["experts whole"] if self.expert_parallel else []
         if self.quantization:
@@ -92,7 +93,7 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """An option before formatting; ``facts`` are its checkpoint's."""
+    """An alternative before formatting; ``facts`` are those of its checkpoint."""
 
     option: Option
     facts: ModelFacts
@@ -102,9 +103,9 @@ class _Row(msgspec.Struct, frozen=True):
 def alternatives_of(
     inputs: ChoiceInputs, flags: Flags, pool: Pool | None, budget_of: BudgetOf, chosen_reason: str = ""
 ) -> tuple[Alternative, ...]:
-    """The launch with ``flags`` first, then its alternatives on GPUs of ``pool``; only those that fit, and few.
+    """The launch with ``flags``, followed by a few alternatives on GPUs of ``pool`` that fit.
 
-    Empty if too little is known about model or GPUs, or if there is only one GPU and one way.
+    Empty if too little is known about model or GPUs, or if there is only one GPU and only one way.
     """
     facts = inputs.facts
     if pool is None or facts is None or inputs.build == "cpu":
@@ -127,7 +128,7 @@ def alternatives_of(
     for row in rows:
         made = _alternative(inputs, flags, pool, row, chosen, wanted, chosen_reason)
         if newly_refused(Target(table, row.facts, gpu, release=inputs.release), flags, made.changes):
-            continue  # a flag that is set needs the plan's own sizes
+            continue  # a flag of the plan requires the plan's own sizes
         if not any((made.layout, made.label) == (one.layout, one.label) for one in distinct):
             distinct.append(made)
     return tuple(distinct[:MOST_ROWS])
@@ -143,7 +144,7 @@ def _search(inputs: ChoiceInputs, base: Flags, pool: Pool, budget_of: BudgetOf, 
 def _others(
     inputs: ChoiceInputs, search: Search, pool: Pool, chosen: Option, formats: Flags, wanted: float
 ) -> Iterator[_Row]:
-    """Other layouts: each kind on the same number of GPUs, then the best on other numbers."""
+    """Other layouts: each kind on the same number of GPUs, then the best one on other numbers of GPUs."""
     facts = inputs.facts
     if facts is None:
         return
@@ -161,7 +162,7 @@ def _others(
 
 
 def _first_fitting(search: Search, layout: Layout, facts: ModelFacts, formats: Flags) -> Option | None:
-    """The layout with the checkpoint's own weights if these fit, else with shrunk weights."""
+    """The layout with unchanged weights if they fit, else with online quantization."""
     own = {name: value for name, value in formats.items() if name != QUANTIZATION or facts.quantization is not None}
     for chosen in (own, formats):
         if (found := search.option(layout, chosen)).fits:
@@ -186,7 +187,7 @@ def _mixed(layout: Layout) -> bool:
 
 
 def _formats(inputs: ChoiceInputs, search: Search, pool: Pool, flags: Flags, chosen: Option) -> Iterator[_Row]:
-    """The same layout with another number format of the KV cache, or with its experts spread the other way."""
+    """The same layout with another KV cache dtype, or with expert parallelism toggled."""
     facts = inputs.facts
     if facts is None:
         return
@@ -228,7 +229,7 @@ def _alternative(
     inputs: ChoiceInputs, flags: Flags, pool: Pool, row: _Row, chosen: Option, wanted: float, chosen_reason: str
 ) -> Alternative:
     option, budget = row.option, row.option.budget
-    assert budget is not None  # only fitting options are listed, plus the chosen one, which has a budget
+    assert budget is not None  # rows are options that fit, plus the chosen one: all have a budget
     this = option is chosen
     copies = option.layout.data
     return Alternative(
@@ -258,7 +259,7 @@ def _made_smaller(formats: Flags) -> str | None:
 
 
 def _changes(flags: Flags, row: _Row) -> Changes:
-    """The flags of a row: all of its sizes and formats, so that none is chosen again."""
+    """The flags of a row: all of its sizes and formats, so that none of them is chosen automatically."""
     layout, formats = row.option.layout, row.option.formats
     wanted: dict[str, FlagValue | None] = {
         TENSOR: layout.tensor,
@@ -273,14 +274,13 @@ def _changes(flags: Flags, row: _Row) -> Changes:
 
 
 def _experts(row: _Row) -> bool | None:
-    """Whether experts are kept whole; None if that follows from the layout."""
+    """The value for ``enable-expert-parallel``; None if the layout implies it."""
     if row.option.formats.get(EXPERTS) is True:
         return True
     return False if whole_experts(row.facts, row.option.layout) else None
 
 
 def _tradeoff(pool: Pool, row: _Row, chosen: Option) -> str:
-    """Its trade-off, in a sentence or two."""
     option, layout = row.option, row.option.layout
     found: list[str] = []
     if row.sibling:
@@ -304,7 +304,7 @@ def _tradeoff(pool: Pool, row: _Row, chosen: Option) -> str:
 
 
 def _why_not(inputs: ChoiceInputs, row: _Row, chosen: Option, wanted: float) -> str:
-    """Why it was not chosen: the first of these reasons that applies."""
+    """Why it was not chosen: the first reason that applies."""
     option = row.option
     if row.sibling or (is_fp8(option.formats.get(KV_DTYPE)) and not is_fp8(chosen.formats.get(KV_DTYPE))):
         return "Not chosen automatically."
@@ -323,7 +323,7 @@ def _why_not(inputs: ChoiceInputs, row: _Row, chosen: Option, wanted: float) -> 
 
 
 def _against(option: Option, chosen: Option) -> str:
-    """The expected performance of both; empty if unknown."""
+    """The expected speed of both; empty if unknown."""
     one, other = option.throughput, chosen.throughput
     return f": about {one:,.0f} tokens/s; the chosen layout {other:,.0f}" if one and other else ""
 
@@ -343,10 +343,7 @@ def _slower(option: Option, chosen: Option) -> str:
 
 
 def thrift(alternatives: Sequence[Alternative]) -> Alternative | None:
-    """An option on more GPUs that holds all traffic with the model's own weights, if the plan does not.
-
-    None if there is none, or if the plan does.
-    """
+    """An alternative on more GPUs that holds all traffic with unchanged weights; None if the plan itself does."""
     chosen = next((one for one in alternatives if one.chosen), None)
     if chosen is None or (chosen.serves and chosen.quantization is None):
         return None

@@ -1,14 +1,14 @@
-"""The attention backend that a launch requests, and whether vLLM can keep its KV cache in FP8 with it. Pure.
+"""The attention backend that a launch selects, and whether vLLM can keep an FP8 KV cache with it. Pure.
 
 From ``vllm/platforms/cuda.py`` and ``vllm/v1/attention/backends`` of 0.8.5 to 0.33:
 
-- FlashAttention is the default from compute capability 8.0 on and reads an FP8 cache on 9.x only (FlashAttention 3).
-- Elsewhere 0.11.0 takes Triton for an FP8 cache; later releases take FlashInfer where it can be imported, else Triton.
-- Triton has FP8 arithmetic from 8.9 on. Below, its kernels do not compile; since 0.24 vLLM says so at the start
+- FlashAttention is the default from compute capability 8.0, but supports an FP8 cache only on 9.x (FlashAttention 3).
+- On other GPUs, 0.11.0 uses Triton for an FP8 cache; later releases use FlashInfer if it can be imported, else Triton.
+- Triton supports FP8 arithmetic from 8.9. Below, its kernels do not compile; vLLM reports that at startup since 0.24
   ("native FP8 (fp8e4nv) requires SM89+"), for MLA models since 0.26.
-- FlashInfer reads an FP8 cache from 8.0 on. It compiles that kernel at the first start, for which it needs nvcc.
-- MLA models read one from 9.0 on, and elsewhere from 8.9 on since 0.18 (Triton MLA).
-- Releases before 0.11 leave the V1 engine for it wherever FlashAttention 3 does not run.
+- FlashInfer supports an FP8 cache from 8.0. It compiles the kernel at the first start and needs nvcc for that.
+- MLA models support one from 9.0, and from 8.9 since 0.18 (Triton MLA).
+- Releases before 0.11 fall back from the V1 engine to V0 for it, except with FlashAttention 3.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FLASH_ATTENTION, FLASHINFER, TRITON = "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"
 
 V1_ONLY_SINCE = (0, 11, 0)
 FLASHINFER_READS_IT_SINCE = (0, 10, 2)
-"""Until then vLLM checked only FlashAttention for whether an FP8 cache is possible."""
+"""Earlier releases considered only FlashAttention when they checked whether an FP8 cache is possible."""
 FLASHINFER_TRIED_SINCE = (0, 11, 1)
-"""From this release on vLLM tries FlashInfer before Triton if FlashAttention cannot read an FP8 cache."""
+"""First release that prefers FlashInfer over Triton if FlashAttention does not support an FP8 cache."""
 TRITON_MLA_SINCE = (0, 18, 0)
 
 AMPERE, ADA, HOPPER, BLACKWELL = 8.0, 8.9, 9.0, 10.0
@@ -40,8 +40,8 @@ AMPERE, ADA, HOPPER, BLACKWELL = 8.0, 8.9, 9.0, 10.0
 class Fp8Cache(msgspec.Struct, frozen=True):
     """Whether vLLM can keep its KV cache in FP8.
 
-    ``works`` is None if the GPU is unknown. ``native`` is whether attention itself computes in FP8. ``why`` is why it
-    does not work, or a caveat if it does: a phrase without a subject, or empty.
+    ``works`` is None if the GPU is unknown. ``native``: attention itself computes in FP8. ``why`` says why it does not
+    work, or gives a caveat (a phrase without a subject); may be empty.
     """
 
     works: bool | None
@@ -50,12 +50,12 @@ class Fp8Cache(msgspec.Struct, frozen=True):
 
 
 def is_fp8(kv_dtype: FlagValue | None) -> bool:
-    """Whether a value of ``kv-cache-dtype`` means FP8 of some kind."""
+    """Whether a value of ``kv-cache-dtype`` is an FP8 format."""
     return isinstance(kv_dtype, str) and kv_dtype.lower().startswith("fp8")
 
 
 def selected_backend(flags: Flags, environment: Mapping[str, str], release: Release | None) -> str | None:
-    """The attention backend requested by name (``FLASHINFER``), or None if vLLM chooses."""
+    """The attention backend that is selected explicitly (``FLASHINFER``), or None if vLLM chooses."""
     asked = flags.get(BACKEND_FLAG) or json_flag(flags, BACKEND_CONFIG).get("backend")
     if not asked and release is not None and release < VARIABLE_READ_BEFORE:
         asked = environment.get(BACKEND_VARIABLE)
@@ -66,9 +66,9 @@ def selected_backend(flags: Flags, environment: Mapping[str, str], release: Rele
 def fp8_cache_support(
     flags: Flags, environment: Mapping[str, str], release: Release | None, capability: float | None, *, mla: bool
 ) -> Fp8Cache:
-    """Whether a launch can keep its KV cache in FP8, regardless of who requests that.
+    """Whether a launch could keep its KV cache in FP8, whether or not it requests that.
 
-    ``environment`` is the server's complete one, with inherited variables. ``capability`` is the oldest GPU's (8.6). An
+    ``environment`` includes inherited variables. ``capability`` is the compute capability of the oldest GPU (8.6). An
     unknown release counts as a new one. ``mla``: the model uses multi-head latent attention.
     """
     backend = selected_backend(flags, environment, release)
@@ -88,7 +88,7 @@ def fp8_cache_support(
 
 
 def _refusal(capability: float, release: Release | None) -> str:
-    """Why it may not work below 8.9 if vLLM chooses the backend: ``_get_backend_priorities`` in ``cuda.py``."""
+    """Why it may not work below 8.9 if vLLM chooses the backend (``_get_backend_priorities`` in ``cuda.py``)."""
     if release is not None and release < V1_ONLY_SINCE:
         return "vLLM before 0.11 has it there in its old V0 engine at most"
     if capability < AMPERE:
@@ -102,7 +102,7 @@ def _refusal(capability: float, release: Release | None) -> str:
 
 
 def _asked_for(capability: float, release: Release | None, backend: str) -> Fp8Cache | None:
-    """The verdict on a named backend; None if it is unknown here, or decides nothing."""
+    """The verdict for an explicitly selected backend; None if it is unknown or does not decide."""
     if backend == FLASHINFER:
         if capability >= AMPERE and (release is None or release >= FLASHINFER_READS_IT_SINCE):
             native = HOPPER <= capability < BLACKWELL + 1

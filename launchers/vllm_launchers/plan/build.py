@@ -1,4 +1,4 @@
-"""Builds the plan of a launch: preset, engine and a user's changes become argv, environment and findings. Pure."""
+"""Builds the plan of a launch from preset, engine, and a user's changes: argv, environment, and findings. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 QUIET_ENDPOINTS = "/health,/metrics"
 CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_KV_GIB = 2
-"""GiB of RAM for the KV cache on a CPU build if not configured."""
+"""Default size of the KV cache with a CPU build, in GiB of RAM."""
 
 _QUIET_SINCE = (0, 16, 0)
 
@@ -33,7 +33,7 @@ class _Draft:
         self.findings: list[PlanFinding] = []
 
     def value(self, name: str) -> FlagValue | None:
-        """A flag's value, None if it is left to vLLM."""
+        """A flag's value; None if it is left to vLLM."""
         choice = self.choices.get(name)
         return choice.value if choice is not None else None
 
@@ -108,13 +108,13 @@ def make_plan(
 
 
 def command_of(engine: Engine, model: str, host: str, port: int, flags: Flags) -> tuple[str, ...]:
-    """vLLM's command line. A headless node listens on no address."""
+    """vLLM's command line. A headless node gets no host and port."""
     address = () if flags.get("headless") is True else ("--host", host, "--port", str(port))
     return (*engine.command, "serve", model, *address, *flag_words(flags))
 
 
 def _check_text(model: str, flags: Mapping[str, FlagValue], environment: Mapping[str, str]) -> None:
-    """Reject raw bytes: arguments can contain any bytes, but records, JSON and exports are text."""
+    """Reject raw bytes: arguments may contain any bytes, but records, JSON, and exports are text."""
     named = {"the model": model, **{f"--{name}": value for name, value in flags.items()}, **environment}
     for name, value in named.items():
         try:
@@ -125,7 +125,7 @@ def _check_text(model: str, flags: Mapping[str, FlagValue], environment: Mapping
 
 
 def _keep_log_readable(draft: _Draft, engine: Engine, unset: set[str]) -> None:
-    """vLLM logs every request for ``/metrics``; one a second buries useful lines."""
+    """Turn off access lines for ``/metrics``: one per second would bury useful lines."""
     name = "disable-access-log-for-endpoints"
     release = engine.release
     if release is None or release < _QUIET_SINCE or name in unset or name in draft.choices:
@@ -136,10 +136,11 @@ def _keep_log_readable(draft: _Draft, engine: Engine, unset: set[str]) -> None:
 
 
 def _fit_to_cpu(draft: _Draft, inherited: Mapping[str, str]) -> None:
-    """On a CPU build the utilization is a share of the machine's RAM, and a start fails unless all of it is free.
+    """Replace the utilization by ``VLLM_CPU_KVCACHE_SPACE`` (GiB) on a CPU build.
 
-    (``VLLM_CPU_KVCACHE_SPACE``, in GiB, takes its place. Measured on 0.32.0: 0.92 ends in "Available memory on
-    node 0 … is less than desired CPU memory utilization"; with the variable the flag is ignored.)
+    There, the utilization is a share of the machine's RAM, and vLLM does not start unless all of it is free. On 0.32.0,
+    0.92 fails with "Available memory on node 0 … is less than desired CPU memory utilization"; with the variable, the
+    flag is ignored.
     """
     name = "gpu-memory-utilization"
     said_otherwise = draft.environment.get(CPU_KV_VARIABLE) or inherited.get(CPU_KV_VARIABLE)
@@ -157,7 +158,7 @@ def _fit_to_cpu(draft: _Draft, inherited: Mapping[str, str]) -> None:
         without = f"--{name} {asked.value} is dropped, since it would refer to RAM here; "
         draft.put(replace(asked, value=None, reason="It would refer to RAM on a CPU build.", source=Source.MACHINE))
     if said_otherwise:
-        draft.environment[CPU_KV_VARIABLE] = said_otherwise  # a restart from another shell keeps it
+        draft.environment[CPU_KV_VARIABLE] = said_otherwise  # so that a restart from another shell keeps it
         return
     if draft.value("kv-cache-memory-bytes") is not None:
         return
@@ -183,5 +184,5 @@ def _place(draft: _Draft, gpus: Sequence[int], engine: Engine) -> None:
         text = f"CUDA_VISIBLE_DEVICES={before} is overridden by the selected GPUs, {devices}"
         draft.find("devices_overridden", Level.WARNING, text)
     draft.environment["CUDA_VISIBLE_DEVICES"] = devices
-    # CUDA counts the fastest GPU first by default; the indices that users see are in bus order.
+    # By default, CUDA numbers the fastest GPU first; the indices that users see are in PCI bus order.
     draft.environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

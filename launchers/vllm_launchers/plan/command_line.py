@@ -1,6 +1,7 @@
-"""Command lines to show and copy: quoted without terminal escapes, and without secrets. Pure.
+"""Command lines to show and copy, without secrets and without terminal escapes. Pure.
 
-A quoted escape code still affects the terminal that shows the command, or the one that it is pasted into.
+Quoting alone is not enough: a quoted escape code still affects the terminal that shows the command or that it is pasted
+into.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import SERVER_SECRETS, holds_secret, is_secret_name, redact_argv, redact_environment
 
 MOST_MARKS = 4
-"""Maximum accents on one letter; stacked ones would be drawn over nearby lines."""
+"""Maximum number of combining accents on one letter; more would be drawn over neighboring lines."""
 
 
 def line_word(word: str) -> str:
-    """A word on one printable line: ``$'…'`` where needed, which bash, zsh, ksh and POSIX 2024 know."""
+    """Quote a word as printable text, with ``$'…'`` where needed (bash, zsh, ksh, and POSIX 2024 support it)."""
     shown = _shown_in(word)
     if all(map(shown, word)) and word.isprintable():
         return shlex.quote(word)
@@ -26,17 +27,17 @@ def line_word(word: str) -> str:
 
 
 def line_of(words: Iterable[str]) -> str:
-    """A command on one printable line."""
+    """Quote a command on one printable line."""
     return " ".join(map(line_word, words))
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
-    """Variables as written before a command in a shell."""
+    """Variables as written before a shell command."""
     return [f"{name}={line_word(value)}" for name, value in environment.items()]
 
 
 def script_word(word: str) -> str:
-    """A word for a script of any POSIX shell: in quotes, with terminal escapes through ``printf``."""
+    """Quote a word for any POSIX shell; control characters are written with ``printf``."""
     shown = _shown_in(word)
     if all(map(shown, word)):
         return shlex.quote(word)
@@ -47,7 +48,7 @@ def script_word(word: str) -> str:
 
 
 def script_line(words: Iterable[str]) -> str:
-    """Words for a script of any POSIX shell."""
+    """Quote words for any POSIX shell."""
     return " ".join(map(script_word, words))
 
 
@@ -55,7 +56,7 @@ _ESCAPED = "\\'"
 
 
 def _shown_in(word: str) -> Callable[[str], bool]:
-    """The parts of a word that may stay: visible characters and line ends; no stacked accents."""
+    """A predicate for the characters of a word that may stay: visible ones and line ends, but no stacked accents."""
     heaped = not word.isascii() and any(marks and len(list(run)) > MOST_MARKS for marks, run in groupby(word, _is_mark))
     return lambda one: (one.isprintable() or one in "\n\t") and not (heaped and _is_mark(one))
 
@@ -65,26 +66,26 @@ def _is_mark(character: str) -> bool:
 
 
 def _octal(character: str) -> str:
-    """Its bytes as three octal digits each, which a following digit cannot change."""
+    """Its bytes as octal escapes of three digits, so that a following digit is not read as part of them."""
     raw = 0xDC80 <= ord(character) <= 0xDCFF
     return "".join(f"\\{byte:03o}" for byte in character.encode(errors="surrogateescape" if raw else "surrogatepass"))
 
 
 def split_secrets(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What may be stored and shown, and what may not: secrets by name, and a URL with a password."""
+    """Split variables into those that may be stored and shown and secrets: by name, or a URL with a password."""
     plain = {name: value for name, value in environment.items() if not is_secret_name(name) and not holds_secret(value)}
     return plain, {name: value for name, value in environment.items() if name not in plain}
 
 
 def inherited_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The secrets of the current environment that a server may need; empty ones count as unset."""
+    """The secrets in the current environment that a server may need; empty ones count as unset."""
     return {name: environ[name] for name in sorted(SERVER_SECRETS) if environ.get(name)}
 
 
 def command_line(plan: Plan) -> str:
-    """The plan as a shell command to show and copy: it runs unchanged, and contains no secret.
+    """The plan as a shell command to show and copy. It runs unchanged and contains no secret.
 
-    A secret variable is written ``NAME="$NAME"``, to be expanded where it is exported.
+    A secret variable is written as ``NAME="$NAME"``, which the shell expands.
     """
     secrets = [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
     return " ".join([*assignments(redact_environment(plan.environment)), *secrets, line_of(redact_argv(plan.argv))])

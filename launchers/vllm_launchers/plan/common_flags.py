@@ -1,7 +1,7 @@
-"""The most common flags of ``vllm serve``, so that an editor can explain, complete and check them.
+"""The most common flags of ``vllm serve`` (0.33), so that an editor can explain, complete, and check them.
 
-As of vLLM 0.33. Other flags exist and may be used: this table never decides what is allowed to run, only whether a
-value is valid for a flag it knows. Defaults are vLLM's; "by model" and the like if vLLM derives them.
+Other flags are allowed, too: this table only decides whether a value is valid for a flag that it contains. Defaults are
+vLLM's; "by model" and the like where vLLM derives them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FlagKind(StrEnum):
 
 
 class CommonFlag(msgspec.Struct, frozen=True):
-    """One flag. ``choices`` is all that vLLM accepts, unless ``open_choices`` is set."""
+    """One flag. ``choices`` are all values that vLLM accepts, unless ``open_choices`` is set."""
 
     name: str
     kind: FlagKind
@@ -48,7 +48,7 @@ class CommonFlag(msgspec.Struct, frozen=True):
 def _f(
     name: str, kind: FlagKind, default: str, meaning: str, choices: str = "", *, low: float | None = None
 ) -> CommonFlag:
-    """A row of the table; choices that end in ``…`` are incomplete."""
+    """A row of the table. Choices that end in ``…`` are incomplete."""
     words = choices.split()
     return CommonFlag(name, kind, default, meaning, tuple(w for w in words if w != "…"), "…" in words, low)
 
@@ -166,10 +166,10 @@ def common_flag(name: str) -> CommonFlag | None:
 
 
 def flag_name(text: str) -> str:
-    """A flag's name in the program's form: ``--Max_Num_Seqs`` is ``max-num-seqs``, ``-tp`` ``tensor-parallel-size``.
+    """Normalize a flag's name: ``--Max_Num_Seqs`` → ``max-num-seqs``, ``-tp`` → ``tensor-parallel-size``.
 
     Raises:
-        FlagError: it is not a valid name, or is chosen elsewhere.
+        FlagError: it is not a valid name, or has an option of its own.
     """
     name = normalise(text.strip().lower() if "." not in text else text)
     if refusal := refused_flag(name):
@@ -181,7 +181,7 @@ def parse_set(word: str) -> tuple[str, FlagValue]:
     """Read ``flag=value`` as given to ``--set``.
 
     Raises:
-        FlagError: it does not have that form, or the flag cannot be set this way.
+        FlagError: it has another form, or the flag cannot be set this way.
     """
     name, equals, text = word.partition("=")
     if not equals or not text.strip():
@@ -200,7 +200,7 @@ _EXAMPLES = {
 
 
 def _example(name: str) -> str:
-    """``max-num-seqs=128``: how to set a flag of this name; one of another flag if it is not a name."""
+    """An example of how to set this flag (``max-num-seqs=128``), or another one if the name is invalid."""
     plain = name.lstrip("-")
     if not FLAG_NAME.fullmatch(plain):
         return "max-num-seqs=128"
@@ -212,7 +212,7 @@ def _example(name: str) -> str:
 
 
 def name_warning(name: str) -> str:
-    """A sentence if a flag is not a common one, with the nearest that is; empty if it is."""
+    """A warning if a flag is not a common one, with the closest match; else empty."""
     if name.partition(".")[0] in _BY_NAME:
         return ""
     near = get_close_matches(name, _BY_NAME, 1, 0.75)
@@ -222,10 +222,10 @@ def name_warning(name: str) -> str:
 
 
 def parse_flag_value(name: str, text: str) -> FlagValue:
-    """Typed text as a value of the flag's own type; for an unknown flag the most likely type.
+    """Parse text as a value of the flag's type; for an unknown flag, as the most likely type.
 
     Raises:
-        FlagError: the value has the wrong type, is out of range or not a choice.
+        FlagError: the value has the wrong type, is out of range, or is not one of the choices.
     """
     flag, text = _BY_NAME.get(name), text.strip()
     if flag is None:
@@ -244,7 +244,7 @@ def parse_flag_value(name: str, text: str) -> FlagValue:
 
 
 def flag_text(value: FlagValue | None, unset: str = "–") -> str:
-    """A flag's value in display form: ``on``, ``off``, or the value; ``unset`` if it has none."""
+    """Format a flag's value: ``on``, ``off``, or the value; ``unset`` if it has none."""
     if value is None:
         return unset
     if isinstance(value, bool):

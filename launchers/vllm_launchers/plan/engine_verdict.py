@@ -1,4 +1,4 @@
-"""The engine's own verdict on a plan's flags, in place of what is known of its release. Pure."""
+"""Replaces a plan's findings about flags by the engine's own verdict. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
 
 REFUSED = "vllm_refuses"
-"""The code of the finding that has vLLM's words."""
+"""Code of the finding with vLLM's message."""
 
 PARSED = frozenset({"flag_unknown", "flag_dead", "flag_too_new"})
-"""What a plan finds wrong with flags that vLLM's parser decides."""
+"""Findings that vLLM's argument parser decides."""
 CHECKED = PARSED | {"flag_value", "batch_too_small", "context_over_model", "quantization_mismatch", "tp_not_divisor"}
-"""And what ``create_engine_config`` decides."""
+"""Findings that the parser or ``create_engine_config`` decides."""
 
 LONGEST = 600
-"""Characters of vLLM's message in a finding."""
+"""Maximum number of characters of vLLM's message in a finding."""
 
 _FLAG = lazy_pattern(r"--([a-z0-9][a-z0-9._-]*)")
 
@@ -40,9 +40,9 @@ class EngineAnswer(StrEnum):
 class EngineVerdict(msgspec.Struct, frozen=True):
     """The engine's verdict on the flags of a plan.
 
-    ``message`` is why it refuses them, in its own words, or why it can't be asked. ``version`` is that of the vLLM that
-    was asked, empty if unknown. ``parser_only``: its configuration was not checked. ``fix`` is what its message asks
-    for, if anything.
+    ``message``: the engine's reason for refusing them, or why it can't be asked. ``version``: the version of the vLLM
+    that was asked; empty if unknown. ``parser_only``: the configuration was not checked. ``fix``: the change that the
+    message suggests, if any.
     """
 
     answer: EngineAnswer
@@ -53,23 +53,23 @@ class EngineVerdict(msgspec.Struct, frozen=True):
 
 
 def question(plan: Plan) -> Hashable:
-    """What a verdict on this plan depends on: equal for plans that differ in name, address or reasons only."""
+    """What a verdict depends on: equal for plans that differ only in name, address, or reasons."""
     flags = tuple(sorted((name, repr(value)) for name, value in plan.flags.items()))
     return plan.engine, plan.model, flags, tuple(sorted(plan.environment.items()))
 
 
 def with_verdict(plan: Plan, verdict: EngineVerdict) -> Plan:
-    """The plan with the engine's verdict instead of the findings on the same flags."""
+    """The plan with the engine's verdict in place of findings about the same flags."""
     found = [one for one in plan.findings if one.code != REFUSED]
     match verdict.answer:
         case EngineAnswer.ACCEPTED:
             wrong = PARSED if verdict.parser_only else CHECKED
             kept = [one for one in found if not (one.code in wrong and _certain_error(one))]
         case EngineAnswer.REFUSED:
-            # vLLM stops at its first error: what it does not speak of may still be wrong.
+            # vLLM stops at its first error, so flags that its message does not mention may still be wrong.
             same = [one for one in found if one.code in CHECKED and _speaks_of(verdict.message, one)]
             fix = next((one.fix for one in same if one.fix is not None), verdict.fix)
-            # Not certain: it may rest on what passes, such as a network or a file.
+            # Not certain: the cause may be temporary, such as a network problem or a missing file.
             refused = PlanFinding(REFUSED, Level.ERROR, format_verdict(plan, verdict), fix, surely=False)
             kept = [refused, *(one for one in found if one not in same)]
         case EngineAnswer.UNKNOWN:
@@ -82,7 +82,7 @@ def _certain_error(finding: PlanFinding) -> bool:
 
 
 def _speaks_of(message: str, finding: PlanFinding) -> bool:
-    """Whether vLLM's message names a flag that an error of the plan is about."""
+    """Whether vLLM's message names a flag that a finding is about."""
     if finding.level is not Level.ERROR:
         return False
     fix = finding.fix or Changes()
@@ -92,7 +92,7 @@ def _speaks_of(message: str, finding: PlanFinding) -> bool:
 
 
 def format_verdict(plan: Plan, verdict: EngineVerdict) -> str:
-    """The verdict as one sentence, the engine's own as such."""
+    """The verdict as one sentence."""
     real = plan.engine.kind is EngineKind.VLLM
     name = f"vLLM {verdict.version.partition('+')[0]}" if real and verdict.version else plan.engine.label
     match verdict.answer:

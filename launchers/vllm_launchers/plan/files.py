@@ -1,4 +1,4 @@
-"""Flags that name files and folders which vLLM reads when it starts. Pure."""
+"""Flags that name files and folders that vLLM reads at startup. Pure."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from vllm_launchers.vllm.release_defaults import Release
 
 _TEMPLATE, _ADAPTERS = "chat-template", "lora-modules"
 _LITERAL = "{}\n"
-"""A template with one of these is the text itself, unless a file has that name (``load_chat_template``)."""
+"""A chat template with one of these characters is the template text itself, unless a file of that name exists
+(``load_chat_template``)."""
 _TOKENIZER, _LOGGING = "tokenizer", "log-config-file"
 _CHECKED: Release = (0, 32, 0)
-"""From here on vLLM looks for the tokenizer's revision even if it does not load it, and needs its logging's file;
-earlier releases were not checked."""
+"""First release that was checked. It looks up the tokenizer's revision even if it does not load it, and requires the
+logging configuration file."""
 _FORMAT = "config-format"
 _CONFIGS = {"hf": "config.json", "mistral": "params.json"}
-"""The file that a model has in this format."""
+"""The configuration file of a model, by format."""
 _AUTHORITIES, _CERTIFICATES = "ssl-ca-certs", ("ssl-keyfile", "ssl-certfile")
 
 
 def ignored_file(name: str, flags: Flags, release: Release | None) -> bool:
-    """Whether a release may do without the file of this flag."""
+    """Whether a release may ignore the file of this flag."""
     unread = name == _LOGGING or (name == _TOKENIZER and flags.get("skip-tokenizer-init") is True)
     return unread and (release is None or release < _CHECKED)
 
 
 def named_files(flags: Flags, model: str) -> tuple[tuple[str, str], ...]:
-    """The absolute paths that must exist, each with the flag that names it. ``model`` is a name or a folder."""
+    """Absolute paths that must exist, each with the flag that names it. ``model`` is a name or a folder."""
     names = [_TEMPLATE, "hf-config-path", _TOKENIZER, _LOGGING, *_CERTIFICATES]
     if any(name in flags for name in _CERTIFICATES):
-        names.append(_AUTHORITIES)  # otherwise unused
+        names.append(_AUTHORITIES)  # unused without it
     given = [(name, str(flags[name])) for name in names if name in flags]
     given.append(("logging-config", str(json_flag(flags, "logging-config").get("pylogging_config_file"))))
     if (config := _CONFIGS.get(str(flags.get(_FORMAT)))) is not None:

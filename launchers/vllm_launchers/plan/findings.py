@@ -1,6 +1,6 @@
-"""A plan's findings before it runs: what blocks it, what will hurt, what could be better.
+"""Findings of a plan before launch: errors, warnings, and advice.
 
-Codes are stable: scripts and presets may name them.
+Codes are stable: scripts and presets may refer to them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 
 class Level(StrEnum):
-    """A finding's severity: vLLM would end on an error; a warning hurts; advice could be better."""
+    """A finding's severity: error (vLLM would exit), warning (a disadvantage), advice (a possible improvement)."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -25,8 +25,8 @@ class Level(StrEnum):
 class PlanFinding(msgspec.Struct, frozen=True):
     """``message`` is one sentence: what, where, and what to do. ``fix`` is the flag change that fixes it, if any.
 
-    ``surely`` is False for an error that rests on an estimate or on a state that may pass, so ``--force`` may override
-    it; never for what vLLM itself would end on.
+    ``surely`` is False for an error that is based on an estimate or may be temporary, so that ``--force`` may override
+    it. It is True for errors that vLLM would certainly exit with.
     """
 
     code: str
@@ -37,10 +37,10 @@ class PlanFinding(msgspec.Struct, frozen=True):
 
 
 def by_weight(findings: Iterable[PlanFinding]) -> tuple[PlanFinding, ...]:
-    """Errors first, then warnings, then advice; otherwise in the given order; without duplicates."""
+    """Sort errors before warnings before advice, otherwise in the given order, and drop duplicates."""
     order = list(Level)
     once: list[PlanFinding] = []
-    for finding in findings:  # a change of flags contains a mapping and cannot be hashed
+    for finding in findings:  # not a set: a fix contains a mapping and is not hashable
         if finding not in once:
             once.append(finding)
     return tuple(sorted(once, key=lambda finding: order.index(finding.level)))

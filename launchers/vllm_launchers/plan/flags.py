@@ -1,4 +1,4 @@
-"""Flags of ``vllm serve`` as users write them, as the program holds them, and as argv. Pure."""
+"""Flags of ``vllm serve``: as users write them, normalized, and as argv. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "sc": "speculative-config",
     "device-memory-utilization": "gpu-memory-utilization",
 }
-"""vLLM's own aliases, so that a flag is never given twice under two names."""
+"""vLLM's aliases, so that a flag is never passed under two names."""
 
 TRUE_ONLY: frozenset[str] = frozenset(
     {
@@ -73,7 +73,7 @@ TRUE_ONLY: frozenset[str] = frozenset(
         "enable-multimodal-encoder-data-parallel",
     }
 )
-"""Flags without a ``--no-`` form: false means that they are omitted (vLLM 0.8.5 to 0.33)."""
+"""Flags without a ``--no-`` form, which are omitted if false (vLLM 0.8.5 to 0.33)."""
 
 TEXT_FLAGS: frozenset[str] = frozenset(
     {
@@ -88,7 +88,7 @@ TEXT_FLAGS: frozenset[str] = frozenset(
         "device-ids",
     }
 )
-"""Flags whose value stays text though it may look like a number: a model may be named ``1.10``."""
+"""Flags whose value stays text even if it looks like a number: a model may be named ``1.10``."""
 
 _INTEGER = lazy_pattern(r"-?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = lazy_pattern(
@@ -97,10 +97,10 @@ _FLOAT = lazy_pattern(
 
 
 def normalise(name: str) -> str:
-    """A flag's name in the program's form: no leading dashes, ``-`` for ``_``, no ``no-``, no alias.
+    """Normalize a flag's name: no leading dashes, ``-`` instead of ``_``, no ``no-``, no alias.
 
     ``--enable_prefix_caching``, ``no-enable-prefix-caching`` → ``enable-prefix-caching``; ``-tp`` →
-    ``tensor-parallel-size``. What follows a dot is a key of a JSON flag and stays unchanged.
+    ``tensor-parallel-size``. The part after a dot is a key of a JSON flag and stays unchanged.
 
     Raises:
         FlagError: it is not a valid flag name.
@@ -109,7 +109,7 @@ def normalise(name: str) -> str:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """The names under which a flag to unset may be stored: ``no-x`` is ``x``, unless it was set to a value.
+    """Names under which a flag to unset may be stored: ``no-x`` is stored as ``x``, unless it was set to a value.
 
     Raises:
         FlagError: it is not a valid flag name.
@@ -119,21 +119,21 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def not_set(server: str, name: str, flags: Flags) -> str:
-    """A sentence if a server doesn't set the flag that is to be unset, with the nearest one that it sets; else empty.
+    """A message if a server doesn't set the flag to unset, with the closest one that it sets; else empty.
 
     Raises:
         FlagError: it is not a valid flag name.
     """
     if any(spelling in flags for spelling in spellings(name)):
         return ""
-    from difflib import get_close_matches  # most commands correct nothing
+    from difflib import get_close_matches  # imported late: most commands don't need it
 
     near = get_close_matches(spellings(name)[0], flags, 1)
     return f"{server} does not set --{name}" + (f"; did you mean --{near[0]}?" if near else "")
 
 
 def _split(name: str) -> tuple[str, bool]:
-    """Normalized name, and whether it was written in its ``no-`` form."""
+    """The normalized name, and whether it was written with ``no-``."""
     head, dot, tail = name.strip().partition(".")
     head = head.lstrip("-").replace("_", "-")
     negated = head.startswith("no-")
@@ -145,10 +145,10 @@ def _split(name: str) -> tuple[str, bool]:
 
 
 def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
-    """Name and value of a flag to set; ``no-x`` = true is ``x`` = false.
+    """Normalize the name and value of a flag to set; ``no-x`` = true becomes ``x`` = false.
 
     Raises:
-        FlagError: an invalid flag name, a flag chosen elsewhere, a secret, or an invalid number.
+        FlagError: an invalid name, a flag with an option of its own, a secret, or an invalid number.
     """
     plain, negated = _split(name)
     if refusal := refused_flag(plain):
@@ -156,9 +156,9 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
     if negated and isinstance(value, bool):
         value = not value
     elif negated:
-        plain = f"no-{plain}"  # a flag with that actual name, or a mistake for vLLM to report
+        plain = f"no-{plain}"  # a flag that really has this name, or a mistake that vLLM will report
     if plain == "max-model-len" and value == -1:
-        value = "-1"  # not a length but another word for auto, and `rules` has it as a word
+        value = "-1"  # not a length: vLLM reads it as auto, and `rules` allows it as text
     if isinstance(value, float) and not math.isfinite(value):
         raise FlagError(f"--{plain}: {value} is not a number vLLM can use")
     if refusal := refused_value(value):
@@ -172,9 +172,9 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
 
 
 def parse_value(text: str, *, name: str = "") -> FlagValue:
-    """A typed value: ``true`` and ``false``, integers and decimals; all else, such as ``4k`` or JSON, is text.
+    """Parse ``true`` and ``false``, integers, and decimals; everything else, such as ``4k`` or JSON, stays text.
 
-    So is ``1e3``: flags for whole numbers refuse it, and then it is quoted as it was typed.
+    ``1e3`` stays text, too: integer flags refuse it, and the error then quotes it as typed.
     """
     if name in TEXT_FLAGS:
         return text
@@ -188,7 +188,7 @@ def parse_value(text: str, *, name: str = "") -> FlagValue:
 
 
 def token_count(value: object) -> int | None:
-    """A length in tokens as vLLM reads it (``4k`` 4,000, ``4K`` 4,096), or None for ``auto`` and invalid text."""
+    """Parse a length in tokens like vLLM does (``4k`` = 4,000, ``4K`` = 4,096); None for ``auto`` and invalid text."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -199,21 +199,21 @@ def token_count(value: object) -> int | None:
 
 
 def served_name(flags: Flags, model: str) -> str:
-    """The name by which clients ask for a server's model, and that its metrics carry: the first one, if it has several.
+    """The name that clients use for a server's model, also in its metrics: the first one, if it has several.
 
-    vLLM's flag takes several words, and a flag's value here is one: several names are written as a JSON list.
+    vLLM's flag takes several words, but a flag has a single value here: several names are written as a JSON list.
     """
     return served_names(flags, model)[0]
 
 
 def served_names(flags: Flags, model: str) -> tuple[str, ...]:
-    """All names by which clients may ask for a server's model."""
+    """All names that clients may use for a server's model."""
     value = flags.get(SERVED_NAME)
     return several_words(SERVED_NAME, value) or (str(value or model),)
 
 
 def flag_names(flags: Flags) -> frozenset[str]:
-    """Which flags are set; a JSON flag also if only keys of it are."""
+    """The flags that are set. A JSON flag counts as set if one of its keys is."""
     return frozenset(name.partition(".")[0] for name in flags)
 
 
@@ -231,12 +231,12 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
         elif several := several_words(name, value):
             words += [f"--{name}", *several]
         elif str(value).startswith("-"):
-            words.append(f"--{name}={value}")  # otherwise the parser takes the value for a flag, even a negative number
+            words.append(f"--{name}={value}")  # otherwise the parser reads the value as a flag, even a negative number
         else:
             words += [f"--{name}", str(value)]
     return tuple(words)
 
 
 def quoted(text: str) -> str:
-    """A word as typed, in quotes for a message: cut, and without unprintable characters."""
+    """A word in quotes for a message, shortened and without unprintable characters."""
     return "'" + "".join(c if c.isprintable() else "?" for c in text[:80]) + "'"

@@ -1,4 +1,4 @@
-"""A plan's inputs besides the user's request; gathered by the caller, so that planning itself stays pure."""
+"""Inputs of a plan besides the user's request. The caller gathers them, so that planning itself is pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_launchers.vllm.ray_cluster import RayCluster
 
 
 class EarlierReport(msgspec.Struct, frozen=True):
-    """The report of an earlier start of this model on this kind of GPU, and the prediction for it."""
+    """The memory report of an earlier start of this model on this GPU model, and the estimate for it."""
 
     report: EngineReport
     predicted_weights_gib: float | None = None
@@ -23,7 +23,7 @@ class EarlierReport(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_gib(self) -> float | None:
-        """The ratio of reported to predicted tokens per GiB of KV cache; None if unknown."""
+        """Ratio of reported to predicted tokens per GiB of KV cache; None if unknown."""
         report = self.report
         if not (report.kv_tokens and report.kv_gib and self.predicted_kv_tokens and self.predicted_kv_gib):
             return None
@@ -32,7 +32,7 @@ class EarlierReport(msgspec.Struct, frozen=True):
 
 
 class PlanInputs(msgspec.Struct, frozen=True):
-    """The environment of one launch. ``host`` is None if GPUs are not read."""
+    """Everything that a plan depends on besides the request. ``host`` is None if GPUs are not read."""
 
     facts: ModelFacts | None = None
     flags: FlagTable | None = None
@@ -41,8 +41,8 @@ class PlanInputs(msgspec.Struct, frozen=True):
     environment: HostEnvironment = msgspec.field(default_factory=HostEnvironment)
     learned: EarlierReport | None = None
     draft: ModelFacts | None = None
-    """The speculative model for this one, if the flags name a known one."""
+    """Facts about the draft model, if the flags name a known one."""
     model_problem: str = ""
-    """Why there is no such model, in one sentence; empty if there may be one."""
+    """Why there is no such model, in one sentence; empty if it may exist."""
     ray: RayCluster | None = None
-    """The Ray cluster that runs its workers; None without Ray, or if that can't be asked."""
+    """The Ray cluster that runs the workers; None without Ray, or if it can't be queried."""

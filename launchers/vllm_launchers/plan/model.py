@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A launch, resolved: everything the keeper needs and everything a user is shown before it runs.
+    """A planned launch: everything that the keeper needs, and everything that a user sees before it runs.
 
-    ``flags`` are the effective ones (without model, host and port, which have their own fields); ``reasons`` says, per
-    flag, why it is set. ``secrets`` are only *names* of environment variables.
+    ``flags`` are the effective ones (without model, host, and port, which have their own fields); ``reasons`` says why
+    each flag is set. ``secrets`` are only *names* of environment variables.
     """
 
     preset: str
@@ -44,27 +44,27 @@ class Plan(msgspec.Struct, frozen=True):
     secrets: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
     gpus_chosen: bool = False
-    """Whether these were selected for it, not named by a user: then it may get others later."""
+    """Whether they were chosen automatically, not named by a user, so that a restart may choose others."""
     placement: str = ""
     """Why it gets these GPUs, in one line."""
     sets: tuple[Placement, ...] = ()
-    """The candidate sets of GPUs, best first; empty if GPUs are unknown."""
+    """Candidate sets of GPUs, best first; empty if GPUs are unknown."""
     choices: tuple[Choice, ...] = ()
-    """Every flag that is set, with reason, trade-off and source."""
+    """All flags that are set, each with reason, trade-off, and source."""
     memory: MemoryBudget | None = None
     """Its memory budget; None if too little is known about model or GPU."""
     estimated: MemoryBudget | None = None
-    """The estimate before an earlier start's report corrected or replaced it."""
+    """The memory estimate before the report of an earlier start corrected or replaced it."""
     paces: Paces | None = None
     """Its expected speed; None if too little is known about model or GPU."""
     alternatives: tuple[Alternative, ...] = ()
-    """It and other ways to launch the model here, itself first; empty if there is only one way."""
+    """This plan and other ways to launch the model here; empty if there is only one way."""
     findings: tuple[PlanFinding, ...] = ()
-    """What blocks it, will hurt it or could be better, worst first."""
+    """Errors, warnings, and advice, worst first."""
     probe: ProbePlan = ProbePlan()
-    """The variables that add the probe, or why it has none."""
+    """The variables that add the probe, or why there is none."""
     nodes: NodesPlan | None = None
-    """The machines that it is spread over; None for one."""
+    """The machines of a multi-node server; None for a single machine."""
     verdict: EngineVerdict | None = None
     """The engine's own verdict on the flags; None if it was not asked."""
 
@@ -75,12 +75,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def served_name(self) -> str:
-        """The name by which clients ask for its model; the first one, if it has several."""
+        """The name that clients use for its model; the first one, if it has several."""
         return served_name(self.flags, self.model)
 
     @property
     def url(self) -> str:
-        """Base URL of the server's API, as this machine will reach it."""
+        """Base URL of the server's API, as reached from this machine."""
         return base_url(self.host, self.port, tls=self.tls)
 
 
@@ -88,10 +88,11 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class MemoryFit(msgspec.Struct, frozen=True):
-    """``fits`` is None if the plan knows too little about model or GPU. ``error`` is what blocks a start, in one
-    sentence; empty if nothing does. ``kv_tokens`` is what the KV cache would hold. ``gpus`` are those it fits on; empty
-    if it does not, or the plan uses none. ``incomplete`` says which of its files a start would have to download first;
-    empty if none.
+    """Whether a plan's model fits.
+
+    ``fits`` is None if too little is known about model or GPU. ``error``: what would prevent the start, one sentence,
+    or empty. ``kv_tokens``: size of the KV cache. ``gpus``: the GPUs it fits on; empty if it does not fit or uses none.
+    ``incomplete``: which files a start would have to download first, or empty.
     """
 
     fits: bool | None = None

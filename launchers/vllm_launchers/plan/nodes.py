@@ -1,4 +1,4 @@
-"""A plan over several machines: what each of them runs and holds, and the network between them. Pure."""
+"""A plan over several machines: what each of them runs, its memory, and the network between them. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 SENDING = 0.1
-"""The share of the time that sending between nodes may take."""
+"""Maximum share of the time for sending between nodes."""
 ACTIVATION_BYTES = 2
-"""Of one element of an activation, in 16 bits."""
+"""Bytes per element of an activation (16 bits)."""
 REDUCTIONS = 2
 """All-reduces per layer of tensor parallelism: after attention and after the MLP."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """One machine's part. ``memory`` is of each of its GPUs; empty if unknown."""
+    """One machine's part of the server. ``memory``: one entry per GPU; empty if unknown."""
 
     rank: int
     headless: bool
@@ -34,24 +34,24 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class Network(msgspec.Struct, frozen=True):
-    """What the layout sends from one node to another, as an estimate; None means unknown.
+    """Estimated traffic from one node to another; None means unknown.
 
-    ``needed_gbits`` is the bandwidth in one direction, in Gbit/s, at which sending takes a tenth of the time at full
-    load. ``given_gbits`` is the available bandwidth, if it was given. ``formula`` is how the two estimates are made.
+    ``needed_gbits``: bandwidth in one direction, in Gbit/s, at which sending takes a tenth of the time at full load.
+    ``given_gbits``: the available bandwidth, if it was given. ``formula``: how the estimates are computed.
     """
 
     bytes_per_token: float
     tokens_per_second: float | None
-    """Tokens of prompts and answers that the model computes at full load."""
+    """Prompt and output tokens per second at full load."""
     needed_gbits: float | None
     given_gbits: float | None
     formula: str
 
 
 class NodesPlan(msgspec.Struct, frozen=True):
-    """A launch over equal machines. ``gpus_each`` is per machine; ``layout`` over all of them.
+    """A launch over equal machines. ``gpus_each`` is per machine; ``layout`` is over all of them.
 
-    ``master_addr`` is empty if it was not given: then commands contain a stand-in.
+    ``master_addr`` is empty if it was not given; commands then contain a placeholder.
     """
 
     gpus_each: int
@@ -61,7 +61,7 @@ class NodesPlan(msgspec.Struct, frozen=True):
     nodes: tuple[NodePlan, ...]
     network: Network | None = None
     fits_one: bool | None = None
-    """Whether one of the machines holds the model alone, by the same estimate; None if unknown."""
+    """Whether the model would fit on one of the machines, by the same estimate; None if unknown."""
 
     @property
     def across(self) -> str:
@@ -72,7 +72,7 @@ class NodesPlan(msgspec.Struct, frozen=True):
 def nodes_plan(
     plan: Plan, request: NodesRequest, facts: ModelFacts | None, workload: Workload, *, fits_one: bool | None
 ) -> NodesPlan:
-    """The machines of a plan for one of them."""
+    """The parts of all machines, from the plan of one of them."""
     layout = fixed_layout(plan.flags)[0]
     each = layout.total // request.count
     shared = {name: value for name, value in plan.flags.items() if name not in NODE_FLAGS}

@@ -1,7 +1,7 @@
-"""The expected speed of a launch: time per token and tokens per second at some numbers of requests. Pure.
+"""Expected speed of a launch: time per token and tokens per second for several numbers of requests. Pure.
 
-Uses the roofline of the simulated engine (`vllm_launchers.engine_model`). Requests have the workload's p95 lengths;
-each step includes the share of new prompts that arrives while outputs are generated.
+Uses the roofline model of `vllm_launchers.engine_model`. Requests have the workload's p95 lengths; each step includes
+the share of new prompts that arrives while outputs are generated.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 PIPELINE_FILL = 0.85
-"""Share of the time that a pipeline stage computes under load: batches differ, so stages wait."""
+"""Share of the time that a pipeline stage computes under load: batches differ, so stages wait for each other."""
 
 PART = 0.8
-"""Less than this share of a GPU's memory is a slice of it."""
+"""Less than this share of a GPU's memory means that it is a slice (MIG)."""
 
 SOME = 8
-"""The middle number of requests in a pace."""
+"""The middle number of requests in `Paces`."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -41,9 +41,9 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Paces(msgspec.Struct, frozen=True):
-    """With one request, with `SOME`, and with all that run at once: those in flight, or as many as memory allows.
+    """Speed with one request, with `SOME`, and with the maximum: the workload's concurrency, or as many as fit.
 
-    None if that many do not fit. ``decoding`` is ``full`` where another engine computes the prompts.
+    None if that many do not fit. ``decoding`` is ``full`` for an engine that only decodes, if another one prefills.
     """
 
     one: Pace | None
@@ -53,24 +53,24 @@ class Paces(msgspec.Struct, frozen=True):
 
     @property
     def throughput(self) -> float:
-        """Tokens per second with all requests at once; 0 if unknown."""
+        """Tokens per second with the maximum number of requests; 0 if unknown."""
         return self.full.tokens_per_second if self.full is not None else 0.0
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """One launch for the roofline. ``step_tokens`` is ``max-num-batched-tokens``; ``copies`` data parallel."""
+    """A launch as input of the roofline. ``step_tokens`` is ``max-num-batched-tokens``, ``copies`` the replicas."""
 
     roofline: Roofline
     copies: int
     step_tokens: int
 
     def pace(self, concurrency: int, workload: Workload) -> Pace:
-        """With this many requests of the workload in flight, spread evenly over the copies."""
+        """The speed with this many requests in flight, evenly distributed over the replicas."""
         each = max(1, math.ceil(concurrency / self.copies))
         stages = self.roofline.pipeline_parallel
         batch = math.ceil(each / stages)
         work = self._step(batch, workload)
-        # Prompt tokens beyond a step's limit are processed in further steps, between two tokens of an output.
+        # Prompt tokens beyond a step's limit take further steps, which delay the next output token.
         steps = max(1.0, self._wanted(batch, workload) / self.step_tokens)
         tpot = steps * self.roofline.latency(work)
         under_way = min(stages, each)
@@ -79,7 +79,7 @@ class Timing(msgspec.Struct, frozen=True):
         return Pace(concurrency, tpot, concurrency / tpot)
 
     def paces(self, workload: Workload, held: float | None) -> Paces:
-        """At 1, `SOME` and all requests at once, of which memory holds ``held`` (None: unknown)."""
+        """Speeds with 1, `SOME`, and the maximum number of requests; ``held``: how many fit (None: unknown)."""
         most = workload.concurrency if held is None else min(workload.concurrency, int(held))
         rooms = math.inf if held is None else held
         return Paces(
@@ -112,9 +112,9 @@ def timing_of(
     tensor_link: Interconnect | None = None,
     stage_link: Interconnect | None = None,
 ) -> Timing | None:
-    """A launch's timing model; None if too little is known about model or GPU.
+    """The timing model of a launch; None if too little is known about model or GPU.
 
-    ``memory`` is its budget. Links that are None are typical for GPUs of this model.
+    ``memory`` is its memory budget. For links that are None, the typical ones of this GPU model are assumed.
     """
     gpu = find_model(gpu_name) if gpu_name else None
     tensor, pipeline, data = (whole_number(flags, f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
@@ -133,14 +133,14 @@ def timing_of(
         tensor_link=tensor_link,
         stage_link=stage_link,
     )
-    # The memory's own step, for the GPU that it was computed for.
+    # The number of tokens per step that the memory budget was computed for.
     shape = GpuShape(gpu_name, gpu.memory_gib, usable_gib=max((one.total_gib for one in memory.per_gpu), default=None))
     _, step = batch_sizes(facts, flags, release, shape)
     return Timing(roofline, data, step)
 
 
 def _is_part(gpu: GpuModel, memory: MemoryBudget) -> bool:
-    """Whether it is a slice of the GPU (MIG), which also has only part of its speed."""
+    """Whether it is a MIG slice, which also has only a part of the GPU's speed."""
     sizes = [one.total_gib for one in memory.per_gpu]
     return bool(sizes) and max(sizes) < PART * gpu.usable_gib
 
@@ -148,7 +148,7 @@ def _is_part(gpu: GpuModel, memory: MemoryBudget) -> bool:
 def geometry_of(
     facts: ModelFacts, flags: Flags, memory: MemoryBudget, release: tuple[int, int, int] | None = None
 ) -> Geometry | None:
-    """The model for the roofline; None if its shape is unknown."""
+    """The model as input of the roofline; None if its shape is unknown."""
     weights = loaded_weights(facts, flags, release)
     layers, heads, hidden = len(facts.layers), facts.heads, facts.hidden_size
     if weights is None or not layers or not heads or not hidden or memory.kv_bytes_per_token is None:

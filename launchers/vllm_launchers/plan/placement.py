@@ -1,7 +1,7 @@
-"""Which GPUs to give a server: ranks the sets for a tensor-parallel size, with reasons. Pure.
+"""Ranks the sets of GPUs that a server could get, with reasons. Pure.
 
-Ranked by what is free now, then by how near a set's GPUs are to each other: one NVLink island before one PCIe switch
-before one NUMA node before across sockets. A GPU filled by another user's process is never used silently.
+Sets are ranked by free memory, then by how closely their GPUs are connected: NVLink island, PCIe switch, NUMA node,
+across sockets. A GPU filled by another user's process is never used silently.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, nvlinks_in,
 from vllm_launchers.units import counted
 
 MOST_SETS = 20_000
-"""Up to this many sets are all evaluated (16 GPUs, 8 of them: 12,870); beyond that, sets are grown from each GPU."""
+"""Up to this many sets, all are evaluated (8 of 16 GPUs: 12,870); beyond that, sets are grown from each GPU."""
 
 IDLE_SHARE = 0.1
-"""A GPU with no more than this share of its memory in use counts as free if no need was given."""
+"""A GPU with at most this share of its memory in use counts as free if no need was given."""
 
 SLACK_GIB = 0.05
-"""Free memory is compared no more precisely than the driver reports it."""
+"""Tolerance for comparing free memory: the driver does not report it more precisely."""
 
 FREE_STEPS = 4
-"""Free memory is compared in quarters of a GiB, so that the order does not flicker."""
+"""Steps per GiB in which free memory is compared, so that the order does not flicker."""
 
 BESIDES = 100
-"""This many GPUs behind one's PCIe switch count as much as one in an NVLink island."""
+"""This many free GPUs left behind at a PCIe switch weigh as much as one left behind in an NVLink island."""
 
 ALIKE = 2
-"""At most this many equally good sets are offered, to leave room for other kinds."""
+"""Maximum number of equally good sets to offer, which leaves room for other kinds."""
 
 ALIKE_BY = 6
-"""Sets are alike if this many leading parts of their keys are equal: all but what they leave behind, memory,
+"""Sets are alike if this many leading parts of their keys are equal: all except the GPUs left behind, memory, and
 indices."""
 
 Need = float | Callable[[Gpu], float | None] | None
-"""GiB that a server takes: the same on each GPU, or depending on the GPU; None if unknown."""
+"""GiB that a server needs: the same on each GPU, or as a function of the GPU; None if unknown."""
 
 UUID_SINCE = (0, 32, 0)
-"""vLLM 0.32 resolves UUIDs; 0.9 to 0.20 are known to end in a ValueError, those in between are unknown."""
+"""vLLM 0.32 resolves UUIDs; 0.9 to 0.20 are known to fail with a ValueError; releases in between were not tested."""
 
 
 def takes_uuids(release: tuple[int, int, int] | None) -> bool:
-    """Whether a release of vLLM starts with UUIDs in ``CUDA_VISIBLE_DEVICES``; an unknown one counts as old."""
+    """Whether a vLLM release starts with UUIDs in ``CUDA_VISIBLE_DEVICES``; an unknown release counts as old."""
     return release is not None and release >= UUID_SINCE
 
 
 class Placement(msgspec.Struct, frozen=True):
     """A set of GPUs for one server, in the order in which the server should see them.
 
-    ``free_gib`` is what the fullest of them can give; ``bandwidth_gbs`` that of the slowest pair. ``tier`` is 0 if all
-    are free (or have what is needed with nobody else on them), 1 if others use them, 2 if it does not fit. ``fits`` is
-    whether it may be used: what is needed is free on each, or, without a given need, nobody is on them. ``needs_gib``
-    is what is taken of each of ``gpus``; empty if unknown. ``mig`` is set for a slice of a GPU.
+    ``free_gib``: available memory of the fullest one. ``bandwidth_gbs``: bandwidth of the slowest pair. ``tier``: 0 if
+    all are free (or have enough memory and no other users), 1 if others use them, 2 if the server does not fit.
+    ``fits``: the set may be used, because the needed memory is free on each or, without a given need, nobody uses them.
+    ``needs_gib``: needed memory on each of ``gpus``; empty if unknown. ``mig`` is set for a slice of a GPU.
     """
 
     gpus: tuple[int, ...]
@@ -84,8 +84,8 @@ class Placement(msgspec.Struct, frozen=True):
     def visible_devices(self, *, by_uuid: bool = False) -> str:
         """The value for ``CUDA_VISIBLE_DEVICES``: indices in bus order, or UUIDs.
 
-        Indices mean the same to CUDA only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. A MIG slice has only a UUID; a GPU
-        whose driver reported none has no UUID.
+        CUDA reads indices this way only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. A MIG slice has only a UUID. A GPU has
+        none if the driver reported none.
         """
         if self.mig is not None:
             return self.mig.uuid
@@ -98,7 +98,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class PlacementRanking(msgspec.Struct, frozen=True):
-    """The sets, best first. ``problem`` says in one sentence why none fits, or nothing."""
+    """The sets, best first. ``problem`` says in one sentence why none fits; empty if one does."""
 
     placements: tuple[Placement, ...]
     problem: str = ""
@@ -111,7 +111,7 @@ class PlacementRanking(msgspec.Struct, frozen=True):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """The request, and cached lookups by GPU index."""
+    """The request, with cached lookups by GPU index."""
 
     host: Host
     gpus: Mapping[int, Gpu]
@@ -134,9 +134,9 @@ def rank_placements(
 ) -> PlacementRanking:
     """The best sets of ``size`` GPUs for one tensor-parallel server, at most ``most`` of them.
 
-    ``need_gib`` is what the server takes of each GPU, or a function of the GPU (for a MIG slice it gets a GPU of the
-    slice's size); without it a GPU counts as free if nearly all of it is. Lost GPUs, and those claimed by other users,
-    are left out; GPUs in MIG mode provide their slices only to servers on one GPU.
+    ``need_gib``: memory that the server needs on each GPU, or a function of the GPU (called with a GPU of the slice's
+    size for a MIG slice). Without it, a GPU counts as free if nearly all of its memory is. Lost GPUs and those claimed
+    by other users are left out. GPUs in MIG mode provide slices, for single-GPU servers only.
     """
     if size < 1:
         return PlacementRanking((), "a server needs at least one GPU")
@@ -159,7 +159,7 @@ _Key = tuple[float, ...]
 def _different(
     asked: _Asked, ranked: Sequence[tuple[_Key, Placement | Sequence[int]]], most: int
 ) -> list[Placement | Sequence[int]]:
-    """The first ``most`` choices, at most `ALIKE` of those that differ only in which GPUs they name."""
+    """The first ``most`` choices, with at most `ALIKE` of those that differ only in their GPUs."""
     chosen: list[Placement | Sequence[int]] = []
     seen: dict[tuple[object, ...], int] = {}
     for key, choice in ranked:
@@ -194,10 +194,10 @@ def _ask(host: Host, need: Need, shares: tuple[GpuShare, ...]) -> _Asked:
 
 
 def _tier(need: float | None, gpu: Gpu, free: float | None, shares: Iterable[GpuShare] = ()) -> int:
-    """0 if it is free (or has what is needed, and nobody else is on it), 1 if it is shared, 2 if too full."""
+    """0 if the GPU is free (or has enough memory and no other users), 1 if it is shared, 2 if it is too full."""
     if need is not None:
         return 2 if free is not None and free + SLACK_GIB < need else int(is_held_by_others(gpu))
-    # Within a share, the rest of the GPU is not available to us.
+    # With a share, the rest of the GPU is not available to this user.
     limit = min((value for s in shares if s.gpu == gpu.index and (value := s.limit(gpu)) is not None), default=None)
     whole = limit if limit is not None else gpu.memory_gib
     if free is None or whole is None:
@@ -218,7 +218,7 @@ def _fits(needs: Sequence[float], tier: int) -> bool:
 
 
 def _key(asked: _Asked, indices: Sequence[int]) -> _Key:
-    """A set's sort key: free now, alike, near, wide; then what leaves most to the next server."""
+    """Sort key of a set: free, same GPU model, close, high bandwidth, then what leaves most for the next server."""
     level, bandwidth = set_level(asked.level, indices), _bandwidth(asked, indices)
     return (
         max(asked.tiers[index] for index in indices),
@@ -234,12 +234,11 @@ def _key(asked: _Asked, indices: Sequence[int]) -> _Key:
 
 
 def _steps(free: float | None) -> float:
-    """Free memory in a sort key: the most first, and unknown memory last."""
+    """Free memory as part of a sort key: most first, unknown last."""
     return -math.floor(FREE_STEPS * (free or 0.0))
 
 
 def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
-    """A set's description."""
     gpus = [asked.gpus[index] for index in indices]
     level, bandwidth = set_level(asked.level, indices), _bandwidth(asked, indices)
     frees = [asked.frees[index] for index in indices]
@@ -269,9 +268,9 @@ def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
 
 
 def set_level(level: Callable[[int, int], LinkLevel], indices: Sequence[int]) -> LinkLevel | None:
-    """The level of the farthest pair of a set; None for one GPU.
+    """The link level of the most distant pair of a set; None for a single GPU.
 
-    If NVLinks connect all of them though not every pair directly, it is a mesh: NCCL's rings stay on NVLink.
+    If NVLinks connect all GPUs, though not every pair directly, they form a mesh: NCCL's rings stay on NVLink.
     """
     pairs = list(combinations(indices, 2))
     if not pairs:
@@ -299,14 +298,14 @@ def _bandwidth(asked: _Asked, indices: Sequence[int]) -> float | None:
 
 
 def _fewest_nvlinks(asked: _Asked, indices: Sequence[int]) -> float:
-    """NVLinks of the pair with the fewest, if their bandwidth is unknown; 0 if a pair has none."""
+    """Number of NVLinks of the pair with the fewest, if their bandwidth is unknown; 0 if a pair has none."""
     return float(min((nvlinks_in(link.kind) for link in _pair_links(asked, indices)), default=0))
 
 
 def _broken(asked: _Asked, indices: Sequence[int]) -> float:
-    """How many free GPUs it leaves behind in the islands it touches, then behind the PCIe switches.
+    """Weighted number of free GPUs left behind in the NVLink islands and at the PCIe switches that the set uses.
 
-    Free islands, and free pairs behind a switch, stay whole for the next server.
+    Keeps free islands, and free pairs at a switch, intact for the next server.
     """
     chosen = set(indices)
     island = {i for found in asked.host.islands if chosen & set(found) for i in found}
@@ -316,7 +315,7 @@ def _broken(asked: _Asked, indices: Sequence[int]) -> float:
 
 
 def _in_groups(asked: _Asked, indices: Sequence[int]) -> list[int]:
-    """The order for the server: neighbors side by side, so that tensor-parallel ranks of a pipeline stage are near."""
+    """Order the set so that neighbors are adjacent: then the tensor-parallel ranks of a pipeline stage are close."""
     return [index for group in near_groups(indices, asked.level, asked.host.links) for index in group]
 
 
@@ -336,7 +335,7 @@ def _sets(asked: _Asked, usable: Sequence[int], size: int) -> Iterator[Sequence[
 
 
 def _slice(asked: _Asked, need: Need, gpu: Gpu, part: MigInstance) -> tuple[_Key, Placement]:
-    """A MIG slice as a placement for a server on one GPU; a GPU's share applies to its slices together."""
+    """A MIG slice as a placement for a single-GPU server. A user's share applies to all slices of a GPU together."""
     seen = slice_gpu(gpu, part)
     within = replace(gpu, free_gib=part.free_gib)
     limited, give = format_share(within, asked.shares), available_gib(within, asked.shares)
@@ -389,7 +388,7 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
 
 
 def _tightest_held(asked: _Asked, nearest: Placement) -> str:
-    """Who holds the GPU of a set that lacks the most memory; if no one does, the first warning, as for a slice."""
+    """Who holds memory on the GPU of a set that lacks the most; if nobody does, the first warning, as for a slice."""
     held: list[str] = []
     if nearest.mig is None:
         needs = nearest.needs_gib or (0.0,) * len(nearest.gpus)
@@ -403,7 +402,7 @@ def _tightest_held(asked: _Asked, nearest: Placement) -> str:
 
 MOST_NAMED = 3
 IDLE_PERCENT = 10
-"""A GPU with lower utilization draws at most a desktop."""
+"""A GPU with lower utilization renders at most a desktop."""
 
 
 def reason_for(
@@ -414,10 +413,10 @@ def reason_for(
     free: float | None,
     tier: int,
 ) -> str:
-    """One line: ``0,1: NVLink ×4, 112 GB/s, both idle``."""
+    """Describe a set in one line: ``0,1: NVLink ×4, 112 GB/s, both idle``."""
     parts = [] if level is None else [format_link(level, links)]
     if bandwidth is not None:
-        # Rounded down: a link never carries more than displayed.
+        # Rounded down, since the displayed bandwidth must not exceed the link's.
         parts.append(f"{int(bandwidth)} GB/s")
     return f"{spans([gpu.index for gpu in gpus])}: " + ", ".join([*parts, _state(gpus, free, tier)])
 
@@ -446,21 +445,21 @@ def _state(gpus: Sequence[Gpu], free: float | None, tier: int) -> str:
 
 
 def format_needs(needs: Sequence[float]) -> str:
-    """What is taken of each GPU: ``43.2 GiB``, or ``21.6 to 43.2 GiB`` if they differ.
+    """Memory needed on each GPU: ``43.2 GiB``, or ``21.6 to 43.2 GiB`` if they differ.
 
-    Rounded up: what is missing is seen beside what is available.
+    Rounded up, so that a shortfall is visible next to the available memory.
     """
     rounded = [math.ceil(round(need * 10, 3)) / 10 for need in needs]
     return " to ".join(f"{need:g}" for need in sorted({min(rounded), max(rounded)})) + " GiB"
 
 
 def held_by(gpus: Sequence[Gpu]) -> list[str]:
-    """A sentence per GPU that is not empty: ``GPU 1: anna holds 38.2 GiB``."""
+    """One sentence per GPU in use: ``GPU 1: anna holds 38.2 GiB``."""
     return [text for gpu in gpus if is_held(gpu) and (text := format_held(gpu))]
 
 
 def format_held(gpu: Gpu) -> str:
-    """Who holds a GPU now, largest first; empty if no one does."""
+    """Who holds memory on a GPU now, largest first; empty if nobody does."""
     held = holdings(gpu)
     named = [(f"{user} holds {gib:.1f} GiB", gib) for user, gib in held.others.items()]
     named += [(f"{server} (yours) holds {gib:.1f} GiB", gib) for server, gib in held.ours.items()]
@@ -474,7 +473,7 @@ def format_held(gpu: Gpu) -> str:
 
 
 def crossing(indices: Sequence[int], groups: Sequence[Sequence[int]], level: LinkLevel) -> str:
-    """Why tensor parallelism over this set is slow, and the fix."""
+    """Why tensor parallelism is slow over this set, and what helps."""
     where = spans(sorted(indices))
     if level is LinkLevel.UNKNOWN:
         return f"links between {where} unknown; tensor parallelism is fast only over NVLink or one PCIe switch"

@@ -1,4 +1,4 @@
-"""Whether a server gets the probe, which records each engine step and each request. Pure."""
+"""Decides whether a server gets the probe, which records each engine step and each request. Pure."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Flags
 
 ProbeWish = Literal["auto", "on", "off"]
-"""``auto``: with the simulated engine and the releases in `TESTED`; ``on``: with any release that takes plugins."""
+"""``auto``: with the simulated engine and the releases in `TESTED`; ``on``: with any release that supports it."""
 
 TESTED = frozenset({(0, 27, 1), (0, 29, 0), (0, 31, 0), (0, 32, 0)})
-"""The releases of vLLM with which the probe was really run."""
+"""vLLM releases with which the probe was tested."""
 
 FIRST = (0, 11, 1)
-"""The first release that loads plugins for its statistics."""
+"""First vLLM release that loads stat logger plugins."""
 
 
 class ProbePlan(msgspec.Struct, frozen=True):
-    """The probe of a planned server: the variables that add it, or why it has none (a clause)."""
+    """The environment variables that add the probe to a planned server, or why it gets none (a clause)."""
 
     variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     why_not: str = ""
 
 
 def plan_probe(engine: Engine, flags: Flags, environment: Mapping[str, str], wish: ProbeWish, asked: bool) -> ProbePlan:
-    """Decide it. ``environment`` is the server's whole one; ``asked``: the wish is an option's, not the settings'."""
+    """Decide. ``environment`` is the server's complete one; ``asked``: an option set ``wish``, not the settings."""
     if wish == "off":
         return ProbePlan(why_not="--no-probe was given" if asked else 'the settings have probe = "off"')
     if why_not := _impossible(engine, flags) or (_untested(engine) if wish == "auto" else ""):

@@ -1,7 +1,6 @@
-"""Whether a change of flags may be proposed: whether vLLM accepts the flags after it. Pure.
+"""Decides whether a flag change may be proposed, that is, whether vLLM would accept the resulting flags. Pure.
 
-Everything that offers a change asks here: a plan's findings and alternatives, and the fixes of live findings and
-failures.
+Everything that proposes changes uses it: findings and alternatives of plans, and fixes of live findings and failures.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import NEWEST, Release
 
 _NOT_LEFT_OUT = (SEQUENCES, BATCHED, DECODE_CONTEXT)
-"""Flags that decide how much memory is needed: a change that was found to fit may not fit without them."""
+"""Flags that determine memory use: without them, a change that was found to fit may not fit."""
 
 _MOST_LEFT_OUT = 4
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What flags are judged for; what is not known is not judged.
+    """What flags are checked against. Unknown parts are not checked.
 
-    ``table`` has the flags of the installation or of its release. ``gpu`` is one of the server's; with ``on_cpu`` it
-    has none.
+    ``table``: the flags of the installation or of its release. ``gpu``: one of the server's GPUs; none with ``on_cpu``.
     """
 
     table: FlagTable | None = None
@@ -41,7 +39,7 @@ class Target(msgspec.Struct, frozen=True):
     release: Release | None = None
 
     def derived(self, flags: Flags) -> Flags:
-        """The limits that vLLM derives where no flag sets them."""
+        """Limits that vLLM derives if no flag sets them."""
         found: dict[str, FlagValue] = {}
         if self.facts is not None and self.facts.max_context is not None:
             found[LENGTH] = self.facts.max_context
@@ -52,7 +50,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def release_flags(release: Release | None) -> FlagTable | None:
-    """The flags of a release, of the newest one if it is not known; None for one that is too old."""
+    """The flags of a release, or of the newest one if it is unknown; None if it is too old."""
     try:
         return release_table(".".join(map(str, release or NEWEST)))
     except UnknownReleaseError:
@@ -60,18 +58,15 @@ def release_flags(release: Release | None) -> FlagTable | None:
 
 
 def newly_refused(target: Target, flags: Flags, changes: Changes) -> tuple[tuple[str, str], ...]:
-    """What vLLM would reject once these changes are made to the flags, and does not reject now.
-
-    Each is the flag and a sentence.
-    """
+    """What vLLM would reject after these changes but does not reject now: pairs of flag and sentence."""
     before = set(_refused(target, flags))
     return tuple(one for one in _refused(target, apply_changes(flags, changes)) if one not in before)
 
 
 def acceptable(target: Target, flags: Flags, changes: Changes) -> Changes | None:
-    """The changes, if need be without flags that contradict them, as far as vLLM accepts that; else None.
+    """The changes if vLLM accepts the result, else with conflicting flags unset as well; None if it never does.
 
-    ``enable-eplb`` needs ``enable-expert-parallel``: where the latter is unset, so is the former.
+    For example, ``enable-eplb`` needs ``enable-expert-parallel``: unsetting the latter unsets the former, too.
     """
     for _ in range(_MOST_LEFT_OUT):
         refused = newly_refused(target, flags, changes)

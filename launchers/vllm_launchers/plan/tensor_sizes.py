@@ -1,4 +1,4 @@
-"""Over how many GPUs vLLM can split the layers of a model, beside a server's other flags. Pure."""
+"""Tensor-parallel sizes that vLLM supports for a model with given flags. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_proble
 
 
 def tensor_problem(facts: ModelFacts | None, flags: Flags) -> str:
-    """Why vLLM can't split a model as the flags say, in a few words; empty if it can, or if unknown."""
+    """Why vLLM can't shard a model as the flags say, in a few words; empty if it can, or if unknown."""
     tensor, shards = whole_number(flags, TENSOR), whole_number(flags, DECODE_CONTEXT)
     if tensor % shards:
         return f"--{DECODE_CONTEXT} {shards} does not divide {tensor}"
@@ -21,6 +21,6 @@ def tensor_problem(facts: ModelFacts | None, flags: Flags) -> str:
 
 
 def tensor_sizes(facts: ModelFacts | None, flags: Flags, most: int) -> list[int]:
-    """The tensor-parallel sizes up to ``most`` that may be proposed; of an unknown model the powers of two."""
+    """The tensor-parallel sizes up to ``most`` that may be proposed; powers of two for an unknown model."""
     sizes = [size for size in range(1, most + 1) if not tensor_problem(facts, {**flags, TENSOR: size})]
     return sizes if facts is not None else [size for size in sizes if size & (size - 1) == 0]
