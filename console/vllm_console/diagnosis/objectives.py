@@ -101,10 +101,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class ServedWindow(msgspec.Struct, frozen=True):
-    """A server's performance over the samples of a window. None means not reported.
-
-    ``usage_seconds`` is how much of the window KV cache usage is known for.
-    """
+    """Performance over the samples of a window; None means not reported. Usage is known for ``usage_seconds`` of it."""
 
     usage: float | None = None
     usage_seconds: float = 0.0

@@ -49,10 +49,7 @@ class Totals(NamedTuple):
 
 
 class Energy(msgspec.Struct, frozen=True):
-    """Energy used by a server's GPUs in ``seconds`` from ``since`` (Unix seconds), and its counts in that time.
-
-    ``tariff`` is the price, if known.
-    """
+    """Energy used by a server's GPUs in ``seconds`` from ``since`` (Unix seconds), its counts then, and the price."""
 
     since: float
     seconds: float
@@ -196,10 +193,7 @@ def newest_energy(hosts: Sequence[Host], pid: int, totals: Sequence[Totals]) -> 
 def energy_within(
     hosts: Sequence[Host], pid: int, totals: Sequence[Totals], start: float, end: float, edge: float = LONGEST_GAP / 2
 ) -> Energy | None:
-    """Energy in a window, from the readings in it; None unless they cover it without a break.
-
-    Up to ``edge`` seconds may be missing at either end.
-    """
+    """Energy in a window, if readings cover it without a break except for ``edge`` seconds at either end; else None."""
     within = [host for host in hosts if host.at is not None and start <= host.at <= end]
     found = newest_energy(within, pid, totals)
     if found is None or found.since - start > edge or end - found.end > edge:

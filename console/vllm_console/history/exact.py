@@ -94,10 +94,7 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
 
 
 def interval_ends(steps: Iterable[EngineStep], intervals: Iterable[Interval]) -> tuple[list[Weighted], list[Weighted]]:
-    """Inter-token intervals of steps (seconds), as lists of lower and upper bounds.
-
-    ``intervals`` are those of steps whose intervals differ.
-    """
+    """Lower and upper bounds of steps' inter-token intervals (seconds); ``intervals`` are those of uneven steps."""
     differing: dict[tuple[float, int], list[Weighted]] = {}
     for one in intervals:
         differing.setdefault((one.at, one.engine), []).append((one.seconds, one.times))

@@ -320,10 +320,7 @@ def _joined(samples: Sequence[_Numbers]) -> _Numbers:
 
 
 class GpuHistoryReader:
-    """Reads the history of one GPU while it is being written. ``gpu`` identifies it, by UUID or else by index.
-
-    Every method raises a suitable `HistoryError` if the file cannot be read.
-    """
+    """Reads the history of one GPU, identified by UUID or else index, while it is written. Raises `HistoryError`."""
 
     def __init__(self, path: Path, gpu: Card) -> None:
         self._gpu = gpu

@@ -34,8 +34,7 @@ class LengthClass(msgspec.Struct, frozen=True):
 
 
 class StillCached(msgspec.Struct, frozen=True):
-    """Requests admitted again after a preemption: how many, how many tokens they looked up (prompt and output so far),
-    and how many of these were still cached."""
+    """Requests resumed after preemption, the tokens they looked up, and how many of these were still cached."""
 
     requests: int
     tokens: int

@@ -76,8 +76,7 @@ class Interval(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """Requests admitted again in a step after a preemption (Unix seconds): how many, how many tokens they looked up in
-    the prefix cache, and how many of these were still cached."""
+    """Requests admitted again after preemption in a step, the tokens they looked up, and those still cached."""
 
     at: float
     engine: int

@@ -1,7 +1,4 @@
-"""Engine steps and first tokens as evenly spaced points for charts: batches, tokens, step times, exact latencies.
-
-Pure, except `ProbeRows`, which reads them.
-"""
+"""Engine steps and first tokens as evenly spaced points for charts. Pure, except `ProbeRows`, which reads them."""
 
 from __future__ import annotations
 

@@ -28,11 +28,7 @@ MOST_SHAPES = 12
 
 @cache
 def _compiled(expression: str) -> re.Pattern[str]:
-    """Compile an expression on first use: a log has few of these forms, and the console starts faster without the
-    others.
-
-    `re.compile` has a cache too, but a small and slow one.
-    """
+    """Compile an expression on first use: a log has few of these forms, and `re.compile`'s own cache is slow."""
     return re.compile(expression)
 
 

@@ -205,11 +205,7 @@ class HttpResponse:
         self._length = 0 if status in _WITHOUT_BODY else int(length) if length.isascii() and length.isdigit() else None
 
     def read(self, limit: int) -> bytes:
-        """Read the body once. Raises `TooLargeError` as soon as it exceeds ``limit`` bytes.
-
-        Raises:
-            CutOffError, NotHttpError, OSError: the body is incomplete.
-        """
+        """Read the body once. Raises TooLargeError above ``limit`` bytes, CutOffError, NotHttpError, OSError."""
         if self._chunked:
             body, bounded = self._chunks(limit), True
         elif bounded := self._length is not None:

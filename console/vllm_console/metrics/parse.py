@@ -162,10 +162,7 @@ class CacheConfig(NamedTuple):
 
 
 def cache_config(text: str) -> CacheConfig | None:
-    """The KV cache in a ``/metrics`` body; None if it is not reported.
-
-    ``num_gpu_blocks`` is the sum over all data-parallel engines, repeated on each engine's line.
-    """
+    """The KV cache in a ``/metrics`` body, or None. Each engine reports ``num_gpu_blocks`` summed over all engines."""
     lines = [line for line in text.splitlines() if line.startswith(f"{CACHE_CONFIG}{{")]
     if not lines:
         return None

@@ -145,8 +145,7 @@ class CountedEngine:
         return Iteration(decoding + len(batch), tokens, reads, pairs, prefill)
 
     def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
-        """Account for the scheduled iteration; return the number of its tokens, and the interval since the tokens
-        before them with the number of requests that have it."""
+        """Account for the scheduled iteration; return its number of tokens, and decode intervals with counts."""
         decoding = len(self._ends)
         self._iteration += 1
         self.context += decoding
@@ -356,8 +355,7 @@ class _Blocks:
                 self._more.setdefault(value, []).append(name)
 
     def release(self, names: Sequence[int], full: int, rest: int) -> None:
-        """Release a request's ``full`` full blocks, the first of which have ``names``, and one more for any ``rest``
-        tokens."""
+        """Release a request's ``full`` full blocks, the first ones named, and one more if there are ``rest`` tokens."""
         others = full - len(names)
         self.used -= others + (rest > 0)
         if not self._caching:

@@ -180,11 +180,7 @@ def find_model(name: str) -> GpuModel | None:
 
 
 def find_gpu(name: str) -> GpuModel:
-    """The model that a name refers to, if its steps can be timed.
-
-    Raises:
-        UnknownGpuError: it is not in the table, or its speed is unknown; the message lists the valid names.
-    """
+    """The model that a name refers to, if its steps can be timed. Raises `UnknownGpuError`, which lists valid names."""
     found = find_model(name)
     if found is None or found.bf16_flops is None:
         names = ", ".join(model.name for model in MODELS if model.bf16_flops is not None)
@@ -224,10 +220,7 @@ NVLINK_DELAY, PCIE_DELAY, BY_CPU_DELAY = 8e-6, 22e-6, 35e-6
 
 
 class Interconnect(msgspec.Struct, frozen=True):
-    """The link over which a group of GPUs exchanges data.
-
-    ``bandwidth`` is the effective rate in bytes/s in one direction; ``delay`` is seconds per exchange.
-    """
+    """A link between GPUs: effective ``bandwidth`` in bytes/s in one direction, ``delay`` in seconds per exchange."""
 
     bandwidth: float
     delay: float

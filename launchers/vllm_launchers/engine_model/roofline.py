@@ -47,8 +47,7 @@ class Geometry(msgspec.Struct, frozen=True):
     experts_per_token: int = 0
     expert_share: float = 0.0
     kv_bytes_16: float | None = None
-    """Bytes of keys and values per token on one GPU in 16 bits, over all heads and layers, if that is not heads × width
-    (MLA, sliding windows); otherwise None."""
+    """16-bit KV bytes per token on one GPU, over all heads and layers, if not heads × width (MLA, sliding windows)."""
 
     def kv_bytes_per_token(self, element_bytes: int, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> float:
         """Bytes of keys and values per token on one GPU: 2 · max(1, kv_heads // TP) · head_dim · bytes · layers/PP."""

@@ -87,10 +87,7 @@ class BlockPool:
             self._references[block] = held + 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` empty blocks; their cached content is dropped. Without caching they are only counted.
-
-        Raises :class:`NoFreeBlocksError`, in which case none is taken.
-        """
+        """Take ``count`` blocks, dropping their cached content, or raise :class:`NoFreeBlocksError` and take none."""
         if count > self.free:
             raise NoFreeBlocksError(f"{count} blocks wanted, {self.free} free")
         self.used += count
@@ -377,10 +374,7 @@ class Scheduler:
         return most
 
     def decode(self, steps: int, now: float) -> float:
-        """Account for ``steps`` iterations, as allowed by `decode_steps`, of requests known by length.
-
-        Returns the KV cache usage in the last of them, before requests end.
-        """
+        """Account for ``steps`` iterations allowed by `decode_steps`; return KV cache usage before requests end."""
         size, caching = self.limits.block_size, self.pool.caching
         any_ended = False
         for request in self.running:

@@ -70,7 +70,6 @@ class StepNoise(msgspec.Struct, frozen=True):
 
 
 STALLED = 1.5
-"""A step that took this many times its cost was stalled rather than slow: another stalled step loses as many seconds,
-however long it is."""
+"""At this multiple of its cost a step was stalled rather than slow; a stall adds seconds, however long the step is."""
 
 NO_NOISE = StepNoise()

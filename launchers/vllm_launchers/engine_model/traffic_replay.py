@@ -129,8 +129,7 @@ class _Engine(Protocol):
         """Append a request to the queue. Raises ValueError if it could never fit."""
 
     def decode_steps(self, most: int) -> int:
-        """Number of next consecutive iterations, up to ``most``, that consist of one token for each running request and
-        nothing else. The last of them may end requests."""
+        """How many next iterations, up to ``most``, only give each running request a token; the last may end some."""
 
     def decode(self, steps: int, now: float) -> float:
         """Account for ``steps`` of these iterations, ending at ``now``; return the usage in the last one."""
@@ -139,8 +138,7 @@ class _Engine(Protocol):
         """Choose the next iteration's work."""
 
     def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
-        """Account for the scheduled iteration; return the number of its tokens and the intervals since the tokens
-        before them. Equal intervals may be counted together."""
+        """Account for the scheduled iteration; return its number of tokens, and intervals with their counts."""
 
 
 class _ScheduledEngine:

@@ -348,11 +348,7 @@ def read_presets(own: Path | None = None) -> tuple[dict[str, Preset], list[Prese
 
 
 def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[PresetError] = ()) -> Preset:
-    """The preset with this name.
-
-    Raises:
-        PresetError: it does not exist, or its file is invalid; the message suggests similar names or lists mistakes.
-    """
+    """The preset with this name. Raises `PresetError` with similar names, or with the mistakes in its file."""
     if name in presets:
         return presets[name]
     mistakes = [problem for problem in problems if problem.path is not None and problem.path.stem == name]

@@ -673,8 +673,7 @@ def is_wrapped(parsed: Sequence[LogLine], index: int) -> bool:
 
 
 def pydantic_error_line(parsed: Sequence[LogLine], index: int) -> int | None:
-    """The line below a ValidationError that states the error; of several, the first about a flag that was set, since
-    the others may follow from it."""
+    """The error below a ValidationError; of several, the first about a set flag, as others may follow from it."""
     found = []
     for below in range(index + 1, min(index + MOST_PYDANTIC_LINES, len(parsed))):
         message = parsed[below].message.lstrip()

@@ -88,10 +88,7 @@ def _trend(frames: Sequence[Frame]) -> str:
 
 
 class Preempting:
-    """Requests are evicted from the KV cache and recomputed.
-
-    Bursts that are minutes apart are one finding: it ends after five minutes with hardly any preemption.
-    """
+    """Requests are evicted from the KV cache and recomputed; bursts that are minutes apart are one finding."""
 
     code = "preempting"
 

@@ -114,10 +114,7 @@ MOST_STALE_SECONDS = 30.0
 
 
 def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
-    """All open findings, most severe first, and oldest first among equals.
-
-    If there is nothing worse than a note and requests are served well, `Healthy` is added.
-    """
+    """All open findings, most severe, then oldest first; `Healthy` is added if service is good and only notes hold."""
     if (dead := engine_dead(evidence)) is not None:
         return (dead,)
     newest = evidence.frames[-1] if evidence.frames else None

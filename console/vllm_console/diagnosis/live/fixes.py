@@ -208,10 +208,7 @@ SLOW_STEPS = 0.8
 
 
 def slow_steps(evidence: Evidence) -> float | None:
-    """The mean ITL (seconds) if steps are too slow for more sequences: its p99, too, is surely above its objective.
-
-    None if they are not, or if that is unknown.
-    """
+    """Mean ITL (seconds) if steps are too slow for more sequences and p99 is surely above its objective, else None."""
     objective, minute = evidence.objectives.itl_p99_seconds, observed(evidence.last(MINUTE), "itl")[-1]
     itl = mean(minute)
     if minute is None or itl is None or itl < SLOW_STEPS * objective or not surely_slow(minute, objective):

@@ -1,7 +1,4 @@
-"""Sums over the last frames up to each frame: the basis of a minute's rates, shares and quantiles. Pure.
-
-Uses running totals, so that half an hour costs about as much as a minute.
-"""
+"""Running sums over the last frames up to each frame, for a minute's rates, shares and quantiles. Pure."""
 
 from __future__ import annotations
 

@@ -165,9 +165,7 @@ class PcieNarrow:
 NO_STAGES = (
     "pipeline-parallel-size", "data-parallel-size", "async-scheduling", *SPECULATION_FLAGS, "enable-eplb", TRANSFER,
 )  # fmt: skip
-"""Flags with which pipeline stages are not offered: sizes that are already set, and features that some releases reject
-or never had with stages.
-"""
+"""Flags that exclude pipeline stages: sizes already set, and features that some releases reject with stages."""
 
 
 class TensorParallelStalls:

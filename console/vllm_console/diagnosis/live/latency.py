@@ -284,10 +284,7 @@ class SlowTokens:
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
 
     def _recovering(self, evidence: Evidence, since: float, now: str, measures: Sequence[Measure]) -> Finding:
-        """Back within its objective, but not by enough for long enough: no fix, since the cause may be gone.
-
-        ``now`` is the present figure, in words.
-        """
+        """Within its objective again (``now``), but not for long enough. No fix, since the cause may be gone."""
         objective, minutes = self.objective(evidence), observed(evidence.frames, self.key)
         worst = [p99(minute) for minute in minutes]
         slow = [at for at, found in enumerate(worst) if found is not None and found.within(objective) is False]

@@ -11,8 +11,7 @@ from vllm_console.text import percent
 from vllm_launchers.vllm.flags.changes import Changes
 
 WAITING = 2.0
-"""Number of requests that must wait on one rank for a whole frame while another has no queue, or at any time while
-another is idle."""
+"""Requests waiting on one rank for a whole frame while another has no queue, or at any time while another is idle."""
 
 ROOM = 0.7
 """A rank has room if it uses at most this fraction of its KV cache and runs fewer requests than the other one."""

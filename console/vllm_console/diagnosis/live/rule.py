@@ -43,11 +43,7 @@ LEAVE = 3
 QUIET_AFTER = 3
 """Consecutive frames without a report, after which nothing is reported."""
 SILENCE_SECONDS = 300.0
-"""How long a finding stays open after its last observation.
-
-Requests that come a minute or two apart are the same traffic, even if one of them is missing, and a fix is still worth
-reading then.
-"""
+"""How long a finding stays open after its last observation: requests a minute or two apart are the same traffic."""
 SILENT_FRAMES = round(SILENCE_SECONDS / STEP_SECONDS) - MINUTE + 1
 """Consecutive silent frames that end a finding; the first one follows a whole minute without an observation."""
 
