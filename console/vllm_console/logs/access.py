@@ -11,6 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from vllm_console.logs.file import Line, LogLevel
+from vllm_console.logs.prefix import PROCESSES
 from vllm_console.logs.times import stamp_of
 from vllm_console.text import duration
 from vllm_launchers.patterns import lazy_pattern
@@ -21,7 +22,7 @@ STAMP_LINES = 20
 MOST_REQUESTS = 3
 """Maximum number of request kinds that are named."""
 
-_CLIENT = lazy_pattern(r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?INFO: +\S+")
+_CLIENT = lazy_pattern(PROCESSES + r"INFO: +\S+")
 _REQUEST = lazy_pattern(r"(?P<method>[A-Z]+) (?P<path>[^\s?\"]*)[^\"]*\" (?P<status>\d{3}(?: [A-Za-z' -]+)?)\s*")
 
 

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.logs.prefix import PROCESSES
 from vllm_console.text import plain, size
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import open_regular
@@ -332,26 +333,24 @@ _LEVELS = {
     "CRITICAL": LogLevel.ERROR,
 }
 
-_PROCESS = r"(?:\([\w.-]+ pid=\d+\)\s?)?"
-
 # vLLM's own records come with "(EngineCore pid=7) " in front or without; uvicorn writes "INFO:     "; torch's glog form
 # is "W1120 10:02:46"; JSON records have "levelname".
 _LEVEL = lazy_pattern(
-    rf"{_PROCESS}(?:(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:])"
+    rf"{PROCESSES}(?:(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:])"
     r"|\[?(?P<glog>[IWEF])\d{4} \d\d:\d\d:\d\d"
     r'|\{.*"levelname": ?"(?P<json>[A-Z]+)")'
 )
 _GLOG = {"I": LogLevel.INFO, "W": LogLevel.WARNING, "E": LogLevel.ERROR, "F": LogLevel.ERROR}
 
 _TRACEBACK = lazy_pattern(
-    rf"{_PROCESS}(?:Traceback \(most recent call last\):"
+    rf"{PROCESSES}(?:Traceback \(most recent call last\):"
     r'|\s+File "[^"]*", line \d+'
     r"|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::|$)"
     r"|vllm(?: \w+)?: error: "
     r"|terminate called |Segmentation fault|!!!!!!! Segfault)"
 )
 _WARNINGS = lazy_pattern(r"\S+:\d+: \w*Warning: ")
-_INDENTED = lazy_pattern(rf"{_PROCESS}\s+\S")
+_INDENTED = lazy_pattern(rf"{PROCESSES}\s+\S")
 
 
 def log_level_of(text: str) -> LogLevel | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from vllm_console.logs.file import Line, LogFile
+from vllm_console.logs.prefix import PROCESSES
 from vllm_launchers.patterns import lazy_pattern
 
 YEAR = 2000
@@ -26,8 +27,7 @@ TAIL_LINES = 400
 """How many lines at the end are searched for the newest time."""
 
 _STAMP = lazy_pattern(
-    r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?"
-    r"(?:\[?[IWEF](?P<glog>\d{4}) |\[?(?:[A-Z]+:? )?(?:\d{4}-)?(?P<date>\d\d-\d\d)[ T])"
+    PROCESSES + r"(?:\[?[IWEF](?P<glog>\d{4}) |\[?(?:[A-Z]+:? )?(?:\d{4}-)?(?P<date>\d\d-\d\d)[ T])"
     r"(?P<clock>\d\d:\d\d:\d\d)"
 )
 _AGO = lazy_pattern(r"-\s*(\d{1,6})\s*([smhd])")

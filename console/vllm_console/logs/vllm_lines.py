@@ -14,6 +14,7 @@ from itertools import chain
 
 import msgspec
 
+from vllm_console.logs.prefix import NAME, PID, PROCESS, RANK
 from vllm_console.text import plain, redrawn
 from vllm_launchers.patterns import lazy_pattern
 
@@ -122,7 +123,7 @@ _JOURNAL_ISO = rf"(?P<clock>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d)[\d.,]*(?:Z|[+-]\d\
 _JOURNAL_MONOTONIC = rf"\[ *\d+\.\d+\] {_SENDER}"
 # logcli: the time, the stream's labels
 _LOKI = r"(?P<clock>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)[\d.,]*(?:Z|[+-]\d\d:?\d\d) \{[^}]*\} "
-_PROCESS = r"\((?P<process>[\w.:-]+)(?: [\w=.]+)*? pid=\d+(?:, ip=[^)]*)?\) ?"  # vLLM's, Ray's workers
+_PROCESS = rf"\((?P<process>{NAME}){RANK}{PID}"  # vLLM's, Ray's workers
 _RAY = r"\((?:(?P<process>raylet)|pid=\d+)(?:, ip=[^)]*)?\) "
 # vLLM's records; before 0.8 without the opening bracket
 _RECORD = r"(?P<level>[A-Z]+) (?P<clock>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? \[?[^\]\s]+:\d+\] ?"
@@ -136,7 +137,7 @@ _UVICORN = r"(?P<level>INFO|WARNING|ERROR|CRITICAL): {2,}"
 _WARNING = r"\S+\.py:\d+: (?P<warning>\w*Warning): "
 
 _STAGE = r"\[Stage-\d+\] "  # vLLM-Omni's stages
-_INDENTED = r"\s+(?=\([\w.:-]+(?: [\w=.]+)*? pid=\d+|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d)"
+_INDENTED = rf"\s+(?={PROCESS}|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d)"
 """Indentation of a pasted log: a line that continues with a prefix is not code."""
 
 _OF_A_BRACKET = (_KUBECTL, _RANK, _STAGE, _GLOG, _PLACE, _LOGGING, _JOURNAL_MONOTONIC)

@@ -22,6 +22,8 @@ def moment(text: str) -> str:
     [
         "INFO 11-20 10:03:57 [a.py:1] x",
         "(EngineCore pid=8) WARNING 11-20 10:03:57 [a.py:1] x",
+        "(VllmWorker rank=0 pid=123) ERROR 11-20 10:03:57 [a.py:1] x",
+        "(EngineCore_DP0 pid=8) (RayWorkerWrapper pid=9, ip=10.0.0.2) ERROR 11-20 10:03:57 [a.py:1] x",
         "2026-11-20 10:03:57,123 - INFO - x",
         "[2026-11-20T10:03:57.1] x",
         "W1120 10:03:57.123456 12 a.cpp:1] x",

@@ -19,6 +19,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from vllm_console.logs.file import Line, LogFile, LogLevel, compile_pattern
+from vllm_console.logs.prefix import PROCESSES
 from vllm_console.logs.vllm_lines import parse_line
 from vllm_console.ui.terminal.lines import LineView, line, wheel_step
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, WARN
@@ -110,9 +111,7 @@ _STYLES: Mapping[LogLevel | None, Style] = {
 BEFORE, BEHIND = "‹", "›"
 """Marks where a line continues out of view."""
 
-_PREFIX = lazy_pattern(
-    r"\d\d:\d\d:\d\d |(?:\([\w.-]+ pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] )?|[A-Z]+: +)"
-)
+_PREFIX = lazy_pattern(rf"\d\d:\d\d:\d\d |{PROCESSES}(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] )?|[A-Z]+: +)")
 
 _Command = Callable[[LogPager], LogPage]
 
