@@ -68,7 +68,7 @@ VENDORS = (
         "xpu",
         "vLLM's XPU build",
         "ZE_AFFINITY_MASK",
-        r"intel|xpu|arc(?: pro)? [ab]\d+\w*|[ab][357]\d0m?|data center gpu|ponte vecchio|battlemage",
+        r"intel|xpu|arc(?: pro)? [ab]\d+\w*|[ab][357][1-9]0m?|data center gpu|ponte vecchio|battlemage",
     ),
     Vendor("TPUs", "tpu", "vLLM's TPU build", "", r"tpu|tpus|tpu ?v\d\w*|trillium|ironwood"),
 )

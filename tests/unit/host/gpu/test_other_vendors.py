@@ -29,6 +29,8 @@ TOPO = "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
         ("gfx942", "rocm"),
         ("Intel(R) Arc(TM) Pro B60 Graphics", "xpu"),
         ("Arc A770", "xpu"),
+        ("A310", "xpu"),
+        ("B580", "xpu"),
         ("Intel Data Center GPU Max 1550", "xpu"),
         ("Intel Gaudi 3", "hpu"),
         ("HL-325L", "hpu"),
@@ -47,7 +49,8 @@ def test_names_of_other_vendors(name: str, build: str):
 @pytest.mark.parametrize(
     "name",
     [None, "", "H100", "NVIDIA RTX A6000", "RTX A4000", "NVIDIA A10", "L40S", "Quadro RTX 8000", "Tesla V100-SXM2-16GB",
-     "NVIDIA GeForce RTX 4090", "B200", "GB200", "A100-SXM4-80GB", "my card", "RTX 5090", "NVIDIA GB10", "A30", "T4"],
+     "NVIDIA GeForce RTX 4090", "B200", "GB200", "A100-SXM4-80GB", "my card", "RTX 5090", "NVIDIA GB10", "A30", "T4",
+     "B300", "B300 SXM6"],
 )  # fmt: skip
 def test_nvidia_and_unknown_names_have_no_vendor(name: str | None):
     assert vendor_of(name) is None
