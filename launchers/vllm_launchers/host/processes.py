@@ -11,6 +11,7 @@ import msgspec
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.procfs import PROC, pids, stat
 from vllm_launchers.secrets import redact_argv
+from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 
 DEFAULT_PORT = 8000
 MAX_COMMAND_BYTES = 128 * 1024
@@ -185,14 +186,20 @@ def _module(words: Sequence[str]) -> ServerCommand | None:
 
 def _arguments(words: Sequence[str], *, positional: bool, simulated: bool) -> ServerCommand:
     values: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            following = words[index + 1] if index + 1 < len(words) else ""
-            values.setdefault(name.replace("_", "-"), value if equals else following)
-    model = values.get("model")
-    if positional and words and not words[0].startswith("-"):
-        model = words[0]
+    flag = model = ""
+    for word in words:
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("_", "-")
+            values[name] = value
+            flag = "" if equals else name
+        elif flag:
+            values[flag] = word
+            flag = flag if flag in LIST_FLAGS else ""
+        else:
+            model = model or word
+    if not positional or not model:
+        model = values.get("model", "")
     text = values.get("port", "")
     port = int(text) if text.isdecimal() and len(text) <= 5 and 0 < int(text) <= 65535 else None
     return ServerCommand(model or None, values.get("host") or "0.0.0.0", port, simulated)
