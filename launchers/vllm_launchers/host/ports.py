@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from vllm_launchers.addresses import family_of
+from vllm_launchers.addresses import family_of, is_wildcard
 from vllm_launchers.errors import OperationError
 from vllm_launchers.listeners import listening_sockets, tcp_sockets
 from vllm_launchers.procfs import open_files, pids
@@ -50,22 +50,22 @@ def check_port(host: str, port: int) -> PortUse | None:
 
     Also None if ``host`` is not an address of this machine: then the port is not the problem (see `host_problem`).
     """
-    number = _bind(host, port, reuse=False)
+    number, address = _bind(host, port, reuse=False)
     if number == errno.EACCES:
         return PortUse(reason="by the system: ports below 1024 need root")
     if number != errno.EADDRINUSE:
         return None
     rows = [row for row in tcp_sockets() if row.port == port]
+    if not is_wildcard(address):
+        rows = [row for row in rows if row.ip == address or is_wildcard(row.ip)]
     listening = [row for row in rows if row.listening]
     if not listening and any(row.state in _GONE for row in rows):
-        if _bind(host, port, reuse=True) == 0:
+        if _bind(host, port, reuse=True)[0] == 0:
             return None  # only connections of an ended server; vLLM binds over those
         return PortUse(reason="by connections of a server that has just ended; they are gone within a minute")
-    for row in listening:
-        user = user_name(row.uid)
-        if (pid := _holder(row.link)) is not None:
-            return PortUse(pid, _command(pid), user)
-        return PortUse(user=user)
+    if listening:
+        pid = _holder(listening[0].link)
+        return PortUse(pid, _command(pid) if pid is not None else None, user_name(listening[0].uid))
     # vLLM binds its port immediately but listens minutes later, once the model is loaded.
     return PortUse(reason="by a process that does not listen yet, such as a server that is starting")
 
@@ -84,7 +84,7 @@ def free_port(host: str, start: int = 8000, taken: Collection[int] = ()) -> int:
 
 def host_problem(host: str) -> str | None:
     """Why no server can listen on ``host``, as a sentence; None if one can."""
-    number = _bind(host, 0, reuse=True)
+    number, _ = _bind(host, 0, reuse=True)
     if number == 0:
         return None
     if number == errno.EADDRNOTAVAIL:
@@ -92,22 +92,24 @@ def host_problem(host: str) -> str | None:
     return f"host {host}: cannot be used ({os.strerror(number) if number > 0 else 'no such name'})"
 
 
-def _bind(host: str, port: int, *, reuse: bool) -> int:
-    """0 on success, else the errno; -1 if the host name has no address."""
+def _bind(host: str, port: int, *, reuse: bool) -> tuple[int, str]:
+    """0 on success, else the errno (-1 if the host name has no address), and the address."""
+    ip = ""
     try:
         # For a name such as localhost with several addresses, use the one that vLLM would bind.
         name, wanted = host.strip("[]") or None, family_of(host)
         family, kind, protocol, _, address = socket.getaddrinfo(
             name, port, wanted, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
+        ip = str(address[0]).partition("%")[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
             probe.bind(address)
     except (socket.gaierror, UnicodeError, OverflowError):
-        return -1
+        return -1, ip
     except OSError as error:
-        return error.errno or -1
-    return 0
+        return error.errno or -1, ip
+    return 0, ip
 
 
 def listening_ports(pid: int) -> tuple[int, ...]:

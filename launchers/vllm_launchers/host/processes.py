@@ -11,7 +11,6 @@ import msgspec
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.procfs import PROC, pids, stat
 from vllm_launchers.secrets import redact_argv
-from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 
 DEFAULT_PORT = 8000
 MAX_COMMAND_BYTES = 128 * 1024
@@ -195,7 +194,7 @@ def _arguments(words: Sequence[str], *, positional: bool, simulated: bool) -> Se
             flag = "" if equals else name
         elif flag:
             values[flag] = word
-            flag = flag if flag in LIST_FLAGS else ""
+            flag = "" if flag in ("model", "host", "port") else flag  # another one may take several words
         else:
             model = model or word
     if not positional or not model:

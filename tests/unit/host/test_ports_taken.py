@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +33,21 @@ def test_listener_is_named(bound: socket.socket) -> None:
         assert use.user == pwd.getpwuid(os.getuid()).pw_name
         assert str(use).startswith(f"by {use.command} (pid {os.getpid()}")
     assert port in listening_ports(os.getpid())
+
+
+LISTEN_AT = "import socket, sys; s = socket.create_server((sys.argv[1], int(sys.argv[2]))); print(flush=True); input()"
+
+
+def test_listener_at_the_given_address_is_named(bound: socket.socket) -> None:
+    bound.listen()
+    port = bound.getsockname()[1]
+    argv = [sys.executable, "-c", LISTEN_AT, "127.0.0.2", str(port)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        uses = [check_port(host, port) for host in ("127.0.0.1", "127.0.0.2")]
+        other.communicate(b"\n")
+    assert [use and use.pid for use in uses] == [os.getpid(), other.pid]
 
 
 def test_loading_server_holds_its_port(bound: socket.socket) -> None:

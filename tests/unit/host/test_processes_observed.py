@@ -28,7 +28,7 @@ Process = Callable[..., None]
         ("VLLM::APIServer_0", (None, "0.0.0.0", None)),
         ("vllm serve m --port 8000 --host ::1 --port=9000", ("m", "::1", 9000)),
         ("vllm serve --port 8000 m", ("m", "0.0.0.0", 8000)),
-        ("vllm serve --dtype=half -tp 2 m", ("m", "0.0.0.0", None)),
+        ("vllm serve --host ::1 --dtype=half m -tp 2", ("m", "::1", None)),
         ("vllm serve --lora-modules a=/a b=/b", (None, "0.0.0.0", None)),
         ("vllm serve m --port none", ("m", "0.0.0.0", None)),
         ("vllm serve m --port 99999999", ("m", "0.0.0.0", None)),
