@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
@@ -101,8 +102,7 @@ class GpuMemoryContended:
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Judge by what each foreign process holds, now and up to three minutes ago."""
-        samples = [moments[-1] if moments else None for _, moments in moments_within(evidence)]
-        held = [_others(sample, evidence.server) if sample is not None else None for sample in samples]
+        held = _held(evidence)
         found = []
         for at, now in enumerate(held):
             if now is None:
@@ -118,17 +118,19 @@ class GpuMemoryContended:
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Which process grows, and how much is left."""
-        first = next((one for one in evidence.moments if one.at >= since), evidence.moments[-1])
         last = evidence.moments[-1]
-        before, now = _others(first, evidence.server), _others(last, evidence.server)
+        now = _others(last, evidence.server)
+        start = bisect_left(evidence.frames, since, key=lambda frame: frame.start)
+        earlier = [one for one in _held(evidence)[max(0, start - self.SPAN) : start] if one is not None]
+        before = {key: _least(earlier, key) for key in now}
         holders = {(gpu.index, holder.pid): holder for gpu in last.gpus for holder in gpu.holders}
-        most = max(now, key=lambda key: now[key] - before.get(key, 0.0), default=None)
+        most = max(now, key=lambda key: now[key] - before[key], default=None)
         grower = holders[most] if most is not None else None
         who = _who(grower) if grower is not None else "another process"
         free = min((gpu.free_gib for gpu in last.gpus if gpu.free_gib is not None), default=None)
         measures = [
-            Measure(f"GPU {key[0]}, {_whose(holders[key])}", f"{before.get(key, 0.0):.1f} → {gib:.1f} GiB")
-            for key, gib in sorted(now.items(), key=lambda one: before.get(one[0], 0.0) - one[1])
+            Measure(f"GPU {key[0]}, {_whose(holders[key])}", f"{before[key]:.1f} → {gib:.1f} GiB")
+            for key, gib in sorted(now.items(), key=lambda one: before[one[0]] - one[1])
         ]
         measures.append(Measure("free", gib(free)))
         symptom = f"This server's GPU is filling up: {who} keeps growing; {gib(free)} left."
@@ -140,6 +142,12 @@ class GpuMemoryContended:
             talk = Fix(Changes(), f"It is yours: stop {whom}, or restart it with a smaller share of the GPU.")
         severity = Severity.WARNING if scarce else Severity.NOTE
         return Finding(self.code, severity, since, symptom, cause, tuple(measures), (talk,))
+
+
+def _held(evidence: Evidence) -> list[dict[tuple[int, int], float] | None]:
+    """`_others` at the end of each frame; None without a sample."""
+    within = [moments for _, moments in moments_within(evidence)]
+    return [_others(moments[-1], evidence.server) if moments else None for moments in within]
 
 
 def _others(moment: GpuMoment, server: str) -> dict[tuple[int, int], float]:
@@ -156,7 +164,11 @@ def _growth(earlier: Sequence[dict[tuple[int, int], float]], now: dict[tuple[int
     """The largest growth of one process since its minimum; a new one grew from nothing."""
     if not earlier:
         return 0.0
-    return max((gib - min(one.get(key, 0.0) for one in earlier) for key, gib in now.items()), default=0.0)
+    return max((gib - _least(earlier, key) for key, gib in now.items()), default=0.0)
+
+
+def _least(earlier: Sequence[dict[tuple[int, int], float]], key: tuple[int, int]) -> float:
+    return min((one.get(key, 0.0) for one in earlier), default=0.0)
 
 
 def _who(holder: Holder) -> str:

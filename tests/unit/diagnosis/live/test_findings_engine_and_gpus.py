@@ -164,6 +164,17 @@ def test_growing_foreign_process_is_named_with_its_owner() -> None:
     assert finding.severity is Severity.WARNING  # less than a GiB is left
 
 
+def test_process_that_grew_at_once_is_named() -> None:
+    def jump(at: int) -> Gpu:
+        other = Holder(pid=50, user="ben", gib=20.0, command="python serve.py")
+        grown = Holder(pid=99, user="anna", gib=1.0 if at < COUNT else 6.0, command="python train.py")
+        return replace(GOOD, used_by=(OURS, other, grown))
+
+    finding = find(evidence(jump), "gpu_memory_contended")
+    assert "anna's python train.py (pid 99) keeps growing" in finding.symptom
+    assert finding.measures[0].value == "1.0 → 6.0 GiB"
+
+
 def test_own_growing_server_can_be_stopped() -> None:
     def growing_of_ours(at: int) -> Gpu:
         return replace(growing(at), used_by=(OURS, replace(growing(at).holders[1], server="docs")))
