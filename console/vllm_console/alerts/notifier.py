@@ -68,8 +68,10 @@ class FindingsLog:
             return False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(lock)
+            if not isinstance(error, BlockingIOError):  # a file system without locks
+                self.trouble = f"{self._lock_path}: can't be locked ({error.strerror}): no finding is logged or sent"
             return False
         self._lock = lock
         return True

@@ -74,6 +74,7 @@ class GpuCharts:
         self._path = history_path(state, recorded)
         self._lock_path = None if recorded is not None else state / (GPU_SAMPLES + ".lock")
         self._writer = GpuHistoryWriter(self._path, WRITE_SECONDS) if write else None
+        self._lock_trouble = ""
         self._charts: ChartHistory[GpuEntry, GpuTimeline] | None = None
         self._of: tuple[int, str | None] | None = None
         """The index and uuid of the GPU being read."""
@@ -81,7 +82,7 @@ class GpuCharts:
     @property
     def trouble(self) -> str:
         """A sentence why the history can't be written; empty if it can."""
-        return self._writer.trouble if self._writer is not None else ""
+        return self._lock_trouble or (self._writer.trouble if self._writer is not None else "")
 
     def record(self, host: Host | None, now: float) -> None:
         """Write the current readings (``now`` in Unix seconds) if nobody else does. Stale readings are not written."""
@@ -97,18 +98,18 @@ class GpuCharts:
         if self._lock_path is None:
             yield True
             return
-        try:
-            descriptor = open_file(self._lock_path, os.O_RDWR)
-        except OSError:
-            yield False
-            return
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield True
-        except BlockingIOError:
-            yield False
-        finally:
-            os.close(descriptor)
+        self._lock_trouble, ours = "", False
+        with contextlib.ExitStack() as opened:
+            try:
+                descriptor = open_file(self._lock_path, os.O_RDWR)
+                opened.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                ours = True
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self._lock_trouble = f"GPU history is lost: {self._lock_path} can't be locked: {error.strerror}"
+            yield ours
 
     def chart(self, gpu: Gpu, now: float, time: TimeView) -> GpuChart:
         """The chart of a GPU over the requested range, as far as it has been read."""

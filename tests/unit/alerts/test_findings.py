@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -204,6 +207,19 @@ def test_one_console_writes_the_log_until_the_other_takes_over(tmp_path: Path) -
     one.close()
     assert other.mine()
     assert not one.mine()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    log = FindingsLog(tmp_path)
+    assert not log.mine()
+    assert log.trouble == (
+        f"{tmp_path / 'findings.lock'}: can't be locked ({os.strerror(number)}): no finding is logged or sent"
+    )
 
 
 def test_unwritable_log_is_reported(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -100,6 +101,21 @@ def test_console_records_only_without_a_recorder(tmp_path: Path) -> None:
     recorder = open_file(tmp_path / (GPU_SAMPLES + ".lock"), os.O_RDWR)
     fcntl.flock(recorder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(recorder)
+    console.close()
+
+
+def test_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    console = GpuCharts(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", flock)
+        console.record(Host(gpus=(GPU,)), NOW)
+    assert console.trouble.startswith("GPU history is lost: ")
+    assert console.trouble.endswith("gpu-samples.jsonl.lock can't be locked: No locks available")
+    console.record(Host(gpus=(GPU,)), NOW)
+    assert console.trouble == ""
     console.close()
 
 
