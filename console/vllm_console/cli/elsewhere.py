@@ -17,7 +17,7 @@ from vllm_console.cli.fleet_access import read_only_by, settings_from, state_of
 from vllm_console.text import plain
 from vllm_launchers.errors import OperationError
 
-POSITIONS = ("name", "server", "also", "preset", "before", "after")
+POSITIONS = ("name", "server", "also", "preset", "before", "after", "from_requests")
 """Arguments that name a server, a run, or the preset to start."""
 
 READS_INPUT = ("chat",)
@@ -44,15 +44,24 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
     host = next((one for one in read_hosts(state_of(args)) if one.name == name), None)
     if host is None:
         return None
-    if others := [word for word, (other, _) in split if other != name]:
+    others = [word for word, (other, _) in split if other != name]
+    server = getattr(args, "server", None)
+    if server is not None and split_host(server) is None:
+        others.append(server)
+    if others:
         raise OperationError(f"{plain(others[0], 200)} is not on {name}: a command is run on one machine")
     if args.command in READS_INPUT and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         way = shlex.join(["ssh", "-t", *(["-p", str(host.port)] if host.port else []), host.destination, host.command])
         raise OperationError(f"on screen it runs on {name} itself: {way} {args.command} {plain(split[0][1][1], 200)}")
     there = {word: server for word, (_, server) in split}
+
+    def without_host(word: str) -> str:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        return f"{option}{equals}{there.get(value, value)}"
+
     read_only = ["--read-only"] if read_only_by(args, settings_from(args)) else []
     # Options before the command belong to this console.
-    remote_words = [*read_only, *(there.get(one, one) for one in args.words)]
+    remote_words = [*read_only, *map(without_host, args.words)]
     try:
         process = subprocess.Popen(
             host.argv(remote_words, terminal=True),
