@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.cli.waiting import undone_at_end
     from vllm_console.runs.imports import ResultError, read_result
 
-    target = find_target(args, "--yes", others_allowed=False)
+    target = find_target(args, "", others_allowed=False)
     server = target.server
     if server is None:
         raise RefusedError("bench needs one of your servers: its vLLM is used, and the result is kept with its run")

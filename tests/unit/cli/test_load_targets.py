@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli import load_target
+from vllm_console.cli import bench, load_target
 from vllm_console.cli.load_target import find_target
 from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers.errors import RefusedError
@@ -31,3 +31,12 @@ def test_server_that_this_user_started_by_hand_may_be_named(fakes: ModuleType, m
     for name, flag in (("anna-8100", "--remote"), ("vllm@8200", "")):
         with pytest.raises(RefusedError, match="outside this console: nothing is sent to it"):
             target(name, flag)
+
+
+@pytest.mark.parametrize("server", ["anna-8100", "http://127.0.0.1:8100"])
+def test_bench_offers_no_option_for_servers_of_others(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    monkeypatch.setattr(load_target, "open_fleet", lambda _: fakes.FakeFleet(fakes.observed))
+    with pytest.raises(RefusedError, match=r"nothing is sent to it$"):
+        bench.run(argparse.Namespace(server=server, preset=None, yes=True))
