@@ -103,6 +103,10 @@ def test_check_lists_each_violated_objective(program):
         (["chat", "--window", "0"], 2, "--window"),
         (["chat", "--window", "nan"], 2, "--window"),
         ([], 2, "name"),
+        (["chat", "--set", "max-num-seqs=64"], 2, "--set belongs to --before-launch"),
+        (["chat", "--prometheus", "http://127.0.0.1:9090"], 2, "--prometheus belongs to --before-launch"),
+        (["--before-launch", "chatbot", "--allow-idle"], 2, "--allow-idle belongs to the check of a server"),
+        (["--before-launch", "chatbot", "--window", "5m"], 2, "--window belongs to the check of a server"),
     ],
 )
 def test_check_rejects_invalid_arguments(program, words, code, told):

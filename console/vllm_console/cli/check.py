@@ -28,6 +28,9 @@ WINDOW_SECONDS = 300.0
 LONGEST_SECONDS = 30 * 86_400.0
 """History is kept for a month."""
 
+_OF_A_LAUNCH = ("model", "engine", "vllm", "port", "prometheus", "set", "unset")
+_OF_A_SERVER = ("window", "allow_idle")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -42,14 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine(parser, "with --before-launch: ")
     parser.add_argument("--port", type=int, metavar="PORT", help="with --before-launch: port to bind (default 8000)")
     parser.add_argument(
-        "--prometheus", default=LOCAL, metavar="URL",
+        "--prometheus", metavar="URL",
         help=f"with --before-launch: the Prometheus that will scrape it (default {LOCAL})",
     )  # fmt: skip
     add_changes(parser)
     parser.add_argument(
         "--window",
         type=duration_type(1, LONGEST_SECONDS),
-        default=WINDOW_SECONDS,
         metavar="DURATION",
         help="how much of the past to judge (default 5m)",
     )
@@ -61,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     """Judge the server, or check the launch."""
     if (args.name is None) == (args.before_launch is None):
         raise UsageError("give a server's name or --before-launch PRESET, not both")
+    for option in _OF_A_LAUNCH if args.before_launch is None else _OF_A_SERVER:
+        if getattr(args, option) not in (None, False, [], "auto"):
+            belongs = "to --before-launch" if args.before_launch is None else "to the check of a server"
+            raise UsageError(f"--{option.replace('_', '-')} belongs {belongs}")
     return _judge(args) if args.before_launch is None else check_launch(args)
 
 
@@ -72,7 +78,7 @@ def _judge(args: argparse.Namespace) -> int:
     server = snapshot.named(args.name)
     if not server.recorded:
         raise RefusedError(f"{args.name} was not started by vllm-console: no recorded history to judge")
-    report = check_server(server, snapshot.at, args.window, allow_idle=args.allow_idle)
+    report = check_server(server, snapshot.at, args.window or WINDOW_SECONDS, allow_idle=args.allow_idle)
     if args.json:
         print_json(report_document(report))
     else:
@@ -153,7 +159,7 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
         hosts=("127.0.0.1", "localhost", "::1", os.uname().nodename, plan.host),
         runs=fleet.runs()[0],
         disks=_disks(state),
-        monitoring=ask_prometheus(args.prometheus),
+        monitoring=ask_prometheus(args.prometheus or LOCAL),
         wanted_alerts=tuple(rule.alert for rule in rules(target)),
         problems=[
             one for one in found["problems"] if one["what"] != without and (plan.gpus or "GPU" not in one["what"])
