@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
-from vllm_console.cli.options import add_json, gpus_from, text_from
+from vllm_console.cli.options import add_json, gpus_from, place_from, text_from
 from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
@@ -170,13 +170,11 @@ def _fits(
     from vllm_launchers.plan.model import MemoryFit, fit_of
 
     fleet.preset(args.fits)
-    place = {None: "offered", "auto": "auto"}.get(args.gpus, "")
+    gpus, place = gpus_from(args.gpus), place_from(args.gpus, "offered")
     fits = {}
     for model in models:
         try:
-            plan = fleet.plan(
-                LaunchRequest(args.fits, model=model, gpus=gpus_from(args.gpus), place=place, from_hub=ask_hub)
-            )
+            plan = fleet.plan(LaunchRequest(args.fits, model=model, gpus=gpus, place=place, from_hub=ask_hub))
             fits[model] = fit_of(plan)
         except OperationError as error:
             fits[model] = MemoryFit(error=str(error).partition("\n")[0])

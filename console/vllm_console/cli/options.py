@@ -250,3 +250,10 @@ def gpus_from(text: str | None) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError as error:
         raise UsageError(f"--gpus {text}: expected auto, none, or indices with commas such as 0,1") from error
+
+
+def place_from(text: str | None, default: str = "") -> str:
+    """`LaunchRequest.place` for ``--gpus``: empty for indices, ``default`` without the option."""
+    if text is None:
+        return default
+    return text if text in ("auto", "none") else ""

@@ -24,6 +24,7 @@ from vllm_console.cli.options import (
     gpus_from,
     nodes_from,
     pairs_from,
+    place_from,
     text_from,
 )
 from vllm_console.cli.output import complain, print_json
@@ -108,7 +109,7 @@ def _request(args: argparse.Namespace) -> LaunchRequest:
         changes=changes_from(args),
         environment=pairs_from(args.env),
         gpus=gpus_from(args.gpus),
-        place={None: "offered", "auto": "auto", "none": "none"}.get(args.gpus, ""),
+        place=place_from(args.gpus, "offered"),
         standby_of=args.standby_of or "",
         vllm_version=args.vllm_version,
         probe=args.probe,

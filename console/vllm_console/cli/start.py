@@ -17,6 +17,7 @@ from vllm_console.cli.options import (
     gpus_from,
     nodes_from,
     pairs_from,
+    place_from,
     text_from,
     timeout_from,
 )
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         environment=pairs_from(args.env),
         restart=args.restart,
         gpus=gpus_from(args.gpus),
-        place=args.gpus if args.gpus in ("auto", "none") else "",
+        place=place_from(args.gpus),
         standby_of=args.standby_of or "",
         force=args.force,
         warm_up=args.warm_up,
