@@ -31,10 +31,7 @@ class ProcessStat(Value):
 
 
 def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | None:
-    """Read one process; None if it does not exist or can't be read.
-
-    ``sure``: raise OSError if only descriptors or memory ran out.
-    """
+    """Read one process; None if that is not possible. ``sure``: raise OSError if only descriptors or memory ran out."""
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY)
         try:

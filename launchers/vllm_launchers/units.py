@@ -5,7 +5,6 @@ from __future__ import annotations
 from vllm_launchers.patterns import lazy_pattern
 
 GIB = 2**30
-"""Bytes in a GiB."""
 
 
 _NUMBER = lazy_pattern(r"[0-9]+")

@@ -24,7 +24,6 @@ class Value:
 
     FIELDS: ClassVar[tuple[str, ...]] = ()
     DEFAULTS: ClassVar[Mapping[str, Any]] = NOTHING
-    """Defaults by field name."""
 
     def __init_subclass__(cls) -> None:
         own = tuple(cls.__annotations__)

@@ -107,8 +107,6 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 
 class _ClaimEntry(msgspec.Struct, kw_only=True):
-    """A claim in a file."""
-
     gpus: Gpus
     since: Moment
     until: Moment
@@ -116,8 +114,6 @@ class _ClaimEntry(msgspec.Struct, kw_only=True):
 
 
 class _ServerEntry(msgspec.Struct, kw_only=True):
-    """A server in a file."""
-
     name: str
     preset: str = ""
     model: str = ""

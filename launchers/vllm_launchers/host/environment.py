@@ -84,7 +84,6 @@ def read_environment(
 
 
 def _exists(path: str) -> bool:
-    """Whether a path exists for this user."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):

@@ -12,7 +12,7 @@
     SUSPENDED      ready, unresponsive → asleep                      it is put to sleep; no request is left
     WOKEN          asleep → ready                                    it is awake and answers as before
     STOP_REQUESTED starting, ready, unresponsive, asleep → stopping  a console requested a stop or a restart
-    ENDED          starting, ready, unresponsive, asleep → stopping  it ended without a request; its leftovers are ended
+    ENDED          starting, ready, unresponsive, asleep → stopping  it exited on its own; its leftovers are ended
     GONE           stopping → stopped                                nothing is left, as requested
     LOST           starting, stopping → failed                       nothing is left, and nobody requested that
     CANCELED       failed → stopped                                  a stop while it waited for a restart

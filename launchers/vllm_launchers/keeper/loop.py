@@ -330,7 +330,6 @@ def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int, held
 
 
 def _new_record(name: str, spec: object, recording: Recording | None, shell: Inherited) -> ServerRecord:
-    """The record of a server that is launched for the first time."""
     now = time.time()
     earlier = recording.generations if recording is not None else ()
     began = earlier[0].started_at if earlier else recording.started_at if recording is not None else now

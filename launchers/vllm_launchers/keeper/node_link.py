@@ -287,7 +287,6 @@ class NodeLink(threading.Thread):
     # -- all -------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Watch the others until one ends."""
         while not self._closed.is_set():
             _wait([peer.socket for peer in self._peers.values()], None)
             for rank, peer in self._peers.items():

@@ -263,10 +263,7 @@ class RestartPreparation:
             self.record(PreparationStep.FAILED, reason)
 
     def take_over(self, generation: Generation) -> ProcessIdentity | None:
-        """Let the process continue as the server; None if there is none for this generation, or it can't.
-
-        Raises `UnwrittenError`.
-        """
+        """Let the process continue as the server; None if none can for this generation. Raises `UnwrittenError`."""
         process, why = self._process, ""
         if process is None:
             return None
@@ -367,7 +364,6 @@ class RestartPreparation:
         self._process = None
 
     def _end(self, step: PreparationStep, message: str) -> None:
-        """End the process, and record why."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -85,7 +85,6 @@ class PreparedLaunch:
         self.version = ""
         """The version of its vLLM, once known."""
         self._reports: dict[str, Mapping[str, Any]] = {}
-        """The process's reports, by step."""
         self._answer: Mapping[str, Any] | None = None
         self._ended = self._launched = False
         self._changed = threading.Condition()

@@ -23,7 +23,6 @@ from vllm_launchers.procfs import PROC, ProcessStat, pids
 Table = Mapping[int, ProcessStat]
 
 KEEPER_TITLE = "vllm-keeper"
-"""The process name of every keeper."""
 
 
 @cache

@@ -201,7 +201,7 @@ class Exit(Value):
     signal: str | None
     requested: bool
     reason: str
-    """One sentence for people."""
+    """One sentence for users."""
 
     @property
     def status(self) -> int | None:
@@ -252,7 +252,7 @@ class PreparationStep(StrEnum):
     CHECKING = "checking"
     """The process has loaded its code and is checking its flags."""
     ACCEPTED = "accepted"
-    """The flags are accepted; the present generation is being stopped."""
+    """The flags are accepted; the current generation is being stopped."""
     UNPREPARED = "unprepared"
     """The start can't be prepared, or the prepared process can't be used: restarted without it."""
     REFUSED = "refused"

@@ -157,7 +157,6 @@ class Supervisor:
         self._warm_up: WarmUpRun | None = None
         self._group: ProcessGroup | None = None
         self._nodes: NodeLink | None = None
-        """The link to the other nodes, for a multi-node server."""
         self._node_lost = ""
         """Why another node makes this one end; empty if none does."""
         self._recording: Recording | None = None
@@ -352,7 +351,6 @@ class Supervisor:
             return spawn.start(command, lambda server: self.record_writer.change(insist=True, server=server))
 
     def _sidecar_command(self) -> SidecarCommand | None:
-        """The command to run beside the server in its current state."""
         record, context = self.record, self._context
         if record.server is None:
             return None
@@ -484,7 +482,6 @@ class Supervisor:
         self._stop = Stop(self._new_stop_sequence(serving=True), self.note, requested=False, retry=True)
 
     def _ready(self, generation: Generation) -> None:
-        """The server is ready."""
         record, downtime = self.record, self.record.downtime_seconds
         self._health.since = time.monotonic()
         if self._left_ready_at is not None:
@@ -854,7 +851,7 @@ class Supervisor:
             self._preparation.server_stops()
 
     def _ended_beside(self, stop: Stop) -> dict[str, Any]:
-        """The server ended without a request while its next process was being prepared: the restart continues.
+        """The server exited on its own while its next process was being prepared: the restart continues.
 
         Returns the changes for the record; empty if there is no such restart.
         """

@@ -188,7 +188,6 @@ def _add_modeled(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ignored(parser: argparse.ArgumentParser) -> None:
-    """Accept all other flags of the release."""
     modeled = vars(parser.parse_args([]))
     for name, flag in release_table(VERSION).flags.items():
         if name.replace("-", "_") in modeled:

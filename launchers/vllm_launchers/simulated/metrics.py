@@ -176,7 +176,6 @@ class _CountedOn(CollectorRegistry):
         }
 
     def collect(self) -> Iterator[Metric]:
-        """The registry's metrics plus the earlier counts."""
         for family in self._registry.collect():
             if family.type in _TOTALS and family.name.startswith("vllm:"):
                 family.samples = [
@@ -191,8 +190,6 @@ def _series(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 class _IntervalCounts:
-    """One series of `_Intervals`."""
-
     def __init__(self) -> None:
         self.by_bucket = [0] * (len(BETWEEN_TOKENS) + 1)
         self.seconds = 0.0
@@ -214,7 +211,6 @@ class _Intervals(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> _IntervalCounts:
-        """The series with these labels."""
         return self._series.setdefault(values, _IntervalCounts())
 
     def collect(self) -> Iterator[Metric]:

@@ -127,10 +127,7 @@ def build_core(settings: EngineSettings, plan: MemoryPlan) -> Core:
 
 
 def bind(host: str | None, port: int) -> socket.socket:
-    """Bind the port without listening yet, so that clients are refused until the engine is up.
-
-    Raises OSError if it is taken.
-    """
+    """Bind the port without listening yet, so that clients are refused until the engine is up. Raises OSError."""
     sock = socket.socket(family_of(host or ""), socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -252,10 +252,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 def resolve_settings(args: argparse.Namespace, simulated: Simulated) -> EngineSettings:
-    """Resolve the flags.
-
-    Raises `ValidationError` or `HFValidationError` like vLLM, before any engine is started.
-    """
+    """Resolve the flags. Raises `ValidationError` or `HFValidationError` like vLLM, before any engine is started."""
     _check_ranges(args)
     try:
         model = resolve_model(args.model)

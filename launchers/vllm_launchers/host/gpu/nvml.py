@@ -40,10 +40,7 @@ class GpuLostError(Exception):
 
 
 class Nvml:
-    """An open NVML. Not thread-safe.
-
-    ``call`` remembers which functions this driver lacks, so that they are not called again.
-    """
+    """An open NVML. Not thread-safe. ``call`` remembers which functions this driver lacks, so as not to repeat them."""
 
     def __init__(self) -> None:
         self._absent: set[str] = set()

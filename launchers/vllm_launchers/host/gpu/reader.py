@@ -149,7 +149,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _rates(seconds: float, before: Sequence[int | None], now: Sequence[int | None]) -> list[float | None]:
-    """GB/s of each counter. A GPU reset makes counters fall."""
+    """GB/s of each counter; None for one that fell, because a GPU reset sets counters back."""
     return [
         None
         if old is None or new is None or new < old or seconds <= 0

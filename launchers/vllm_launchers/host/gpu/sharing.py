@@ -150,10 +150,7 @@ _FREE_SHARE = 0.9
 
 
 def slice_gpu(gpu: Gpu, part: MigInstance) -> Gpu:
-    """A slice as a GPU of its size, with its free memory and processes.
-
-    Memory held by no visible process still counts as used.
-    """
+    """A slice as a GPU of its size, with its free memory and processes. Unattributed memory counts as used."""
     held = tuple(h for h in gpu.holders if h.instance is not None and h.instance == part.gpu_instance)
     known = part.memory_gib is not None and part.free_gib is not None
     used = (part.memory_gib or 0.0) - (part.free_gib or 0.0) if known else None

@@ -309,7 +309,6 @@ def _inside(host: Host, group: Sequence[int]) -> str:
 
 
 LinkGroups = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
-"""Link kinds, each with groups of GPUs."""
 
 
 def link_groups(host: Host) -> LinkGroups | None:
