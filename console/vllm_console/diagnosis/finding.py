@@ -139,7 +139,7 @@ def title_of_code(code: str) -> str:
     return _TITLES.get(code) or " ".join(_UPPER.get(word, word) for word in plain(code).split("_"))
 
 
-# -- diagnoses and findings as JSON documents, and as lines for people. Pure ------------------------------------------
+# -- diagnoses and findings as JSON documents, and as lines of text ---------------------------------------------------
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -411,7 +411,7 @@ def _last_state(body: bytes) -> tuple[bytes, bool]:
     return state[:_KEPT_BYTES], len(state) > _KEPT_BYTES
 
 
-# -- a log and its rotated predecessors as one stream of bytes with offsets that stay valid while it rotates ----------
+# -- a log and its rotated predecessors as one byte stream, with offsets that stay valid during rotation --------------
 
 
 MAX_SEGMENTS = 64

@@ -149,7 +149,7 @@ _COLOR = lazy_pattern(r"\[[\d;]*m")
 _OF_OTHERS = (_COMPOSE, _WARNING)
 _CLOCK = r"(?P<clock>(?:\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d)"
 _OF_A_TRACEBACK = r"\s+\S|Traceback \(|(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)"
-"""Lines that Python's logging never prefixes itself: a script logged each vLLM line as a record."""
+"""Lines that get no prefix from Python's logging itself; with one, a script logged each vLLM line as a record."""
 _MOST_PREFIXES = 6
 _JSON_PROCESSES = {"MainProcess": "APIServer"}
 _MESSAGES = ("message", "log", "MESSAGE", "textPayload", "line", "msg", "@message", "content", "body")

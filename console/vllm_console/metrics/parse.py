@@ -38,7 +38,7 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 
 HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
     "ttft": ("vllm:time_to_first_token_seconds",),
-    # The old name was also the time between tokens; request_time_per_output_token_seconds is a mean per request.
+    # The old name, too, is the time between tokens; request_time_per_output_token_seconds is a mean per request.
     "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "e2e": ("vllm:e2e_request_latency_seconds",),
     "queue": ("vllm:request_queue_time_seconds", "vllm:time_in_queue_requests"),

@@ -105,7 +105,7 @@ class Scraper:
 
     def version(self) -> str | None:
         """The version reported by ``/version``; None if the server does not report a usable one."""
-        import json  # once per server
+        import json  # needed once per server
 
         try:
             document = json.loads(self.get("/version")[0])

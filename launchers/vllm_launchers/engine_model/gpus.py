@@ -205,7 +205,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", text))
 
 
-# -- what joins GPUs, as a step-time model sees it --------------------------------------------------------------------
+# -- interconnects of GPUs, for the step-time model -------------------------------------------------------------------
 
 
 PCIE_LANE_GBS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}

@@ -45,7 +45,7 @@ def diagnose(
     return Diagnosis(found.cause, found.confidence, found.number, found.text, explanation, fixes, found.also)
 
 
-# -- start failures that are not retryable, as regular expressions for a keeper. Pure ---------------------------------
+# -- start failures that are not retryable, as regular expressions for a keeper ---------------------------------------
 
 
 NOT_RETRYABLE_CAUSES = frozenset(

@@ -146,7 +146,7 @@ def _written(tree: dict[str, dict[str, Any] | None]) -> str:
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
 
 
-# -- names of flags in vLLM's messages, and sentences that several fixes share. Pure ----------------------------------
+# -- names of flags in vLLM's messages --------------------------------------------------------------------------------
 
 
 _WORD = lazy_pattern(r"--(?P<dashed>[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)|`?\b(?P<plain>[a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")

@@ -177,7 +177,7 @@ class StarvedByClients:
         return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (more,))
 
 
-# -- flags that are not known -----------------------------------------------------------------------------------------
+# -- servers whose flags are unknown ----------------------------------------------------------------------------------
 
 ELSEWHERE = Fix(Changes(), "Its flags are not known here, so no change of them is offered: see how it was started.")
 

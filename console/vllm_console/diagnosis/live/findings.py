@@ -161,7 +161,7 @@ def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, f
     calm = {rule.code for rule, found in verdicts if idle < IDLE_SECONDS and _is_calm(found)}
     codes = {rule.code for rule, _ in held} - calm
     if (served := _served(frames)) < len(frames):
-        # What explained a finding when traffic paused explains it until it could have begun again.
+        # What explained a finding before the pause still does until it could have begun again.
         then = frames[:served]
         codes |= {rule.code for rule, found in verdicts if holds_since(found[:served], then) is not None}
     return held, codes

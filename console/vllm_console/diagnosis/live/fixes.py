@@ -225,7 +225,7 @@ def queue_delays(evidence: Evidence) -> bool:
 
 
 def more_sequences(evidence: Evidence) -> Fix | None:
-    """As many as the cache has room for (`fitting_sequences`), but not more than the tokens per step."""
+    """As many as the cache has room for (`fitting_sequences`); None if that exceeds the tokens per step."""
     limit, last = evidence.max_num_seqs, evidence.last(MINUTE)
     fitting, least = fitting_sequences(evidence), max(limit + 1, WORTH_MORE * limit)
     wanted = stepped if (stepped := _stepped(fitting)) >= least else fitting

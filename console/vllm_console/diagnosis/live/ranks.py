@@ -49,7 +49,7 @@ class UnevenRanks:
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Which rank is full, which has room, and why no request moves."""
         found = [(frame, pair) for frame in reversed(evidence.frames) if (pair := _pair(frame)) is not None]
-        if not found:  # it holds until frames are good: some have been neither
+        if not found:  # it ends only after good frames; the last ones were neither
             symptom = "Requests waited on one data-parallel rank while another one had room."
             return Finding(self.code, Severity.WARNING, since, symptom, "It is becoming even.", recovering=True)
         frame, (full, idle) = found[0]

@@ -270,7 +270,7 @@ def free_memory_below_utilization(case: Case) -> tuple[Fix, ...]:
     on_cpu = "Available memory on node" in case.text
     elsewhere = Fix(Changes(), _CPU_CACHE if on_cpu else f"{ANOTHER_GPU[0].upper()}{ANOTHER_GPU[1:]}")
     found = _FREE.search(case.text)
-    if found is None or float(found["total"]) <= 0 or "memory for kv" in case.text:  # that is free beside the weights
+    if found is None or float(found["total"]) <= 0 or "memory for kv" in case.text:  # free after the weights
         return (elsewhere,)
     free, total = float(found["free"]), float(found["total"])
     # Rounded down, with half a percent of slack: vLLM compares with what is free at that moment, to the byte.

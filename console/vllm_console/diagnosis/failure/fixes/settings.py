@@ -131,7 +131,7 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
     if name == "quantization" and case.flags and name not in case.flags:
         return (_other_checkpoint(case.text),)
     if name == "num-speculative-tokens" and name not in case.flags:
-        return speculation(case)  # a key of a flag
+        return speculation(case)  # a key of a JSON flag
     found = []
     if (derived := _CHOICES.search(case.text)) or (derived := _PARSERS.search(case.text)):
         choices = [choice.strip().strip("'\"") for choice in derived["choices"].split(",")]
