@@ -84,7 +84,7 @@ class _Answer(msgspec.Struct, frozen=True):
     """When its process started, as stated on the metrics page; empty if missing."""
     model: str | None = None
     no_metrics: str = ""
-    """A clause why there are no metrics."""
+    """A clause explaining why there are no metrics."""
 
 
 class Identity:
@@ -136,7 +136,7 @@ class EndpointRecording:
         self._version_known = False
 
     def close(self) -> None:
-        """Store what is waiting."""
+        """Store waiting data and close everything."""
         self._writer.close()
         self._runs.flush()
         self._scraper.close()
@@ -312,7 +312,7 @@ class EndpointRecording:
 
 
 def _without(error: ScrapeError) -> str:
-    """A clause why an address that answers provides no metrics."""
+    """A clause explaining why an address that answers provides no metrics."""
     if error.kind == "redirect":
         return f"it sends /metrics elsewhere (HTTP {error.status})"
     if error.status in (401, 403):

@@ -43,7 +43,7 @@ _THIN_EVERY = 60
 
 
 class WindowRecorder:
-    """Sum up samples in windows and store each window.
+    """Sums up samples in windows and stores each window.
 
     Disk errors are not raised: windows wait in memory (up to a day of them), ``trouble`` has the reason as a sentence,
     and the next window triggers a retry. ``notice`` reports a damaged file that was set aside.
@@ -178,7 +178,7 @@ def only_writer(history: Path) -> Iterator[bool]:
 
 
 class KeeperWatch:
-    """Watch whether the parent is still the keeper that started this recorder; if not, start a new keeper.
+    """Watches whether the parent is still the keeper that started this recorder; if not, starts a new keeper.
 
     The recorder cannot see the new keeper die, so from then on it checks every half minute, which is cheap.
     """
@@ -236,7 +236,7 @@ def say(message: str) -> None:
 
 
 class TroubleReporter:
-    """Report each ``trouble`` and ``notice`` of a store once."""
+    """Reports each ``trouble`` and ``notice`` of a store once."""
 
     def __init__(self, store: HistoryWriter | WindowRecorder | GpuSampleStore, waiting: str = "") -> None:
         self._store, self._prefix = store, f"{waiting} in memory: " if waiting else ""

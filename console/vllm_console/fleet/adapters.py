@@ -60,7 +60,7 @@ class Adapters(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> str:
-        """A sentence why adapters can't be loaded or unloaded, with the command that changes it; empty if they can."""
+        """Why adapters can't be loaded or unloaded, as a sentence with the command to change it; empty if they can."""
         if not (why := self.unable):
             return ""
         lead = ". To allow that" if self.enabled else "; to serve adapters"
@@ -73,7 +73,7 @@ class Adapters(msgspec.Struct, frozen=True):
 
     @property
     def unable(self) -> str:
-        """A sentence why adapters can't be loaded or unloaded; empty if they can."""
+        """A sentence explaining why adapters can't be loaded or unloaded; empty if they can."""
         if not self.enabled:
             return f"{self.server} runs without --{LORA}"
         if self.updates:

@@ -33,7 +33,8 @@ class SharedBoard:
     """One GPU board.
 
     In a console (``watched``) a thread reads and writes it, so that an unresponsive folder delays nothing else; in a
-    command, it is read and written on request. ``trouble`` is a sentence why the board cannot be used, or empty.
+    command, it is read and written on request. ``trouble`` is a sentence explaining why the board cannot be used, or
+    empty.
     """
 
     def __init__(self, folder: Path, *, watched: bool, read_only: bool) -> None:

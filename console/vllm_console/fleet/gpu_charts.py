@@ -81,7 +81,7 @@ class GpuCharts:
 
     @property
     def trouble(self) -> str:
-        """A sentence why the history can't be written; empty if it can."""
+        """A sentence explaining why the history can't be written; empty if it can."""
         return self._lock_trouble or (self._writer.trouble if self._writer is not None else "")
 
     def record(self, host: Host | None, now: float) -> None:

@@ -163,7 +163,7 @@ def _began(at: float, title: str) -> Marker:
 
 
 def load_markers(spans: Iterable[LoadSpan]) -> list[Marker]:
-    """Begin and end of each load."""
+    """Start and end of each load."""
     markers = []
     for span in spans:
         who = "Load" if span.tuner is None else "Tuner"

@@ -52,7 +52,7 @@ class Moment(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     judged: tuple[Judged, ...] = ()
     no_findings: str = ""
-    """A clause why findings are unknown; empty if they are known."""
+    """A clause explaining why findings are unknown; empty if they are known."""
     preset: str | None = None
     objectives: Objectives | None = None
 

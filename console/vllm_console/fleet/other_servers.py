@@ -151,7 +151,7 @@ class ObservedWatch:
         scraper.close()
 
     def _take(self, sample: Sample) -> bool:
-        """Store a sample; return whether it is the first since the server became ready."""
+        """Store a sample; return whether the server was not ready before."""
         with self._lock:
             self._timeline.append(sample)
             self._first_at = self._first_at or sample.at

@@ -92,7 +92,7 @@ class ProbeView(msgspec.Struct, frozen=True):
     """A server's probe records in a snapshot.
 
     ``steps`` are points over the shown range, keyed as `vllm_console.history.step_timeline.SERIES`; ``last`` is the
-    newest step; ``requests`` are present if asked for. ``problem`` is a sentence why something is missing.
+    newest step; ``requests`` are present if asked for. ``problem`` is a sentence explaining why something is missing.
     """
 
     steps: Series | None = None
@@ -102,7 +102,7 @@ class ProbeView(msgspec.Struct, frozen=True):
 
 
 def no_probe_message(name: str, details: Details) -> str:
-    """A sentence why a server without a probe has no recorded requests, and how to change that."""
+    """A sentence explaining why a server without a probe has no recorded requests, and how to change that."""
     message = f"{name} has no probe, so its requests are not recorded: {details.no_probe}"
     engine = details.engine
     if engine is None or not plan_probe(engine, details.flags, {}, "on", asked=True).variables:
@@ -350,7 +350,7 @@ class ServerProbe:
 
 
 def kept_for_streams(state: Path, record: ServerRecord) -> tuple[str, ...]:
-    """Flags of a server that traffic alone must not change: a smaller batch that ended an earlier contention."""
+    """Flags of a server that traffic alone must not change: fewer tokens per step that ended an earlier contention."""
     from vllm_console.diagnosis.live.latency import answered_by_shorter_steps
     from vllm_console.runs.store import past_runs
 
@@ -439,12 +439,12 @@ def _folder(state: Path, record: ServerRecord) -> Path:
 
 
 def _begin(record: ServerRecord, since: float | None) -> float:
-    """Begin of the records to use (Unix seconds)."""
+    """Start of the records to use (Unix seconds)."""
     return (record.current.ready_at or record.current.started_at) if since is None else since
 
 
 def _read_records(record: ServerRecord, read: Callable[[], list[T]]) -> list[T]:
-    """What is read. Raises OperationError."""
+    """Read records. Raises OperationError."""
     try:
         found = read()
     except OSError as error:

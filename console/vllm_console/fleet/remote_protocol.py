@@ -86,8 +86,7 @@ def snapshot_document(snapshot: FleetSnapshot) -> dict[str, Any]:
 def _fields(server: ServerView) -> dict[str, Any]:
     found = {name: getattr(server, name) for name in ServerView.__struct_fields__ if name not in LEFT_OUT}
     if server.sample is not None:
-        # Windows and charts already summarize the histograms, and JSON cannot express the infinity of their last
-        # bounds.
+        # Windows and charts already summarize the histograms, whose infinite last bounds JSON cannot express.
         engines = {label: replace(one, histograms={}) for label, one in server.sample.engines.items()}
         found["sample"] = replace(server.sample, engines=engines)
     return found

@@ -149,7 +149,7 @@ class Replays:
         self._open: ReplayedRun | None = None
         self._shown_at = 0.0
         self.trouble = ""
-        """A sentence why the requested run is not shown; empty if it is."""
+        """A sentence explaining why the requested run is not shown; empty if it is."""
 
     def find(self, word: str, at: float | None = None) -> Replay:
         """The run named by an argument (see `RunHistory.finished`), starting at ``at`` or at its last figures.

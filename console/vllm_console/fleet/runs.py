@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 30.0
 CONDITIONS_EVERY_SECONDS = 60.0
 PAST_SECONDS = 120.0
-"""With this much unjudged history, listing the runs judges it first."""
+"""If at least this much history lacks findings, listing the runs computes them first."""
 
 _NOT_JUDGED = "read-only: times without an open console are not judged; a console that is not read-only judges them"
 _MANY = 5000

@@ -243,7 +243,7 @@ class ServerView(msgspec.Struct, frozen=True):
     series: Series | None = None
     """Its charts over the requested range; only for the selected server."""
     no_probe: str = ""
-    """A clause why it has no probe; empty if it has one, or if that is unknown."""
+    """A clause explaining why it has no probe; empty if it has one, or if that is unknown."""
     probe: ProbeView | None = None
     """Its probe's records of that range; only for the selected server."""
     markers: tuple[Marker, ...] = ()
@@ -253,7 +253,7 @@ class ServerView(msgspec.Struct, frozen=True):
     None if they are current.
     """
     no_findings: str = ""
-    """A clause why the findings of ``moment`` are unknown; empty if they are known."""
+    """A clause explaining why the findings of ``moment`` are unknown; empty if they are known."""
     then: StateThen = StateThen()
     """Its state at ``moment``; ``state`` and flags are current, because keys act on what runs."""
     load: str = ""
@@ -392,7 +392,7 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
     host: Host | None = None
     """The machine with its GPUs; None if GPUs are not read or cannot be."""
     host_problem: str = ""
-    """A sentence why no GPU is shown, or why the data is stale."""
+    """A sentence explaining why no GPU is shown, or why the data is stale."""
     host_recorded: bool = False
     """Whether the host is a recorded one instead of this machine."""
     gpu_shares: tuple[GpuShare, ...] = ()

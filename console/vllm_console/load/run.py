@@ -38,7 +38,7 @@ from vllm_launchers.presets.model import Workload
 MOST_REQUESTS = 1_000_000
 GRACE_SECONDS = 60.0
 UNFINISHED = "unfinished"
-"""Begin of the failure message for a request that had not ended long after the last one was sent."""
+"""Start of the failure message for a request that had not ended long after the last one was sent."""
 PROGRESS_SECONDS = 0.5
 
 

@@ -153,7 +153,7 @@ class TrafficShape:
         return f"up to {most:,} (cut to the server's context; {p95:,} for 95% without)"
 
     def misfit(self) -> str:
-        """A sentence why exact lengths do not fit into the context; empty if they do."""
+        """A sentence explaining why exact lengths do not fit into the context; empty if they do."""
         context, known = self.max_model_len, self.exact
         least = (known.input_tokens or 1) + (known.output_tokens or 1)
         if context is None or least <= context or known == Exact():

@@ -1,6 +1,6 @@
 """A log of load sent to one of our servers, and of tuner activity, in a file in the server's folder.
 
-It has a line per begin and end, and one per step of a tuner. Charts mark them. Load is sent even if the file cannot be
+It has a line per start and end, and one per step of a tuner. Charts mark them. Load is sent even if the file cannot be
 written.
 """
 
@@ -42,8 +42,8 @@ class LoadSpan(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A beginning, an end or a step of a tuner. ``until`` is the latest possible end, because a killed one records
-    none.
+    """The start or end of a load, or a step of a tuner. ``until`` is the latest possible end, for a process that was
+    killed.
 
     ``process`` is the sender: pid, start time and boot, as in a `ProcessIdentity`.
     """

@@ -22,18 +22,14 @@ GOODPUT, TTFT, THROUGHPUT = "goodput", "ttft", "throughput"
 OBJECTIVES = (GOODPUT, TTFT, THROUGHPUT)
 
 REACH = 8
-"""Batch sizes are tried up to this multiple of the current ones. All smaller ones are tried, since they need no more
-memory.
-"""
+"""Batch sizes are tried up to this multiple of the current ones; all smaller ones, which need no more memory."""
 
 UTILIZATIONS = (0.85, 0.9, 0.92, HIGHEST_UTILIZATION)
 WORTH_TRYING = 1.02
 """Candidates with a smaller predicted improvement are not worth a restart."""
 
 ALIKE = 0.002
-"""Candidates whose predictions differ by at most this share behave alike; only the one that changes least is tried,
-since others may be as good as the best and should be tried before worse ones.
-"""
+"""Of candidates whose predictions differ by at most this share, only the one that changes least is tried."""
 
 SCATTER = 0.04
 """Minimum relative standard error of a measurement: measurements of the same flags differ by at least this much,

@@ -1,5 +1,4 @@
-"""The capacity of an engine, from replays of a traffic at other rates: the highest rate that meets the objectives.
-Pure.
+"""The capacity of an engine: the highest rate that meets the objectives, from replays at other rates. Pure.
 
 The same requests come in the same order at every rate and with all limits, so that two engines differ only in how they
 handle them.
@@ -25,7 +24,7 @@ SETTLED = 0.2
 """The first share of the requests fills the engine and is not evaluated."""
 
 ANSWERS = 5.0
-"""Minimum duration of a traffic, as a multiple of an answer's duration; shorter traffic is repeated. Otherwise dense
+"""Minimum duration of traffic, as a multiple of an answer's duration; shorter traffic is repeated. Otherwise dense
 traffic would end before it fills the engine.
 """
 
@@ -44,7 +43,7 @@ class ReplayedEngine(msgspec.Struct, frozen=True):
 
 
 class RateOutcome(msgspec.Struct, frozen=True):
-    """How a traffic at one rate was served: mean TTFT in seconds, and whether the objectives hold.
+    """How traffic at one rate was served: mean TTFT in seconds, and whether the objectives hold.
 
     ``running`` is the largest batch, ``prefill`` the maximum number of prompt tokens in a step.
     """

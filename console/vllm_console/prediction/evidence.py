@@ -52,7 +52,7 @@ class NoEvidenceError(Exception):
 
 
 class SeenStep(msgspec.Struct, frozen=True):
-    """A recorded step: its begin, its duration (seconds), and its work, counted as in `roofline.Work`. ``prefills`` is
+    """A recorded step: its start, its duration (seconds), and its work, counted as in `roofline.Work`. ``prefills`` is
     the number of prompts it had a part of.
     """
 
@@ -71,9 +71,9 @@ class TrafficEvidence(msgspec.Struct, frozen=True):
     ``arrivals`` are in time order, with ``fronts``, the seconds that each spent in the front end. Those from ``first``
     to ``end`` are evaluated; the others only share the server with them. ``since`` and ``until`` are the first and last
     evaluated arrival. ``observed`` are the measured figures, ``ttft`` and ``e2e`` the known parts of them in the
-    engine. ``flaw`` is a clause why the records don't show all traffic; empty if they do. ``ends`` are the lowest and
-    highest figures consistent with the observations; empty if they are exact. ``ahead``: steps are scheduled ahead, see
-    `EngineLimits`. ``front``: the typical seconds in the front end; 0 if unknown.
+    engine. ``flaw`` is a clause explaining why the records don't show all traffic; empty if they do. ``ends`` are the
+    lowest and highest figures consistent with the observations; empty if they are exact. ``ahead``: steps are scheduled
+    ahead, see `EngineLimits`. ``front``: the typical seconds in the front end; 0 if unknown.
     """
 
     arrivals: tuple[Arrival, ...]

@@ -1,4 +1,4 @@
-"""Predict a server's performance with other limits or other traffic, with intervals, or say why it can't. Pure.
+"""Predicts a server's performance with other limits or other traffic, with intervals, or says why it can't. Pure.
 
 The recorded requests are replayed with the fitted step cost twice: with the current and with the changed settings. A
 prediction is the measured value times the ratio of the two, so the model's error in the present cancels out.
@@ -92,8 +92,8 @@ class Estimates(msgspec.Struct, frozen=True):
 class Prediction(msgspec.Struct, frozen=True):
     """The measured and the predicted figures.
 
-    ``outside`` is a sentence why the prediction is unreliable or missing; or empty. ``load`` is the share of capacity
-    that the traffic would take.
+    ``outside`` is a sentence explaining why the prediction is unreliable or missing; or empty. ``load`` is the share of
+    capacity that the traffic would take.
     """
 
     now: Estimates
@@ -421,7 +421,7 @@ def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figur
 
 
 def unusable(evidence: TrafficEvidence, change: Change) -> str:
-    """A sentence why this evidence can't be replayed with the change; empty if it can."""
+    """A sentence explaining why this evidence can't be replayed with the change; empty if it can."""
     if evidence.flaw:
         known = "The records don't hold" if not evidence.ends else "The metrics don't tell"
         return f"{known} the whole traffic: {evidence.flaw}."

@@ -98,7 +98,7 @@ class _Request(msgspec.Struct, frozen=True):
 def reconstruct(
     samples: Sequence[Sample], budget: int, longest: int, *, seed: int = 0, most: int = MOST_REQUESTS
 ) -> TrafficEvidence:
-    """A traffic that agrees with the newest of ``samples`` (oldest first, of one run), up to the last pause.
+    """Traffic that agrees with the newest of ``samples`` (oldest first, of one run), up to the last pause.
 
     ``budget`` is the server's tokens per step, ``longest`` the maximum length of a request.
 
@@ -138,7 +138,7 @@ def reconstruct(
 
 
 def _few_ended(ended: int, samples: Sequence[Sample]) -> str:
-    """The traffic found so far, and what to do."""
+    """An error message: the traffic found so far, and what to do."""
     few = format_few(ended, "request", "has ended", "have ended")
     now = [_Gauges.of(one) for one in samples[-1].engines.values()] if samples else []
     under_way = round(sum(one.in_flight for one in now if one is not None))
@@ -153,7 +153,7 @@ def _few_ended(ended: int, samples: Sequence[Sample]) -> str:
 
 
 def _intervals(samples: Sequence[Sample]) -> Iterator[_Interval]:
-    """Raises NoEvidenceError."""
+    """The intervals between samples. Raises NoEvidenceError."""
     for before, after in pairwise(samples):
         if len(after.engines) > 1:
             raise NoEvidenceError("it has several engines, whose requests its metrics don't tell apart well enough")
@@ -204,7 +204,7 @@ def _sum(intervals: Sequence[_Interval]) -> dict[str, Histogram]:
 
 
 def _flaw(intervals: Sequence[_Interval]) -> str:
-    """Why a traffic that agrees with the metrics would differ from the real one; empty if it would not."""
+    """Why traffic that agrees with the metrics would differ from the real traffic; empty if it would not."""
 
     def counted(name: str) -> float:
         return math.fsum(getattr(one.grown, name) or 0.0 for one in intervals)
@@ -229,7 +229,7 @@ def _flaw(intervals: Sequence[_Interval]) -> str:
     return ""
 
 
-# -- a traffic that agrees with it -------------------------------------------------------------------------------------
+# -- traffic that agrees with it ---------------------------------------------------------------------------------------
 
 
 def _requests(intervals: Sequence[_Interval], before: int, longest: int, dice: random.Random) -> list[_Request]:

@@ -1,4 +1,4 @@
-"""Whether a change helped: compare two runs' windows, conservatively. Pure.
+"""Whether a change helped: compares two runs' windows conservatively. Pure.
 
 The minutes after the start and at the edges of the traffic are left out. Then the traffic is compared: requests per
 second, prompt and output lengths. With closed-loop clients, the server determines the rate, so an equal number of

@@ -121,7 +121,7 @@ def _resampled_medians(count: int, seed: int) -> tuple[tuple[int, int], ...]:
 
 
 def student(share: float, freedom: float) -> float:
-    """A quantile of Student's t (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5), accurate from 3 on."""
+    """A quantile of Student's t for 3 degrees or more (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5)."""
     z = NormalDist().inv_cdf(share)
     terms = (
         (z**3 + z) / 4,
