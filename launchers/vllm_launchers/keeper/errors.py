@@ -42,7 +42,7 @@ class NotPreparingError(KeeperError):
 
 
 class CannotSleepError(KeeperError):
-    """A server that can't go to sleep or wake up in its present state."""
+    """A server that can't go to sleep or wake up in its current state."""
 
 
 class StillAliveError(KeeperError):

@@ -21,7 +21,7 @@ LONGEST_LINE = 1000
 
 
 class RetryDecision(Value):
-    """``delay``: seconds until the next automatic start, None for none; ``why`` none: a clause, may be empty."""
+    """``delay``: seconds until the next automatic start, or None; ``why``: why there is none, a clause or empty."""
 
     delay: float | None
     why: str = ""
@@ -41,7 +41,7 @@ def decide_restart(record: ServerRecord, log: Path, note: Callable[[str], None])
 
 
 def gave_up(attempt: int) -> str:
-    """A clause: all ``attempt`` automatic restarts in a row were used; empty for none."""
+    """The clause ``gave up after 3 automatic restarts``; empty for none."""
     return f"gave up after {counted(attempt, 'automatic restart')}" if attempt else ""
 
 

@@ -25,7 +25,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value, replace
 
 SUSPEND_SECONDS = 600.0
-"""Limit for ``/sleep`` and ``/wake_up``: level 1 copies all weights, at a few GB/s while host memory is not pinned."""
+"""Limit for ``/sleep`` and ``/wake_up``: level 1 copies all weights, a few GB/s until host memory is pinned."""
 RELOAD_SECONDS = 1800.0
 """Limit for reading all weights again, even from a slow disk."""
 ANSWER_SECONDS = 120.0

@@ -1,4 +1,4 @@
-"""How a server is stopped: a sequence of signals, each with a timeout, until none of its processes is left.
+"""How a server is stopped: a sequence of signals, each with a timeout, until all its processes are gone.
 
 Measured on vLLM 0.32:
 

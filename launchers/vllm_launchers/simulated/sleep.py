@@ -94,7 +94,7 @@ class SleepMode:
         )
 
     async def wake(self, tags: Sequence[str]) -> bool:
-        """Wake up the parts named by ``tags`` (default: all); returns whether all are awake, which requests require."""
+        """Wake the parts named by ``tags`` (default: all); returns whether all are awake, so that requests continue."""
         wanted = {tag for tag in tags if tag != "scheduling"} if tags else set(TAGS)
         if self._asleep and wanted <= (self._asleep if tags else TAGS):
             moved = "weights" in wanted and self._level == 1

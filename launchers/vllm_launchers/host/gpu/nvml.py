@@ -40,7 +40,7 @@ class GpuLostError(Exception):
 
 
 class Nvml:
-    """An open NVML. Not thread-safe. ``call`` remembers which functions this driver lacks, so as not to repeat them."""
+    """An open NVML; not thread-safe. ``call`` remembers functions that this driver lacks, to skip them later."""
 
     def __init__(self) -> None:
         self._absent: set[str] = set()
