@@ -181,7 +181,6 @@ def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
 
 
 def _scalars(numbers: Iterable[int | None]) -> dict[str, Any]:
-    """An engine's reported numbers by name."""
     return {
         name: number / _MILLION if name == "kv_cache_usage" else float(number)
         for name, number in zip(_SCALARS, numbers, strict=True)

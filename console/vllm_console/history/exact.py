@@ -184,7 +184,6 @@ def _intervals(steps: Sequence[EngineStep]) -> int:
 
 
 def _lost(records: ProbeRecords, start: float, end: float) -> bool:
-    """Whether the process lost records in this time."""
     first = bisect_left(records.steps, start - BOUNDARY_SECONDS, key=_AT)
     last = bisect_right(records.steps, end + BOUNDARY_SECONDS, key=_AT) - 1
     return last > first and records.steps[first].dropped != records.steps[last].dropped

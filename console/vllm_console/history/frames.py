@@ -182,7 +182,6 @@ def _held(times: Sequence[tuple[float, float]], engines: int) -> float | None:
 
 
 def _ranks(within: Sequence[Sample], grown: Mapping[str, EngineSample]) -> tuple[RankFrame, ...]:
-    """What each rank did."""
     found = []
     for label, counted in grown.items():
         seen = [engine for sample in within if (engine := sample.engines.get(label)) is not None]

@@ -275,7 +275,6 @@ def _packed(gpus: Iterable[Gpu]) -> bytes:
 
 
 def _unpacked(data: object) -> list[_Numbers] | None:
-    """The numbers of each GPU; None if the row is damaged."""
     if not isinstance(data, bytes):
         return None
     try:
@@ -285,7 +284,6 @@ def _unpacked(data: object) -> list[_Numbers] | None:
 
 
 def _cards(data: object) -> tuple[Card, ...]:
-    """The GPUs of a machine; empty if the data is damaged."""
     if not isinstance(data, bytes):
         return ()
     try:

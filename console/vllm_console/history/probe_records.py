@@ -198,7 +198,6 @@ class _Segment:
         return monotonic + self._offset
 
     def _count(self, file: BinaryIO) -> int:
-        """Number of complete records."""
         return max(0, os.fstat(file.fileno()).st_size - HEADER_BYTES) // self._record_bytes
 
     def _read(self, file: BinaryIO, first: int, end: int) -> bytes:
@@ -256,14 +255,10 @@ class _Segment:
 
 
 class _Segments:
-    """The segments in a folder, by kind and name."""
-
     def __init__(self, folder: Path) -> None:
         self._folder, self._clocks = folder, _Clocks()
         self._known: dict[str, dict[str, _Segment]] = {kind: {} for kind in LAYOUTS}
         self._listed: list[str] | None = None
-        """Names in the folder, as last listed."""
-
     def look(self) -> None:
         """Update the known segments from the folder. Raises OSError if it cannot be read."""
         try:
@@ -278,7 +273,6 @@ class _Segments:
         return tuple(self._known[kind].values())
 
     def _take(self, listed: list[str]) -> None:
-        """Know the segments among these names, by kind, the oldest first."""
         self._listed = listed
         for kind, known in self._known.items():
             names = sorted(name for name in listed if name.startswith(f"{kind}-") and name.endswith(".bin"))
@@ -353,7 +347,6 @@ class ProbeReader:
                 yield request if began else request._replace(prefill_seconds=None, decode_seconds=None)
 
     def _rows(self, kind: str) -> Iterator[tuple[_Segment, tuple[Any, ...]]]:
-        """New records of one kind, by segment of the last look."""
         for segment in self._segments.known(kind):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 for row in segment.added(self._since, self._until, self._most):

@@ -79,8 +79,6 @@ class ProbeRows:
 
 
 class _Sums(msgspec.Struct):
-    """Accumulates the steps of one point."""
-
     steps: int = 0
     running: int = 0
     known_running: int = 0

@@ -173,7 +173,6 @@ class HistoryWriter:
         self._sequence = 0
         self._bases: dict[int, Base] = {}
         self._shaped: tuple[Sample, Shape] | None = None
-        """A sample and its shape."""
         self._waiting: deque[_Waiting] = deque(maxlen=4000)
         self._steps: dict[int, tuple[int, int, Sample]] = {}
         self._tried_at = float("-inf")

@@ -242,7 +242,6 @@ class Timeline:
         return math.ceil(at / self.step) - 1
 
     def _growth(self, before: Sample | None, after: Sample) -> _Growth:
-        """What was counted between two samples."""
         total = combine(after.engines.values())
         if before is None or after.at - before.at > self.gap:
             return _Growth(after, total, after.at)

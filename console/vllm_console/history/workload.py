@@ -271,7 +271,6 @@ def _lengths(
 
 
 def _buckets(*lengths: _Length) -> str:
-    """The buckets of estimated lengths."""
     if all(length.exact for length in lengths):
         return ", exact"
     return f" (histogram buckets {', '.join(length.bucket for length in lengths)})"
@@ -319,5 +318,4 @@ def _too_few(requests: int, minutes: float, span: str) -> str:
 
 
 def _recorded(minutes: float, span: str) -> str:
-    """The time that the figures are from."""
     return f"{span} ({duration(minutes * 60)} of it recorded)"

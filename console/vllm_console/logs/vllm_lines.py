@@ -261,7 +261,6 @@ def _prefix(text: str, at: int) -> re.Match[str] | None:
 
 
 def _level(groups: dict[str, str | None]) -> str:
-    """The level in the prefix."""
     if groups.get("warning"):
         return "WARNING"
     return groups.get("level") or _GLOG_LEVELS.get(groups.get("glog") or "", "")

@@ -458,7 +458,6 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _check_shape(text: str) -> None:
-    """Reject an incomplete body before reading any line."""
     if not text or text.isspace():
         raise NotMetricsError("empty", "The answer is empty: there are no metrics in it.")
     if text[:64].lstrip("\ufeff \t\r\n")[:1] == "<":

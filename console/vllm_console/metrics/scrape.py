@@ -195,7 +195,6 @@ class Scraper:
 
 
 def _tls(*, check: bool) -> ssl.SSLContext:
-    """A TLS context that verifies the peer's certificate or not."""
     if not check:
         return tls_to_own()
     import ssl  # takes several MB, which only recorders of TLS servers should spend

@@ -197,7 +197,6 @@ class CountedEngine:
         self._leaving = []
 
     def _could_admit(self) -> bool:
-        """Whether the first waiting request could run now."""
         if not self.waiting or self.full:
             return False
         request = self.waiting[0]

@@ -395,7 +395,6 @@ class Scheduler:
         return usage
 
     def _could_admit(self) -> bool:
-        """Whether the first waiting request could run now."""
         if not self.waiting or self.full:
             return False
         request = self.waiting[0]

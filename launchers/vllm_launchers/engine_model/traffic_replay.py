@@ -199,8 +199,6 @@ class _ScheduledEngine:
 
 
 class _Replay:
-    """One replay in progress."""
-
     def __init__(
         self,
         arrivals: Sequence[Arrival],
@@ -309,7 +307,6 @@ class _Replay:
         self._use(usage, usage_then, began)
 
     def _step(self) -> None:
-        """Run one iteration, whatever it contains."""
         engine, began = self._engine, self._now
         work = engine.schedule(began)
         took = self._cost.seconds(work.sequences, work.tokens, float(work.reads), work.pairs)

@@ -443,7 +443,6 @@ def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
 
 
 def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) -> _Candidate | None:
-    """The last line of a traceback."""
     line = parsed[index]
     above = traceback_above(parsed, index)
     if is_ignored(parsed, above):

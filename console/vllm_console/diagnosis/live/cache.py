@@ -73,7 +73,6 @@ class KvCachePressure:
 
 
 def _is_quiet(frame: Frame) -> bool:
-    """Whether it is reported that nothing ran or waited."""
     return frame.running_max == 0 and not frame.waiting_max
 
 

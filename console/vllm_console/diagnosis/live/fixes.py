@@ -287,7 +287,6 @@ def _sequences(count: int) -> str:
 
 
 def _enough_ended(evidence: Evidence) -> bool:
-    """Whether enough requests ended that what running ones hold is representative."""
     answers = merged(evidence.frames, "generation_tokens")
     return answers is not None and answers.count >= FEWEST_ENDED
 

@@ -195,7 +195,6 @@ def _is_silent(minute: Histogram | None, frame: Frame) -> bool:
 
 
 def _end(evidence: Evidence) -> str:
-    """End of the last frame, as a time of day."""
     return clock(evidence.frames[-1].end, evidence.now, seconds=True)
 
 

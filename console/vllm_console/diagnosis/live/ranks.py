@@ -94,7 +94,6 @@ def _pair(frame: Frame) -> tuple[RankFrame, RankFrame] | None:
 
 
 def _unused(rank: RankFrame) -> bool:
-    """Whether the rank ran no request in a frame."""
     return rank.running_max == 0 and not rank.tokens
 
 

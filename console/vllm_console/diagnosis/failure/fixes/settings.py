@@ -152,7 +152,6 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
 
 
 def _named(case: Case) -> str | None:
-    """The flag that the message is about."""
     found = _ARGUMENT.search(case.text)
     word = max(found["names"].split("/"), key=len) if found else ""
     if not word and (field := _FIELD.match(case.text)):
