@@ -259,6 +259,7 @@ class _Segments:
         self._folder, self._clocks = folder, _Clocks()
         self._known: dict[str, dict[str, _Segment]] = {kind: {} for kind in LAYOUTS}
         self._listed: list[str] | None = None
+
     def look(self) -> None:
         """Update the known segments from the folder. Raises OSError if it cannot be read."""
         try:
