@@ -276,7 +276,6 @@ class EndpointRecording:
         self._reporters[1] = TroubleReporter(self._runs)
 
     def _describe(self, answer: _Answer) -> None:
-        """Record its model, its version, and its notice."""
         details = dict(self._record.current.spec.details)
         if answer.model:
             details["model"] = plain(answer.model, 200)

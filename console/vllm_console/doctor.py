@@ -262,7 +262,6 @@ def _environment() -> Document:
 
 
 def _redacted(value: Any) -> Any:
-    """A document with secrets redacted in all its texts."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):

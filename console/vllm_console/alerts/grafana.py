@@ -196,7 +196,6 @@ def _quantile(q: float, family: str, span: str = RATE) -> str:
 
 
 def _spread(title: str, family: str, limit: float | None = None, unit: str = "s") -> Panel:
-    """Quantiles and mean of a histogram."""
     quantiles = [Query(_quantile(q, family), f"p{q * 100:g} {SERVER_LEGEND}") for q in (0.99, 0.95, 0.9, 0.5)]
     values = (
         f"A quantile at {seconds(_ENDS[family])} is at most that: below it only the mean is known."

@@ -339,7 +339,6 @@ def endpoint_access(endpoint: Endpoint) -> ApiAccess:
 
 
 def _checked(url: str, key_env: str, ca: str) -> Endpoint:
-    """The endpoint described by the arguments of `attach`. Raises UsageError."""
     from vllm_console.metrics.scrape import ScrapeError, verifying
 
     endpoint = Endpoint(base_of(url), check_variable(key_env) if key_env else "", asked_at=time.time())

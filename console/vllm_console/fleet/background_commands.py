@@ -223,8 +223,6 @@ class RampView(msgspec.Struct, frozen=True):
 
 
 class _Ramp:
-    """A ramp process, and the thread that reads its output."""
-
     def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         self.process, self._errors = process, errors
         self._lock = threading.Lock()

@@ -182,7 +182,6 @@ class Judge:
 
     @property
     def _idle_seconds(self) -> float:
-        """How long its samples have shown no traffic."""
         if self._latest is None or self._busy_at is None:
             return 0.0
         return max(0.0, self._latest.at - self._busy_at)

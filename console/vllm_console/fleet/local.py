@@ -605,7 +605,6 @@ class LocalFleet:
         return Sleeping(self._state, self._records, self._facts, host, self._loads.stop)
 
     def _facts(self, details: Details) -> ModelFacts | None:
-        """The known facts about a server's model."""
         return self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:

@@ -183,7 +183,6 @@ def _flags(server: ObservedServer) -> set[str]:
 
 
 def _tls(server: ObservedServer) -> bool:
-    """Whether it speaks TLS."""
     return not _flags(server).isdisjoint(f"--{name}" for name in TLS_FLAGS)
 
 

@@ -334,11 +334,9 @@ class WatchedServer:
 
     @property
     def _has_probe(self) -> bool:
-        """Whether its probe's folder exists."""
         return self._probe_folder.is_dir()
 
     def _probe_of(self, record: ServerRecord) -> ServerProbe:
-        """The reader of its probe's records."""
         if self._probe is None:
             from vllm_console.fleet.probe import ServerProbe
 

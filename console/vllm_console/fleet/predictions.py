@@ -268,7 +268,6 @@ def _eight_bits(flags: Flags) -> bool:
 
 
 def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[FlagChange]) -> CacheConfig:
-    """The KV cache after the change."""
     if override := whole_number(after.flags, BLOCKS, 0):
         return now._replace(blocks=override)
     names = {change.flag for change in changed}

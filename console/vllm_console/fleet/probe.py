@@ -444,7 +444,6 @@ def _begin(record: ServerRecord, since: float | None) -> float:
 
 
 def _read_records(record: ServerRecord, read: Callable[[], list[T]]) -> list[T]:
-    """Read records. Raises OperationError."""
     try:
         found = read()
     except OSError as error:

@@ -130,7 +130,6 @@ class ReplayedRun:
         return self._past
 
     def _series(self, now: float, time: TimeView) -> tuple[Series, ProbeView]:
-        """This run's charts over the requested range."""
         begin = self.replayed.started_at
         end = time.end if time.end is not None else self.replayed.ended_at
         age = end - begin
@@ -211,7 +210,6 @@ class Replays:
         return (kept.folder if kept is not None else self._state / REMOVED / run.server), True
 
     def _why_nothing(self, run: Run, *, removed: bool) -> str:
-        """Why there is no history of a run."""
         begin = f"nothing is left to replay of {plain(run.name)}"
         if run.ended_at is not None and time.time() - run.ended_at > KEPT_SECONDS:
             return f"{begin}: a history is kept for {KEPT_SECONDS / 86_400:.0f} days"
@@ -221,7 +219,6 @@ class Replays:
 
 
 def _span(run: Run) -> tuple[float, float]:
-    """Start and end of a run."""
     end = run.ended_at if run.ended_at is not None else run.last_at
     return run.started_at, max(run.started_at, end if end is not None else run.started_at)
 
@@ -284,7 +281,6 @@ def _objectives(run: Run) -> Objectives | None:
 
 
 def _stages(run: Run) -> Sequence[Stage]:
-    """The stages of its startup, in order."""
     at, stages = run.started_at, []
     for name, seconds, detail in run.stages:
         stages.append(Stage(name, at, seconds, detail))

@@ -453,7 +453,6 @@ class RunHistory:
 
 
 def _find(store: RunStore, word: str) -> Run:
-    """The run named by an argument."""
     if word.isdecimal() and len(word) < 16:
         if (run := store.run(int(word))) is not None:
             return run

@@ -290,8 +290,6 @@ class _Signals:
 
 
 class _Run:
-    """One ramp on one server."""
-
     def __init__(
         self,
         sender: Sender,
@@ -643,7 +641,6 @@ def _step_at(steps: Sequence[RampStep], rate: float) -> RampStep:
 
 
 def _unlimited(steps: Sequence[RampStep], low: float | None, high: float | None, objectives: Objectives) -> str:
-    """Why no ceiling is known."""
     if high is not None:
         why = _why(_step_at(steps, high), objectives)
         sometimes = "reliably " if any(step.outcome.ok for step in steps) else ""

@@ -130,7 +130,6 @@ def _engine_steps(figures: StepFigures) -> tuple[float, float]:
 
 
 def _evidence(figures: StepFigures) -> tuple[float, float]:
-    """The evidence of both latencies."""
     return evidence(*figures.ttft), evidence(*_engine_steps(figures))
 
 

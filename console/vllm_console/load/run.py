@@ -315,7 +315,6 @@ class _Story:
         await wait(stop, begin + phase.seconds - time.perf_counter())
 
     async def _wait_for_server(self, stop: asyncio.Event) -> LoadTarget | None:
-        """The served model, as soon as the server answers; None when stopped."""
         while not stop.is_set():
             try:
                 return await find_served_model(self._client, None)

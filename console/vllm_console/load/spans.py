@@ -155,8 +155,6 @@ class LoadWatch:
 
 
 class _Load:
-    """The lines of one load."""
-
     def __init__(self) -> None:
         self.begin = _Line("")
         self.ended_at: float | None = None
@@ -164,7 +162,6 @@ class _Load:
 
     @property
     def begun(self) -> bool:
-        """Whether its beginning is known."""
         return self.begin.began_at is not None
 
     @property
@@ -173,7 +170,6 @@ class _Load:
         return self.begin.began_at or 0.0
 
     def add(self, line: _Line) -> None:
-        """Another line of it."""
         if line.ended_at is not None:
             self.ended_at = line.ended_at
         elif line.began_at is not None:

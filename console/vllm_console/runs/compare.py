@@ -411,7 +411,6 @@ def _gpus(before: Run, after: Run) -> tuple[str, str, str]:
 
 
 def _warm(recorded: Recorded) -> list[RunWindow]:
-    """The windows after the warm-up."""
     return [w for w in recorded.windows if recorded.warm_at is not None and w.at >= recorded.warm_at - 0.001]
 
 

@@ -167,7 +167,6 @@ def _successful(metrics: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _distribution(found: Mapping[str, Any], per_second: float) -> dict[str, float | None]:
-    """Mean and percentiles in seconds."""
     percentiles = _part(found, "percentiles")
     known = {"mean": _number(found, "mean"), **{name: _number(percentiles, name) for name in _PARTS[1:]}}
     return {name: None if value is None else value / per_second for name, value in known.items()}

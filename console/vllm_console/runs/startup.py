@@ -140,7 +140,6 @@ def _whole(run: Run) -> float | None:
 
 
 def _alike(one: Run, other: Run) -> bool:
-    """Whether the starts of two runs are comparable."""
     parallel = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "quantization", "dtype")
     same = (one.server, one.model, one.engine, one.version, one.gpu_kind) == (
         other.server, other.model, other.engine, other.version, other.gpu_kind

@@ -514,7 +514,6 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
 
 
 def _measurements(connection: sqlite3.Connection, run: int) -> tuple[Measurement, ...]:
-    """A run's measurements, oldest first."""
     rows = connection.execute("SELECT document FROM measurements WHERE run = ? ORDER BY at", (run,)).fetchall()
     found = []
     for (text,) in rows:

@@ -430,7 +430,6 @@ def _rough_note(found: Comparison) -> str:
 
 
 def _exact_note(found: Comparison) -> str:
-    """Names the quantiles that are exact."""
     known = [figure for figure in found.figures if figure.key in QUANTILES and figure.change is not None]
     exact = [figure.name for figure in known if figure.exact]
     if not exact:

@@ -228,7 +228,6 @@ def exact_keys(windows: Sequence[RunWindow], keys: Collection[str]) -> frozenset
 
 
 def _distributions(grown: EngineSample) -> dict[str, float | None]:
-    """Means and quantiles of lengths and latencies."""
     found: dict[str, float | None] = {}
     for key, name in _LENGTHS:
         if (histogram := _filled(grown, key)) is not None:
