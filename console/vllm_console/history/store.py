@@ -611,7 +611,7 @@ def _thinned(entries: list[HistoryEntry], step: float) -> list[HistoryEntry]:
 
 
 def _at_most(entries: list[HistoryEntry], count: int) -> list[HistoryEntry]:
-    """At most ``count`` entries: the last of each group of neighbours, with the highest gauges of the group."""
+    """At most ``count`` entries: the last of each group of neighbors, with the highest gauges of the group."""
     group = -(-len(entries) // count) if entries else 1
     if group <= 1:
         return entries

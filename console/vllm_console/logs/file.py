@@ -207,7 +207,7 @@ class LogFile:
             return found, at
 
     def _skip(self, text: str, offset: int, backwards: bool, max_bytes: int) -> int:
-        """How far whole blocks certainly hold no match: testing them as a whole is ten times as fast as by lines."""
+        """Offset up to which whole blocks surely hold no match; ten times as fast as testing each line."""
         if not text.isascii():
             return offset
         needle, at = text.lower().encode(), offset
@@ -285,7 +285,7 @@ class LogFile:
 
 
 def _may_match(pattern: re.Pattern[str], raw: bytes) -> bool:
-    """Whether a line might match once sanitized: cheap, and true if only sanitizing it can tell."""
+    """Whether a line might match once sanitized: a cheap test, true if unsure."""
     if len(raw) > BLOCK or b"\x1b" in raw or b"\r" in raw or b"\t" in raw:
         return True
     return pattern.search(raw.decode("utf-8", "replace")) is not None
@@ -295,10 +295,10 @@ def _may_match(pattern: re.Pattern[str], raw: bytes) -> bool:
 
 
 LINE_CHARACTERS = 2000
-"""Longer lines are cut for display, with a mark."""
+"""Longer lines are truncated for display, and marked."""
 
 _KEPT_BYTES = 8 * LINE_CHARACTERS
-"""No more than this is decoded of a longer line."""
+"""Maximum number of bytes decoded of a longer line."""
 
 
 class LogLevel(IntEnum):

@@ -1,4 +1,4 @@
-"""Times in a log, and the line at a time. vLLM writes month, day and time of day, and no year."""
+"""Times in a log, and finding the line at a time. vLLM writes month, day and time of day, but no year."""
 
 from __future__ import annotations
 

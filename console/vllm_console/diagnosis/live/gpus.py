@@ -21,7 +21,7 @@ Judge = Callable[[Gpu], Judgement]
 
 
 def by_gpu(evidence: Evidence, judge: Judge) -> list[Judgement]:
-    """Per frame, the worst judgement of any GPU in more than half of its samples."""
+    """Per frame, the worst judgment of any GPU in more than half of its samples."""
     found = []
     for _, moments in moments_within(evidence):
         judged = [_worst(judge(gpu) for gpu in moment.gpus) for moment in moments]

@@ -155,7 +155,7 @@ def node_missing(_case: Case) -> tuple[Fix, ...]:
 
 
 def nodes_differ(_case: Case) -> tuple[Fix, ...]:
-    """Make them equal."""
+    """Make the nodes equal."""
     return (
         _advice("Use the same vLLM, the same model files and the same flags on every node; give flags with --set."),
         _advice("Node 0 keeps waiting after it refused a node: correct that one and start it again."),
