@@ -150,9 +150,7 @@ def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
 
 
 def _preempting(target: AlertTarget) -> str:
-    """Preemptions per request as in `preemptions_per_request`: per finished request, or per running one if those are
-    more.
-    """
+    """Preemptions as in `preemptions_per_request`: per finished request, or per running one if those are more."""
     preempted = f"sum by ({BY}) (increase({PREEMPTIONS}{target.braces}[5m]))"
     finished = f"sum by ({BY}) (increase({FINISHED}{target.braces}[5m]))"
     running = f"sum by ({BY}) ({RUNNING}{target.braces})"

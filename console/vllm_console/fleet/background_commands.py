@@ -56,9 +56,8 @@ class _Load(msgspec.Struct):
 
 
 class Loads:
-    """Starts, watches and ends loads, one per server.
-
-    Thread-safe: snapshots describe a load while an action ends it.
+    """Starts, watches and ends loads, one per server. Thread-safe, as snapshots describe a load while an action ends
+    it.
     """
 
     def __init__(self) -> None:

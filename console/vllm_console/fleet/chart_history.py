@@ -76,10 +76,7 @@ _Points = TypeVar("_Points", bound=Points)
 
 
 class ChartSource(Generic[_Row, _Points]):
-    """Opens a history, and turns its rows into points.
-
-    ``append`` adds the next row to the object that ``points`` created for a range.
-    """
+    """Opens a history and turns rows into points; ``append`` adds a row to the object that ``points`` created."""
 
     def __init__(
         self,

@@ -141,9 +141,7 @@ class LaunchVerdicts:
         return self._asked.unused
 
     def ask(self, launch: LaunchPlan, folder: Path, *, elsewhere: bool) -> bool:
-        """Ask the engine about a plan (for a recorded host if ``elsewhere``); False if another request replaced this
-        one.
-        """
+        """Ask the engine about a plan (for a recorded host if ``elsewhere``); False if replaced by another request."""
         if elsewhere and launch.plan.engine.kind is EngineKind.VLLM:
             verdict: EngineVerdict | None = EngineVerdict(EngineAnswer.UNKNOWN, "the plan is for a recorded host")
         else:

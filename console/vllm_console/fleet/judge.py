@@ -66,9 +66,7 @@ class OneToken:
         self._silent_since: float | None = None
         self._answered: bool | None = None
         self.refused = ""
-        """The API server's response if it answered instead of the engine, which says nothing about the engine; else
-        empty.
-        """
+        """The API server's response if it answered itself (which shows nothing about the engine); else empty."""
 
     def ask(self, owner: Owner, port: int, model: str, *, tls: bool = False) -> None:
         """Send the request to the server's own process, unless one is in flight or was sent within the last minute."""

@@ -637,10 +637,7 @@ class LocalFleet:
         return self._launched(self._launcher.start_trial(name, trial, engine, changes))
 
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
-        """Compare the greedy answers of two ready servers to the golden prompts. Takes seconds.
-
-        Raises OperationError.
-        """
+        """Compare two ready servers' greedy answers to the golden prompts (takes seconds). Raises OperationError."""
         from vllm_console.fleet.rolling import compare_answers
 
         return compare_answers(self._ours(old), self._ours(new))
@@ -954,9 +951,7 @@ class LocalFleet:
         return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
 
     def rank_changes(self, name: str, target: TuneTarget) -> CandidateRanking:
-        """Combinations of batch sizes and memory shares that are predicted to improve a running server; errors as
-        `predict`.
-        """
+        """Combinations of batch sizes and memory shares predicted to improve a running server; errors as `predict`."""
         from vllm_console.fleet.tuning import rank_changes
 
         record = self._recorded(name)
@@ -993,9 +988,7 @@ class LocalFleet:
             keep_prediction(record, self._recorder, prediction.kept)
 
     def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
-        """The record of one of our servers, for reading; ``without`` completes the refusal for a server without a
-        record.
-        """
+        """The record of one of our servers, for reading; ``without`` completes the refusal if it has no record."""
         if (record := self.record(name)) is not None:
             return record
         if (seen := self.snapshot().server(name)) is not None:

@@ -83,9 +83,8 @@ _NOT_MODELED = {
 
 
 class PredictedChange(msgspec.Struct, frozen=True):
-    """A prediction and its basis.
-
-    ``drift`` is how much slower the engine was after the last restart with a prediction (0.05 is 5%).
+    """A prediction and its basis. ``drift``: how much slower the engine was after the last predicted restart (0.05 is
+    5%).
     """
 
     changed: tuple[FlagChange, ...]

@@ -120,9 +120,7 @@ class RemovedServers:
         return bool(found)
 
     def prune(self) -> None:
-        """Delete histories that are too old or exceed the maximum size (oldest first), and leftovers of killed
-        consoles.
-        """
+        """Delete histories that are too old or exceed the maximum size (oldest first), and unfinished folders."""
         try:
             if not_ours(self._folder.parent):
                 return  # root could delete there anyway

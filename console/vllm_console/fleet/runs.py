@@ -109,9 +109,7 @@ class RunRecorder:
         return record
 
     def judge_past(self, records: Sequence[ServerRecord]) -> str:
-        """Store the findings that were open while no console was; return what went wrong or is not allowed, if
-        anything.
-        """
+        """Store findings that were open while no console was; return what went wrong or is not allowed, if anything."""
         from vllm_console.fleet.backfill import judge_past
         from vllm_console.history.store import HistoryError
         from vllm_console.runs.store import RunName, RunStoreError

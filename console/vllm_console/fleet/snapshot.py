@@ -237,9 +237,7 @@ class ServerView(msgspec.Struct, frozen=True):
     window: Window | None = None
     """The last minute."""
     last_window: Window | None = None
-    """In a console, the last minute of a failed server that had been ready, without running and waiting requests; else
-    None.
-    """
+    """In a console, a failed server's last minute (if it had been ready), without running and waiting requests."""
     series: Series | None = None
     """Its charts over the requested range; only for the selected server."""
     no_probe: str = ""
@@ -249,9 +247,7 @@ class ServerView(msgspec.Struct, frozen=True):
     markers: tuple[Marker, ...] = ()
     """Its events, oldest first; only for the selected server."""
     moment: float | None = None
-    """In a snapshot's ``earlier``: the moment (Unix seconds) that ``window``, ``findings`` and ``judged`` describe.
-    None if they are current.
-    """
+    """In a snapshot's ``earlier``: the moment (Unix seconds) of ``window``, ``findings`` and ``judged``; else None."""
     no_findings: str = ""
     """A clause explaining why the findings of ``moment`` are unknown; empty if they are known."""
     then: StateThen = StateThen()

@@ -209,9 +209,7 @@ USED = 1.4
 """Only steps within this factor of the bracket's middle, or of the ceiling, are used to locate the ceiling."""
 
 MOVED, MOST_MOVES = 0.1, 5
-"""If the ceiling is further from the middle than this (log scale), the estimate is repeated around the ceiling, at most
-this many times.
-"""
+"""If the ceiling is further from the middle (log scale), the estimate is repeated around it, at most this often."""
 
 PRECISE = 0.015
 """The search ends at this standard error of the ceiling, as a share of it."""
@@ -263,9 +261,7 @@ _QUEUE = "queue"
 
 
 class TriedRate(msgspec.Struct, frozen=True):
-    """A completed step: its rate, whether the objectives held, what failed first, and observations within and beyond
-    each latency's limit.
-    """
+    """A completed step: rate, whether the objectives held, first failure, observations within and beyond the limits."""
 
     rate: float
     ok: bool

@@ -270,9 +270,7 @@ class Tally:
         self.good += ttft <= self._limits[0] and (tpot or 0.0) <= self._limits[1]
 
     def fail(self, kind: str) -> None:
-        """Count a failed request, with a one-sentence reason. After the first few, further reasons are counted
-        together.
-        """
+        """Count a failed request, with a one-sentence reason. After the first few, new reasons are counted together."""
         known = kind in self.failures or len(self.failures) < KINDS_KEPT
         self.failures[kind if known else "other reasons"] += 1
 

@@ -42,14 +42,10 @@ ramps, it grows with the square root.
 """
 
 PREDICTED = 0.15
-"""Typical difference between predicted and measured improvements; among candidates with nearly equal measurements, the
-prediction decides.
-"""
+"""Typical difference between predicted and measured improvements; the prediction decides near-ties."""
 
 UNSURE = 0.12
-"""Original flags whose measurement has a larger error are measured again, since it limits the precision of every
-comparison.
-"""
+"""Original flags with a larger error are measured again, since it limits the precision of every comparison."""
 
 CONFIDENCE = 0.95
 SHORTEST_SECONDS = {GOODPUT: 45.0, TTFT: 10.0, THROUGHPUT: 10.0}
@@ -199,10 +195,7 @@ def _size(changed: Set) -> float:
 
 
 def measured_ceiling(tried: Sequence[TriedRate], seconds: float) -> Measured | None:
-    """The goodput found by a ramp of ``seconds``: the highest rate at which the objectives hold.
-
-    None if it measured nothing.
-    """
+    """The goodput (highest rate at which the objectives hold) found by a ramp of ``seconds``; None without a step."""
     if not tried:
         return None
     known, found = bracket(tried), ceiling(tried)

@@ -1,3 +1,1 @@
-"""Predicts the effect of a change of flags on a server's own traffic: fitted to its records, replayed, scored
-afterwards.
-"""
+"""Predicts the effect of changed flags on a server's own traffic: fitted to records, replayed, scored afterwards."""

@@ -304,9 +304,7 @@ def _vanished_until(known: Sequence[_Known], steps: Sequence[EngineStep], until:
 
 
 def _durations(steps: Sequence[EngineStep]) -> list[tuple[EngineStep, float]]:
-    """Each step with its duration in seconds: the shortest interval between tokens, which is measured by the engine's
-    clock.
-    """
+    """Each step with its duration in seconds: the shortest interval between tokens, measured by the engine's clock."""
     found = []
     before = None
     for step in steps:
@@ -511,9 +509,7 @@ def _joined(
 
 
 def _adding_up(waiting: Sequence[_Known], count: int, prompts: int | None) -> Sequence[_Known]:
-    """The first ``count`` requests, in their order, whose prompts have ``prompts`` tokens in total; none if there are
-    none.
-    """
+    """The first ``count`` requests, in order, whose prompts have ``prompts`` tokens in total; else none."""
     if not 0 < count <= len(waiting):
         return ()
     if prompts is None or sum(one.prompt for one in waiting[:count]) == prompts:

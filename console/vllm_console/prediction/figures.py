@@ -58,9 +58,7 @@ class Known(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[Weighted]) -> Known:
-        """Quantiles of weighted values. Medians have the most weight, because a prediction is refused if they are
-        missed.
-        """
+        """Quantiles of weighted values. Medians weigh most, because a prediction is refused if they are missed."""
         if not values:
             return cls()
         shares = (0.1, 0.25, 0.5, 0.5, 0.5, 0.75, 0.9)

@@ -63,9 +63,7 @@ class _Gauges(msgspec.Struct, frozen=True):
 
 
 class _Interval(msgspec.Struct, frozen=True):
-    """The counts between two samples, and the gauges before and after; ``came`` is the number of requests that arrived.
-    Unix seconds.
-    """
+    """Counts between two samples (Unix seconds), the gauges before and after, and how many requests ``came``."""
 
     start: float
     end: float

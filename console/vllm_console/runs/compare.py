@@ -55,9 +55,7 @@ MOST_EARLIER = 60
 """Maximum number of windows of an earlier run used to estimate drift."""
 SMALLEST_CHANGE = 0.05
 SMALLEST_SHARE = 0.005
-"""Smaller changes count as no difference, however certain: relative ones of a figure, absolute ones of a share such as
-preemptions per request.
-"""
+"""Smaller changes count as no difference, however certain: relative for a figure, absolute for a share."""
 LARGE_CHANGE, LARGE_SHARE = 0.25, 0.05
 """A median that moved this much does not count as unchanged: relative for a figure, absolute for a share."""
 WIDEST, WIDEST_SHARE = 20.0, 1.0
@@ -299,9 +297,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class _Traffic(msgspec.Struct, frozen=True):
-    """How similar the traffic was. ``closed_loop``: clients wait for answers; ``heavier``, ``lighter``: after the
-    change.
-    """
+    """How similar the traffic was. ``closed_loop``: clients wait for answers; ``heavier``, ``lighter``: afterwards."""
 
     likeness: TrafficMatch
     factors: tuple[Factor, ...]
@@ -328,9 +324,7 @@ def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) 
 
 
 def _stages(windows: Sequence[RunWindow]) -> Iterator[tuple[list[RunWindow], int]]:
-    """The usable windows each time a run is judged, and the number needed for the next time. Later windows do not
-    affect them.
-    """
+    """The usable windows each time a run is judged (later ones do not affect them), and the number needed next."""
     due = FEWEST
     for end in range(FEWEST, len(windows) + 1):
         if end >= due and len(found := usable(windows[:end])) >= due:

@@ -173,9 +173,7 @@ class Run(RunHead, frozen=True):
     measurements: tuple[Measurement, ...] = ()
     """Clients' measurements of it, oldest first."""
     judged_until: float | None = None
-    """Until when (Unix seconds) its history was judged afterwards: without GPUs, and without test requests to a silent
-    engine.
-    """
+    """Until when (Unix seconds) its history was judged afterwards: without GPUs and test requests."""
     removed: bool = False
     """Whether its server was removed; not stored, like ``replayable``."""
     replayable: bool = False
