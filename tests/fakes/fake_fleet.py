@@ -29,7 +29,7 @@ from vllm_console.fleet.verbs import NothingToCompareError, PresetProblem, Repla
 from vllm_console.history.gpu_history import card_of
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView
-from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep
+from vllm_console.load.tuner_progress import TunerBest, TunerFigure, TunerProgress, TunerStep
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.quantile import Quantile, Quantiles

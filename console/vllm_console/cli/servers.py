@@ -19,7 +19,7 @@ from vllm_launchers.keeper.records import State
 from vllm_launchers.values import as_dict
 
 if TYPE_CHECKING:
-    from vllm_console.load.tuner import TunerFigure, TunerProgress
+    from vllm_console.load.tuner_progress import TunerFigure, TunerProgress
     from vllm_launchers.host.gpu.host import Host
 
 COLUMNS = (

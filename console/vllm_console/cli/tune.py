@@ -50,7 +50,7 @@ from vllm_console.load.tune_search import (
     trial_cost,
     trial_start,
 )
-from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep, figure_text, flags_text
+from vllm_console.load.tuner_progress import TunerBest, TunerFigure, TunerProgress, TunerStep, figure_text, flags_text
 from vllm_console.text import duration, objectives_text, percent, plain, rate
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.errors import KeeperError

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.probe import ProbeView, ServerProbe
     from vllm_console.fleet.startup_progress import StartupProgress
     from vllm_console.load.spans import LoadSpan
-    from vllm_console.load.tuner import TunerProgress
+    from vllm_console.load.tuner_progress import TunerProgress
     from vllm_console.logs.startup import Startup
     from vllm_console.runs.store import PastRun
     from vllm_launchers.host.gpu.host import Host

@@ -135,7 +135,7 @@ def _kinds() -> dict[str, Any]:
     """The type of each transmitted field."""
     from vllm_console.diagnosis.finding import Diagnosis, Finding
     from vllm_console.diagnosis.objectives import Judged
-    from vllm_console.load.tuner import TunerProgress
+    from vllm_console.load.tuner_progress import TunerProgress
 
     names: dict[str, Any] = {
         "Diagnosis": Diagnosis, "Finding": Finding, "Judged": Judged, "TunerProgress": TunerProgress

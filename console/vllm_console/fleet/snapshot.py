@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.gpu_charts import GpuChart
     from vllm_console.fleet.markers import Marker
     from vllm_console.fleet.probe import ProbeView
-    from vllm_console.load.tuner import TunerProgress
+    from vllm_console.load.tuner_progress import TunerProgress
     from vllm_console.logs.startup import Startup
 
     # Not needed to list servers, and a large part of a command's startup time.

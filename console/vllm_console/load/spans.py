@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.load.tuner import TunerProgress
+from vllm_console.load.tuner_progress import TunerProgress
 from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.folders import replace_file
 from vllm_launchers.private import lock, open_file, open_regular

@@ -35,7 +35,7 @@ from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_console.load.spans import LoadNote, LoadSpan, noted, read_spans
-from vllm_console.load.tuner import TunerProgress, TunerStep
+from vllm_console.load.tuner_progress import TunerProgress, TunerStep
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.runs.store import FILE_NAME, PastRun, RunHead, RunName, RunStore
 from vllm_launchers import values

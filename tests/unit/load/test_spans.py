@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vllm_console.load import spans
 from vllm_console.load.spans import FILE_NAME, MOST_BYTES, LoadWatch, noted, read_spans
-from vllm_console.load.tuner import TunerProgress, TunerStep
+from vllm_console.load.tuner_progress import TunerProgress, TunerStep
 
 
 def fill(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.load.tuner import TextLength, TunerProgress
+from vllm_console.load.tuner_progress import TextLength, TunerProgress
 from vllm_console.text import duration, plain
 from vllm_console.ui.terminal.lines import cells, line
 from vllm_console.ui.theme import ACCENT, STRONG

@@ -10,7 +10,7 @@ from rich.style import Style
 
 from vllm_console.diagnosis.finding import Severity, title_of_code
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.load.tuner import TunerProgress
+from vllm_console.load.tuner_progress import TunerProgress
 from vllm_console.text import took
 from vllm_console.ui.theme import BAD, OK, WARN
 from vllm_launchers.keeper.records import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.load.tuner import TunerFigure, TunerStep
+from vllm_console.load.tuner_progress import TunerFigure, TunerStep
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.tuner import tuner_line

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.load.tuner import TunerFigure, TunerProgress, TunerStep, figure_text
+from vllm_console.load.tuner_progress import TunerFigure, TunerProgress, TunerStep, figure_text
 
 
 def tuned(fakes: ModuleType) -> TunerProgress:
