@@ -100,7 +100,7 @@ class ChatSession:
             return Answer(problem=str(error))
         except asyncio.CancelledError:
             return self._reader.answer(stopped=True) if self._reader is not None else Answer(stopped=True)
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in the answer's place
+        except Exception as error:  # noqa: BLE001 - thread boundary: shown in the answer's place
             return Answer(problem=f"unexpected error: {type(error).__name__}: {error}")
 
     async def _ask(self, client: ChatClient, turns: tuple[Turn, ...], prompt: str, options: ChatOptions) -> Answer:

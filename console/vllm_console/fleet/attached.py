@@ -116,7 +116,7 @@ class AttachedServers:
 
     def _names(self) -> list[str]:
         try:
-            names = os.listdir(self._state / ATTACHED)  # noqa: PTH208 - names are all that is wanted
+            names = os.listdir(self._state / ATTACHED)  # noqa: PTH208 - only names are needed
         except OSError:
             return []
         return sorted(name for name in names if folders.NAME.fullmatch(name))

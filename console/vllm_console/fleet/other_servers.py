@@ -142,7 +142,7 @@ class ObservedWatch:
             except ScrapeError as error:
                 unanswered = unanswered + 1 if error.kind == "timeout" else 0
                 self._enter(self._after(error.kind, unanswered), str(error))
-            except Exception as error:  # noqa: BLE001 - the thread's boundary: shown, and tried again; no old figures stay
+            except Exception as error:  # noqa: BLE001 - thread boundary: shown and retried
                 self._enter(
                     State.UNRESPONSIVE, f"it can't be sampled: {plain(str(error), 200) or type(error).__name__}"
                 )

@@ -243,7 +243,7 @@ def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: C
         ),
         cache.blocks,
         caching if isinstance(caching, bool) else cache.prefix_caching,
-        # Without any graph all steps are alike.
+        # Without CUDA graphs, all steps are alike.
         graphs=max((size for size in captured_batches(flags, seqs) if size <= batched), default=MAX_GRAPH_BATCH),
     )
 

@@ -271,7 +271,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 def _models(cases: Sequence[tuple[TrafficEvidence, CostFit]], now: EngineLimits) -> list[_Model]:
-    """The best parameter sets of each traffic, in turn."""
+    """Models from the best parameter sets, alternating between cases."""
     by_case = [
         [(evidence, cost, step_noise(fitted.start, evidence)) for cost in fitted.costs] for evidence, fitted in cases
     ]
