@@ -97,11 +97,11 @@ def seconds(value: float | None) -> str:
         return UNKNOWN
     if value == 0:
         return "0s"
-    if value < 0.001:
+    if value < 0.0009995:
         return f"{value * 1e6:.0f}µs"
-    if value < 1:
+    if value < 0.9995:
         return f"{value * 1000:.1f}ms" if value < 0.00995 else f"{value * 1000:.0f}ms"
-    return f"{value:.1f}s" if value < 10 else f"{value:.0f}s"
+    return f"{value:.1f}s" if value < 9.95 else f"{value:.0f}s"
 
 
 def seconds_range(low: float, high: float) -> str:
@@ -120,10 +120,10 @@ def count(value: float | None) -> str:
     """A count: ``7``, ``2,055``, ``21.4k``, ``1.3M``."""
     if value is None:
         return UNKNOWN
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for limit, divisor, unit in ((999_500_000, 1e9, "G"), (999_500, 1e6, "M"), (9999.5, 1e3, "k")):
         if abs(value) >= limit:
-            scaled = value / (1e3 if unit == "k" else limit)
-            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+            scaled = value / divisor
+            return f"{scaled:.1f}{unit}" if abs(scaled) < 99.95 else f"{scaled:.0f}{unit}"
     return f"{value:,.0f}"
 
 
@@ -213,9 +213,9 @@ def size(number: float | None) -> str:
     """Bytes: ``15.0 GiB``, ``812 MiB``, ``144 KiB``; one decimal for GiB, and below ten of a smaller unit."""
     if number is None:
         return UNKNOWN
-    for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= limit:
-            scaled = number / limit
+    for divisor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        scaled = number / divisor
+        if scaled * 1024 >= 1023.5:
             tenths = f"{scaled:.1f}" if unit == "GiB" else f"{scaled:.1f}".removesuffix(".0")
             return f"{tenths if unit == 'GiB' or scaled < 10 else f'{scaled:.0f}'} {unit}"
     return f"{number:.0f} B"

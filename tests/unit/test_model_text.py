@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.model_text import fit_text, model_cells, parameters_text, weights_text
-from vllm_console.text import objectives_text, size
+from vllm_console.text import count, objectives_text, seconds, size
 from vllm_launchers.plan.model import MemoryFit
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
@@ -21,6 +21,29 @@ def test_values_have_units():
     facts = ModelFacts("a", parameters=8_190_000_000, max_context=40_960, quantization=Quantization("fp8", 8))
     assert model_cells(LocalModel("a", "cache", "/a", 6 * 2**30, facts)) == ("6.0 GiB", "fp8", "8.2B", "40,960")
     assert (size(3_000_000), parameters_text(494_000_000), parameters_text(235e9)) == ("2.9 MiB", "494M", "235B")
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (seconds(0.0009994), "999µs"),
+        (seconds(0.0009996), "1.0ms"),
+        (seconds(0.9994), "999ms"),
+        (seconds(0.9996), "1.0s"),
+        (seconds(9.96), "10s"),
+        (count(9_999.6), "10.0k"),
+        (count(99_970), "100k"),
+        (count(999_499), "999k"),
+        (count(999_999), "1.0M"),
+        (count(-999_999), "-1.0M"),
+        (count(999_999_999), "1.0G"),
+        (size(1023), "1023 B"),
+        (size(2**20 - 1), "1 MiB"),
+        (size(2**30 - 1), "1.0 GiB"),
+    ],
+)
+def test_rounded_numbers_have_the_next_unit(shown, text):
+    assert shown == text
 
 
 def test_objectives_have_the_units_of_measured_values():
