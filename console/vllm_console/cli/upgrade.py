@@ -243,7 +243,9 @@ def upgrade_text(found: UpgradeComparison, second: str) -> str:
     significant = [one for one in found.figures if one.verdict != "no significant difference"]
     if significant:
         parts = [f"{_TITLES[one.name]} {one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})" for one in significant]
-        return f"{second} is {found.verdict}: {', '.join(parts)}."
+        mixed = found.verdict == "mixed"
+        verdict = "faster in some figures and slower in others" if mixed else found.verdict
+        return f"{second} is {verdict}: {', '.join(parts)}."
     most = max(one.high for one in found.figures)
     return f"No significant difference; a slowdown of more than {most:.1%} is ruled out."
 

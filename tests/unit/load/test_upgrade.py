@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from vllm_console.cli.upgrade import upgrade_text
 from vllm_console.load.report import Times
 from vllm_console.load.upgrade import FEWEST_ROUNDS, EngineTurn, UpgradeVerdict, compare_engines
 
@@ -41,7 +42,11 @@ def test_machine_drift_is_not_a_difference() -> None:
 
 
 def test_contradicting_measurements_are_mixed() -> None:
-    assert compare_engines(rounds(1.1, ttft=0.5)).verdict is UpgradeVerdict.MIXED
+    found = compare_engines(rounds(1.1, ttft=0.5))
+    assert found.verdict is UpgradeVerdict.MIXED
+    assert upgrade_text(found, "vLLM 0.30").startswith(
+        "vLLM 0.30 is faster in some figures and slower in others: TTFT -"
+    )
 
 
 def test_failed_answers_are_not_compared() -> None:
