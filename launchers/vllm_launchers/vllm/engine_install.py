@@ -1,7 +1,7 @@
-"""Installs vLLM: plans which packages pip would pick, then installs exactly these in an environment of its own.
+"""Installs vLLM: plans which packages pip would choose, then installs exactly these in a separate environment.
 
-pip resolves with its own configuration (index, credentials, certificates) and wheels only: nothing of a package is run.
-Each file is verified by the checksum in the plan.
+pip resolves with its own configuration (index, credentials, certificates) and only with wheels, so no package's code is
+run. Each file is verified by the checksum in the plan.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from vllm_launchers.vllm.installed_packages import site_packages
 Build = Literal["cuda", "cpu"]
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where PyTorch's project publishes its CPU builds; the package index has only those for CUDA."""
+"""PyTorch's index of CPU builds; the package index has only CUDA builds."""
 
 MINIMAL_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
-"""The oldest NVIDIA driver on Linux x86-64 for each major release of CUDA.
+"""The oldest NVIDIA driver on Linux x86-64 for each CUDA major release.
 
-By NVIDIA's table of minor version compatibility: docs.nvidia.com/deploy/cuda-compatibility.
+From NVIDIA's table of minor version compatibility: docs.nvidia.com/deploy/cuda-compatibility.
 """
 
 _PATIENCE = 900.0
@@ -51,7 +51,7 @@ class InstallError(OperationError):
 
 
 class Wheel(msgspec.Struct, frozen=True):
-    """A package to install: its file's address and SHA-256, and the file's bytes (None if not reported)."""
+    """A package to install: its file's URL, SHA-256, and size (None if not reported)."""
 
     name: str
     version: str
@@ -74,10 +74,10 @@ class Wheel(msgspec.Struct, frozen=True):
 
 
 class EnginePlan(msgspec.Struct, frozen=True):
-    """What would be installed where. ``problems`` stop it, ``notes`` are worth knowing; a sentence each.
+    """What would be installed, and where. ``problems`` prevent it, ``notes`` are worth knowing; one sentence each.
 
-    ``free_bytes`` is what the disk has left. ``cuda`` is the CUDA release of the wheels, ``driver`` this machine's
-    NVIDIA driver, ``driver_needed`` the oldest one for that release; each None if unknown or not needed.
+    ``free_bytes`` is the free disk space. ``cuda`` is the CUDA release of the wheels, ``driver`` this machine's NVIDIA
+    driver, ``driver_needed`` the oldest driver for that release; each is None if unknown or not needed.
     """
 
     name: str
@@ -98,12 +98,12 @@ class EnginePlan(msgspec.Struct, frozen=True):
 
     @property
     def download_bytes(self) -> int:
-        """The sizes that are known, together."""
+        """Total of the known sizes."""
         return sum(one.bytes or 0 for one in self.wheels)
 
     @property
     def unknown_sizes(self) -> int:
-        """How many packages have an unknown size."""
+        """Number of packages whose size is unknown."""
         return sum(one.bytes is None for one in self.wheels)
 
 
@@ -116,10 +116,10 @@ def plan_engine(
     driver: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> EnginePlan:
-    """Ask pip what an installation would be; takes up to a minute. ``driver`` is this machine's NVIDIA driver.
+    """Plan an installation with pip; takes up to a minute. ``driver`` is this machine's NVIDIA driver.
 
     Raises:
-        InstallError: there is no such version for this machine, or pip could not ask its index.
+        InstallError: there is no such version for this machine, or pip could not query its index.
     """
     environ = dict(os.environ if environ is None else environ)
     folder = engines_folder(environ)
@@ -163,7 +163,7 @@ def plan_engine(
 
 
 class _Pip:
-    """pip for one Python; a Python without it gets a virtual environment that has it."""
+    """pip for one Python. A Python without pip gets a virtual environment that has it."""
 
     def __init__(self, python: str, scratch: Path, environ: Mapping[str, str]) -> None:
         self._environ = {key: value for key, value in environ.items() if key != "PYTHONPATH"}
@@ -192,12 +192,12 @@ class _Pip:
             raise InstallError(f"pip has not answered for {_PATIENCE:.0f}s; check the network and its index") from error
 
     def has_own_index(self) -> bool:
-        """Whether its configuration names where packages come from."""
+        """Whether pip's configuration sets where packages come from."""
         output = self._run(["config", "list"]).stdout
         return re.search(r"\.(?:extra-index-url|index-url|find-links|no-index)=", output) is not None
 
     def python_version(self) -> str:
-        """Of the Python that the engine gets."""
+        """The version of the engine's Python."""
         output = subprocess.run(
             [self._command[0], "-c", "import platform; print(platform.python_version())"],
             capture_output=True, text=True, check=False,
@@ -205,10 +205,10 @@ class _Pip:
         return output.stdout.strip()
 
     def resolve(self, requirements: Sequence[str], options: Sequence[str], package: str) -> list[Wheel]:
-        """The packages that an empty environment would get.
+        """Resolve the packages for an empty environment.
 
         Raises:
-            InstallError: why pip finds none.
+            InstallError: pip finds none; the message says why.
         """
         report = self._scratch / "report.json"
         done = self._run(
@@ -243,7 +243,7 @@ class _Pip:
         return f"pip finds no set of packages for {requirements[0]}: {errors[-1] if errors else last_line(output)}"
 
     def _glibc_elsewhere(self, requirements: Sequence[str], options: Sequence[str]) -> str | None:
-        """The glibc that it would need, if there are wheels for newer systems of this processor."""
+        """The glibc that wheels for newer systems with this processor need; None if there are none."""
         machine = platform.machine()
         tags = [word for minor in range(17, 60) for word in ("--platform", f"manylinux_2_{minor}_{machine}")]
         report = self._scratch / "elsewhere.json"
@@ -257,7 +257,7 @@ class _Pip:
 
 
 def _conflict(lines: Sequence[str]) -> list[str]:
-    """Which requirements exclude each other, of the lines that pip printed, without conditions; empty if none do."""
+    """The conflicting requirements in pip's output, without their conditions; empty if there are none."""
     heads = [at for at, line in enumerate(lines) if line.startswith("The conflict is caused by:")]
     if not heads:
         return []
@@ -267,10 +267,10 @@ def _conflict(lines: Sequence[str]) -> list[str]:
 
 
 def _wheel(item: dict[str, dict[str, dict[str, str]]]) -> Wheel:
-    """A package of pip's report.
+    """Convert an entry of pip's report. The checksum is empty if the index gave none.
 
     Raises:
-        KeyError, TypeError: it is not as pip writes it, or the index gave no checksum.
+        KeyError, TypeError: it is not in pip's format.
     """
     info, about = item["download_info"], item["metadata"]
     hashes: object = info.get("archive_info", {}).get("hashes")
@@ -279,7 +279,7 @@ def _wheel(item: dict[str, dict[str, dict[str, str]]]) -> Wheel:
 
 
 def _cpu_only(wheels: Sequence[Wheel]) -> tuple[list[Wheel], list[str], list[str]]:
-    """Without what is built for CUDA alone and would break vLLM's import on the CPU; notes and problems about it."""
+    """Drop packages for CUDA alone, which would break vLLM's import on the CPU. Also returns notes and problems."""
     kept, left_out, problems = [], [], []
     for one in wheels:
         name = _canonical(one.name)
@@ -299,7 +299,7 @@ def _cpu_only(wheels: Sequence[Wheel]) -> tuple[list[Wheel], list[str], list[str
 
 
 def _cuda_release(wheels: Sequence[Wheel]) -> str | None:
-    """The CUDA release whose runtime these packages bring."""
+    """The CUDA release of the runtime among these packages."""
     for one in wheels:
         if re.fullmatch(r"nvidia-cuda-runtime(?:-cu\d+)?", _canonical(one.name)):
             return ".".join(one.version.split(".")[:2])
@@ -325,7 +325,7 @@ def _driver_text(version: tuple[int, ...] | None) -> str | None:
 
 
 def _with_sizes(wheels: Sequence[Wheel]) -> list[Wheel]:
-    """The same with the bytes of each file, as far as its server reports them."""
+    """Add the size of each file, if its server reports it."""
     import httpx
 
     def size(one: Wheel, client: httpx.Client) -> int | None:
@@ -356,22 +356,22 @@ def _canonical(name: str) -> str:
 
 
 def last_line(output: str) -> str:
-    """The last line of a tool's output that is not empty."""
+    """The last non-empty line of a tool's output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 
 
 Progress = Callable[[str, int], None]
-"""Gets the step under way and the bytes that have been downloaded."""
+"""Called with the current step and the bytes downloaded."""
 
 _SCRATCH = ".downloads"
 
 
 def install_engine(plan: EnginePlan, progress: Progress, environ: Mapping[str, str] | None = None) -> Path:
-    """Install it, or continue an installation that was interrupted; returns the environment's folder.
+    """Install a plan, or continue an interrupted installation; returns the environment's folder.
 
     Raises:
-        InstallError: why it could not be installed. What is complete stays, and the next attempt continues from there.
+        InstallError: why it could not be installed. Complete files stay, and the next attempt continues from there.
     """
     environ = dict(os.environ if environ is None else environ)
     environ.pop("PYTHONPATH", None)
@@ -417,7 +417,7 @@ def _install(plan: EnginePlan, folder: Path, progress: Progress, environ: dict[s
 
 
 def _finish(plan: EnginePlan, folder: Path) -> None:
-    """Give the CPU build the name that its command asks for, and mark the environment as complete."""
+    """Give the CPU build the name that its command looks up, and mark the environment as complete."""
     if plan.build == "cpu":
         packages = next(site_packages(folder / "bin/python"))
         _lend_name(packages, plan.version.partition("+")[0] + "+cpu")
@@ -429,7 +429,7 @@ def _finish(plan: EnginePlan, folder: Path) -> None:
 
 
 def _lend_name(packages: Path, version: str) -> None:
-    """Metadata of a package ``vllm`` without modules: vLLM's command asks for that name, which its CPU build lacks."""
+    """Add metadata of an empty package ``vllm``: vLLM's command looks up that name, which the CPU build lacks."""
     folder = packages / f"vllm-{version}.dist-info"
     folder.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\nSummary: The name of vLLM for its CPU build\n"
@@ -440,10 +440,10 @@ def _lend_name(packages: Path, version: str) -> None:
 
 
 def _run(command: list[str], environ: Mapping[str, str], folder: Path, report: Callable[[], None], held: int) -> None:
-    """Run one step to its end, reporting twice a second; it ends with this process's own interruption.
+    """Run one step, reporting twice a second. If this process is interrupted, the step ends too.
 
     Raises:
-        InstallError: it failed, with its reason.
+        InstallError: it failed; the message says why.
     """
     log = folder.parent / f"{folder.name}.log"
     with log.open("wb") as file:
@@ -474,7 +474,7 @@ def _run(command: list[str], environ: Mapping[str, str], folder: Path, report: C
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[int]:
-    """One installation of an engine at a time. Yields the lock, which pip gets too: it outlives a killed installation.
+    """Allow one installation of an engine at a time. Yields the lock; pip inherits it, so it outlives a killed parent.
 
     Raises:
         InstallError: another one runs.
@@ -486,7 +486,7 @@ def _alone(folder: Path) -> Iterator[int]:
 
 
 def refuse_while_installing(version: str, build: Build, environ: Mapping[str, str] | None = None) -> None:
-    """Say at once that this engine is being installed; a plan takes a minute.
+    """Fail early if this engine is already being installed: planning takes a minute.
 
     Raises:
         InstallError: it is.
@@ -499,7 +499,7 @@ def refuse_while_installing(version: str, build: Build, environ: Mapping[str, st
 
 
 def users_of(folder: Path) -> list[int]:
-    """The processes that run from a folder, by their command lines."""
+    """PIDs of processes whose command lines have a path in this folder."""
     import psutil
 
     prefix = f"{folder}{os.sep}"

@@ -1,8 +1,8 @@
-"""Finds the engines that can be launched: installed vLLMs, identified by their files alone, and the simulated one.
+"""Finds the engines that can be launched: installed vLLMs, identified from their files alone, and the simulated one.
 
-``vllm --version`` takes more than seven seconds, so version and build are read from the metadata of the
-environment that the command's first line names. Engines that this program installed are virtual environments, one per
-version, in the user's data folder.
+``vllm --version`` takes more than seven seconds, so version and build are read from the metadata of the environment
+that the command's first line names. Engines that this program installed are virtual environments, one per version, in
+the user's data folder.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.installed_packages import Distribution, installed_vllm, script_interpreter, which
 
 MARKER = "vllm-console-complete"
-"""The file that an environment gets as the last step of its installation; without it nothing uses the environment."""
+"""File created as the last step of an installation; an environment without it is not used."""
 
 NAME = lazy_pattern(r"[0-9][0-9A-Za-z.+_]{0,40}(?:-cpu)?")
-"""How an installed engine is called: its version, with ``-cpu`` for the CPU build."""
+"""Name of an installed engine: its version, plus ``-cpu`` for the CPU build."""
 
 
 def engines_folder(environ: Mapping[str, str]) -> Path | None:
-    """Where engines are installed; None without a home folder."""
+    """The folder for installed engines; None without a home folder."""
     data, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
     if data.startswith("/"):
         return Path(data) / "vllm-console/engines"
@@ -37,12 +37,12 @@ def engines_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def managed_engines(environ: Mapping[str, str]) -> list[Path]:
-    """The environments of complete installations, the newest version first."""
+    """Environments of complete installations, newest version first."""
     return [folder for folder in _environments(environ) if (folder / MARKER).is_file()]
 
 
 def unfinished_engines(environ: Mapping[str, str]) -> list[Path]:
-    """The environments whose installation is under way or was interrupted."""
+    """Environments whose installation is running or was interrupted."""
     return [folder for folder in _environments(environ) if folder.is_dir() and not (folder / MARKER).is_file()]
 
 
@@ -66,10 +66,11 @@ def managed_engine(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def remove_engine(path: Path, report: Callable[[int, int | None, int], None] = lambda *_: None) -> int:
-    """Delete an environment; returns the bytes that this freed. The marker goes first, so that half of one is none.
+    """Delete an environment and return the number of bytes freed.
 
-    ``report`` is called with the files that are done, how many there are, and the bytes that were freed: first while
-    they are counted, when nobody knows how many there are.
+    The marker is deleted first, so that a partly deleted environment is not used. ``report`` receives the number of
+    files deleted, the total, and the bytes freed. While files are still being counted, it receives the count so far and
+    None.
 
     Raises:
         OSError: a part of it can't be deleted.
@@ -94,7 +95,7 @@ def remove_engine(path: Path, report: Callable[[int, int | None, int], None] = l
         done += len(names)
         report(done, total, freed)
     path.rmdir()
-    (path.parent / f"{path.name}.log").unlink(missing_ok=True)  # of an installation that failed
+    (path.parent / f"{path.name}.log").unlink(missing_ok=True)  # left by a failed installation
     return freed
 
 
@@ -103,20 +104,20 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def disk_bytes(path: Path) -> int:
-    """What the files below a folder take on the disk. A file with two names counts once; links are not followed."""
+    """Disk space used by a folder's files. Hard links count once; symbolic links are not followed."""
     seen: dict[tuple[int, int], int] = {}
     for folder, _, names in os.walk(path):
         for name in names:
             try:
                 found = os.lstat(Path(folder) / name)
-            except OSError:  # gone in the meantime
+            except OSError:  # deleted in the meantime
                 continue
             seen[found.st_dev, found.st_ino] = found.st_blocks * 512
     return sum(seen.values())
 
 
 def free_bytes(folder: Path) -> int:
-    """What the disk has left on which a folder is, or would be."""
+    """Free space on the disk of a folder, which need not exist yet."""
     import shutil  # rarely needed, and it imports every archive format
 
     while not folder.exists():
@@ -139,10 +140,10 @@ class EngineKind(StrEnum):
 class Engine(msgspec.Struct, frozen=True):
     """An engine that can be launched: a real vLLM installation or the simulated one.
 
-    ``command`` precedes ``serve`` in argv. ``version`` is None if it could not be determined without running it.
-    ``build`` is ``cuda``, ``cpu``, ``rocm``, … or ``simulated``, None if unknown. ``note`` is one sentence that users
-    should know about it. ``plugins`` are vLLM's that are installed beside it; ``lacks`` are packages for some of its
-    flags that are known not to be.
+    ``command`` precedes ``serve`` in argv. ``version`` is None if it cannot be determined without running the engine.
+    ``build`` is ``cuda``, ``cpu``, ``rocm``, … or ``simulated``, None if unknown. ``note`` is a sentence for users.
+    ``plugins`` are the vLLM plugins installed with it; ``lacks`` are packages that some of its flags need and that are
+    known to be missing.
     """
 
     kind: EngineKind
@@ -156,7 +157,7 @@ class Engine(msgspec.Struct, frozen=True):
 
     @property
     def release(self) -> tuple[int, int, int] | None:
-        """The version as numbers to compare, or None: ``0.32.0+cpu`` is ``(0, 32, 0)``."""
+        """The version as comparable numbers, or None: ``(0, 32, 0)`` for ``0.32.0+cpu``."""
         if self.version is None:
             return None
         numbers: list[int] = []
@@ -178,7 +179,7 @@ class Engine(msgspec.Struct, frozen=True):
 
     @property
     def public_version(self) -> str | None:
-        """The version for people, without its local part: ``0.32.0`` of ``0.32.0+cpu``."""
+        """The version without its local part, for display: ``0.32.0`` for ``0.32.0+cpu``."""
         return self.version.partition("+")[0] if self.version else None
 
     @property
@@ -190,19 +191,19 @@ SIMULATED_VERSION = "0.33.0"
 """The release whose behavior the simulated engine imitates."""
 
 MODULE = ("-m", "vllm.entrypoints.cli.main")
-"""How vLLM is run from a Python without its command."""
+"""How to run vLLM with a Python that has no ``vllm`` command."""
 
 _HEAD_BYTES = 8192
-# Patterns as text are compiled when they are first used: most commands look at no engine.
+# Plain text, compiled on first use: most commands never inspect an engine.
 _IMPORTS_VLLM = r"(?m)^\s*(?:from|import)\s+vllm\b|vllm\.entrypoints|load_entry_point\(\s*['\"]vllm|/vllm['\"]"
 _RUNS_VLLM = r"(?m)(?:^|[\s/\"'=])vllm(?:[\s\"']|$)|vllm\.entrypoints"
 _SHIM = r"\b(?:pyenv|asdf|mise|rtx)\b"
 _DOCKER = r"(?i)\bdocker-compose\b|\b(?:docker|nerdctl)[\"'}]*[ \t][^\n;|&]*\b(?:run|exec|compose|start)\b"
-"""Clients of a daemon that owns the containers' processes; those of Apptainer and Podman belong to their caller."""
+"""Clients of a daemon that owns the containers' processes. Those of Apptainer and Podman belong to the caller."""
 
 
 class EngineError(OperationError):
-    """The named path is not a runnable vLLM; the message is one clear sentence."""
+    """The path is not a runnable vLLM; the message is one clear sentence."""
 
 
 def simulated_engine() -> Engine:
@@ -212,10 +213,10 @@ def simulated_engine() -> Engine:
 
 
 def find_engines(paths: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[Engine]:
-    """Every vLLM on this machine, each once: ``paths`` first, then ``PATH``, the active environment, this program's,
-    then those that this program installed, the newest first.
+    """Return every vLLM on this machine once. Unusable ones are left out; `engine_problems` says why.
 
-    Unusable ones are left out; `engine_problems` says why.
+    Order: ``paths``, ``PATH``, the active environment, this program's environment, then engines that this program
+    installed, newest first.
     """
     environ = os.environ if environ is None else environ
     engines: dict[tuple[str, ...], Engine] = {}
@@ -229,7 +230,7 @@ def find_engines(paths: Sequence[str] = (), environ: Mapping[str, str] | None = 
 
 
 def engine_problems(paths: Sequence[str], environ: Mapping[str, str] | None = None) -> list[str]:
-    """Why `find_engines` leaves out some, a sentence each: paths named by a user, commands on ``PATH``."""
+    """Why `find_engines` leaves out engines named by the user or found on ``PATH``, one sentence each."""
     environ = os.environ if environ is None else environ
     problems = []
     for path in dict.fromkeys((*paths, *_candidates(environ))):
@@ -241,8 +242,7 @@ def engine_problems(paths: Sequence[str], environ: Mapping[str, str] | None = No
 
 
 def engine_at(path: str, environ: Mapping[str, str] | None = None) -> Engine:
-    """The vLLM at ``path``: its command, a virtual environment's folder, or that environment's Python; or one
-    that this program installed, by its name.
+    """Return the vLLM at ``path``: its command, its environment's folder or Python, or an installed engine's name.
 
     Raises:
         EngineError: it does not exist, cannot be run, or is not a vLLM.
@@ -254,7 +254,7 @@ def engine_at(path: str, environ: Mapping[str, str] | None = None) -> Engine:
     if "/" not in path and not place.exists():
         managed = managed_engine(path, environ)
         place = managed if managed and (managed / MARKER).is_file() else which(path, environ) or place
-    # Made absolute but not resolved: a venv's python is a link out of it, and the link's location is what counts.
+    # Made absolute but not resolved: a venv's python is a link to a Python outside, and the link's location counts.
     place = place.absolute()
     try:
         if not place.exists():
@@ -310,7 +310,7 @@ def _from_file(path: Path, environ: Mapping[str, str]) -> Engine:
 
 
 def _from_wrapper(path: Path, text: str) -> Engine:
-    """Another kind of script that eventually runs vLLM as a child: Apptainer, a module system, a shim."""
+    """A script that eventually runs vLLM as a child: Apptainer, a module system, a shim."""
     code = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(?:#|echo\b|printf\b)", line))
     if "vllm" in code and re.search(_DOCKER, code.replace("\\\n", " ")):
         raise EngineError(

@@ -1,7 +1,7 @@
 """Downloads models into the Hugging Face cache, verifies them and removes them.
 
-``huggingface_hub`` does the downloading, in a process of its own: in this program's Python, or in an engine's, which
-has it too. Its cache, token and settings apply. What is complete stays when a download is interrupted.
+``huggingface_hub`` does the downloading in a separate process, with this program's Python or with an engine's, which
+has it too. Its cache, token and settings apply. An interrupted download keeps the complete files.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from vllm_launchers.vllm.installed_packages import site_packages
 from vllm_launchers.vllm.model_folder import HUB_ID
 
 Progress = Callable[[str, int], None]
-"""Gets the step under way and the bytes that are done of it."""
+"""Called with the current step and the bytes done in it."""
 
 _COPIES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.ot", "original/*", "onnx/*")
-"""Files that hold the weights once more, beside safetensors: vLLM does not read them."""
+"""Files that duplicate weights in safetensors; vLLM does not read them."""
 
 _MOST_FOUND = 50
 _CANCELED = "canceled; the next download keeps the files that are complete"
 
 
 class HubError(OperationError):
-    """The hub, or the cache, can't do what was asked. One sentence."""
+    """The hub or the cache can't do what was asked. One sentence."""
 
 
 class HubNameError(HubError, UsageError):
-    """That is not a name of a model on the hub."""
+    """Not a valid name of a model on the hub."""
 
 
 class HubFile(msgspec.Struct, frozen=True):
-    """A file of a model: its bytes, and the SHA-256 of a large file or Git's hash of a small one."""
+    """A file of a model: its size, and the SHA-256 of a large file or the Git hash of a small one."""
 
     name: str
     bytes: int | None
@@ -59,10 +59,7 @@ class HubFile(msgspec.Struct, frozen=True):
 
 
 class HubModel(msgspec.Struct, frozen=True):
-    """A model's files at the commit of a revision.
-
-    ``code`` is whether its settings name Python code of its own (``auto_map``).
-    """
+    """A model's files at the commit of a revision. ``code``: its settings name custom Python code (``auto_map``)."""
 
     model: str
     commit: str
@@ -72,12 +69,12 @@ class HubModel(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """All its files."""
+        """Total size of its files."""
         return sum(one.bytes or 0 for one in self.files)
 
 
 class FoundModel(msgspec.Struct, frozen=True):
-    """A model that a search found."""
+    """A search result."""
 
     model: str
     downloads: int | None = None
@@ -85,7 +82,7 @@ class FoundModel(msgspec.Struct, frozen=True):
 
 
 class Hub:
-    """The hub and the cache that the environment names; ``engines`` are paths of further installations of vLLM."""
+    """The hub and cache that the environment sets; ``engines`` are paths of additional vLLM installations."""
 
     def __init__(self, engines: Sequence[str] = ()) -> None:
         self._environ = dict(os.environ)
@@ -95,7 +92,7 @@ class Hub:
         self._canceled = False
 
     def about(self, model: str, revision: str | None = None, include: Sequence[str] = ()) -> HubModel:
-        """A model's files, as a server needs them or as the patterns ``include`` choose.
+        """Look up a model's files: those that a server needs, or those that match the patterns in ``include``.
 
         Raises:
             HubError: there is no such model, access is not granted, or the hub does not answer.
@@ -120,7 +117,7 @@ class Hub:
         return msgspec.structs.replace(answer, files=files)
 
     def missing_bytes(self, found: HubModel) -> int:
-        """What is still to be downloaded of a model."""
+        """Bytes of a model that are still to be downloaded."""
         blobs = self._folder(found.model) / "blobs"
         total = 0
         for one in found.files:
@@ -129,11 +126,11 @@ class Hub:
         return total
 
     def free_bytes(self) -> int:
-        """What the cache's disk has left."""
+        """Free space on the cache's disk."""
         return free_bytes(self.cache)
 
     def no_room(self, found: HubModel) -> str:
-        """Why a model can't be downloaded to the cache's disk, a sentence; empty if it can."""
+        """Why a model does not fit on the cache's disk, as a sentence; empty if it does."""
         missing, free = self.missing_bytes(found), self.free_bytes()
         if missing <= free:
             return ""
@@ -143,7 +140,7 @@ class Hub:
         )
 
     def cancel(self) -> None:
-        """End what is under way, from another thread: it raises HubError. What is complete stays."""
+        """Cancel the running operation from another thread; it raises HubError. Complete files stay."""
         self._canceled = True
         if self._child is not None:
             self._child.terminate()
@@ -152,7 +149,7 @@ class Hub:
         """Download and verify a model's files; returns the snapshot's folder.
 
         Raises:
-            HubError: it could not be downloaded (what is here stays), or a file does not match what the hub reports.
+            HubError: the download failed (complete files stay), or a file does not match what the hub reports.
         """
         blobs = self._folder(found.model) / "blobs"
         before = disk_size(blobs)
@@ -191,9 +188,9 @@ class Hub:
 
     @staticmethod
     def _drop_unfinished(blobs: Path, found: HubModel) -> None:
-        """Delete the parts that killed downloads left of these files, which ``huggingface_hub`` never continues.
+        """Delete partial files left by killed downloads of these files; ``huggingface_hub`` never resumes them.
 
-        Nobody writes them: it downloads a blob under a lock, and only if it is not there.
+        No process writes them now: a blob is downloaded under a lock, and only if it is missing.
         """
         for one in found.files:
             for part in blobs.glob(f"{glob.escape(one.sha256 or one.blob or '-')}.*.incomplete"):
@@ -201,7 +198,7 @@ class Hub:
                     part.unlink()
 
     def search(self, words: str) -> tuple[FoundModel, ...]:
-        """Models by words, those with the most downloads first.
+        """Search models by words; most downloads first.
 
         Raises:
             HubError: the hub does not answer.
@@ -221,7 +218,7 @@ class Hub:
         return folder if folder.is_dir() and not folder.is_symlink() else None
 
     def remove(self, folder: Path) -> int:
-        """Delete a model's folder from the cache; returns the bytes that this freed.
+        """Delete a model's folder from the cache; returns the number of bytes freed.
 
         Raises:
             OSError: a part of it can't be deleted.
@@ -235,7 +232,7 @@ class Hub:
         return model_folder(self.cache, model)
 
     def _verify(self, model: str, file: HubFile, path: Path | None) -> None:
-        """Compare a file with what the hub reports; one that differs is deleted.
+        """Compare a file with what the hub reports, and delete it if it differs.
 
         Raises:
             HubError: it differs.
@@ -262,7 +259,7 @@ class Hub:
             )
 
     def _python(self) -> str:
-        """A Python that has huggingface_hub.
+        """Find a Python that has huggingface_hub.
 
         Raises:
             HubError: there is none.
@@ -279,7 +276,7 @@ class Hub:
         )
 
     def _ask(self, request: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-        """The worker's events.
+        """Send a request to a worker and yield its events.
 
         Raises:
             HubError: it reported an error, or ended without an answer.
@@ -323,7 +320,7 @@ class Hub:
             child.stdout.close()
 
     def _sentence(self, request: Mapping[str, object], error: Mapping[str, object]) -> str:
-        """What the hub refused, and what to do."""
+        """Explain what the hub refused, and what to do."""
         model = str(request.get("model", "search"))
         hub = self._environ.get("HF_ENDPOINT") or "https://huggingface.co"
         text = " ".join(str(error.get("text", "")).split())[:300]
@@ -342,7 +339,7 @@ class Hub:
 
 
 def disk_size(folder: Path) -> int:
-    """The bytes of a folder's files."""
+    """Total size of the files directly in a folder."""
     try:
         return sum(_size(path) for path in folder.iterdir())
     except OSError:
@@ -350,7 +347,7 @@ def disk_size(folder: Path) -> int:
 
 
 def users_of_model(model: str, folder: Path) -> list[int]:
-    """The processes whose command line names a model or its folder."""
+    """PIDs of vLLM processes whose command line names a model or its folder."""
     import psutil
 
     found = []

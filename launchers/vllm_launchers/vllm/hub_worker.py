@@ -1,7 +1,7 @@
-"""Asks and downloads with ``huggingface_hub``, in a Python that has it: ``python hub_worker.py < request``.
+"""Queries the hub and downloads with ``huggingface_hub``, in a Python that has it: ``python hub_worker.py < request``.
 
-Run by `vllm_launchers.vllm.hub`, as a file: it may run in an engine's environment, which has no vllm_launchers. It gets
-one JSON object and prints JSON objects, one a line. Nothing that it downloads is run or imported.
+`vllm_launchers.vllm.hub` runs it as a file, because an engine's environment has no vllm_launchers. It reads one JSON
+object and prints JSON objects, one per line. Nothing that it downloads is run or imported.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ def emit(**event: Any) -> None:
 
 
 SETTINGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
-"""Files in which a model names Python code of its own: transformers then loads that code."""
+"""Files that may name custom Python code of a model, which transformers then loads."""
 LARGEST_SETTINGS = 16 * 2**20
-"""No model has a larger one; vLLM would read it whole."""
+"""No real settings file is larger; vLLM would read it whole."""
 
 
 class SettingsError(Exception):
-    """A model's settings are nothing that a model has."""
+    """A model's settings are implausible."""
 
 
 def about(api: Any, request: dict[str, Any]) -> None:
-    """A model's commit and files, and whether its settings name code of its own.
+    """Emit a model's commit and files, and whether its settings name custom code.
 
     Raises:
-        SettingsError: a file of them is too large to be one.
+        SettingsError: a settings file is too large to be real.
     """
     import huggingface_hub
 
@@ -52,7 +52,7 @@ def about(api: Any, request: dict[str, Any]) -> None:
             continue
         if (one["bytes"] or 0) > LARGEST_SETTINGS:
             raise SettingsError(f"its {one['name']} of {one['bytes']:,} bytes is too large to be a model's settings")
-        with tempfile.TemporaryDirectory() as folder:  # the cache gets nothing before the user agrees
+        with tempfile.TemporaryDirectory() as folder:  # nothing enters the cache before the user agrees
             path = huggingface_hub.hf_hub_download(request["model"], one["name"], revision=found.sha, local_dir=folder)
             with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
                 code = '"auto_map"' in file.read(LARGEST_SETTINGS)
@@ -60,7 +60,7 @@ def about(api: Any, request: dict[str, Any]) -> None:
 
 
 def get(_api: Any, request: dict[str, Any]) -> None:
-    """Download files, one after the other; what is there already is kept."""
+    """Download files one after the other, except those already in the cache."""
     import huggingface_hub
 
     for name in request["files"]:
@@ -69,16 +69,16 @@ def get(_api: Any, request: dict[str, Any]) -> None:
 
 
 def search(api: Any, request: dict[str, Any]) -> None:
-    """Models by words, those with most downloads first."""
+    """Search models by words; most downloads first."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined,unused-ignore]
 
-    get_session().head(api.endpoint, timeout=10)  # a hub that can't be reached would be asked again for 20 s
+    get_session().head(api.endpoint, timeout=10)  # fail early: list_models retries an unreachable hub for 20 s
     found = api.list_models(search=request["words"], sort="downloads", limit=request["limit"])
     emit(found=[{"model": one.id, "downloads": one.downloads, "tags": list(one.tags or ())} for one in found])
 
 
 def kind_of(error: Exception) -> str:
-    """Whether an error without an answer of the hub is the network's or the disk's."""
+    """Whether an error without a response from the hub is the network's or the disk's."""
     import socket
 
     words = ("Connect", "Timeout", "Network", "Protocol")
@@ -86,21 +86,21 @@ def kind_of(error: Exception) -> str:
         return "unreachable"
     if any(word in type(error).__name__ for word in words):
         return "unreachable"
-    if isinstance(error, OSError):  # of a file, it names one or has a number that only files have
+    if isinstance(error, OSError):  # a file error names a file, or has a number that only files cause
         on_disk = error.filename is not None or error.errno in (13, 28, 30, 122)
         return "disk" if on_disk else "unreachable"
     return "other"
 
 
 def main() -> int:
-    """Answer one request; an error is an event with its kind."""
+    """Handle one request; an error becomes an event with its kind."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an unfinished file is cleaned up
     request = json.load(sys.stdin)
     try:
         import huggingface_hub
         from huggingface_hub import errors
 
-        # The first one is the more specific.
+        # More specific ones first.
         kinds = {
             "offline": ("OfflineModeIsEnabled",),
             "gated": ("GatedRepoError",),

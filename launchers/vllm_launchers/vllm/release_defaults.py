@@ -9,7 +9,7 @@ Release = tuple[int, int, int]
 """Major, minor and patch number."""
 
 NEWEST: Release = (0, 33, 0)
-"""The newest release examined; an unknown one counts as this one."""
+"""The newest release examined; an unknown one is treated like it."""
 
 _UTILIZATION: tuple[tuple[Release, float], ...] = (((0, 20, 0), 0.92), ((0, 0, 0), 0.9))
 
@@ -21,13 +21,13 @@ def default_utilization(release: Release | None = None) -> float:
 
 
 WHOLE_PROMPTS_SINCE: Release = (0, 11, 1)
-"""From here on generative models may run without chunked prefill; earlier releases ignore that it is off."""
+"""First release whose generative models may run without chunked prefill; earlier ones ignore that it is off."""
 
 
 def online_fp8(release: Release | None = None) -> str:
     """The value of ``quantization`` that converts 16-bit weights to FP8 while they are loaded.
 
-    From 0.31 on ``fp8`` is deprecated for this. An unknown release gets the name that all of them take.
+    From 0.31 on, ``fp8`` is deprecated for this. For an unknown release, the name that all releases accept.
     """
     return "fp8_per_tensor" if release is not None and release >= (0, 31, 0) else "fp8"
 
@@ -38,7 +38,7 @@ def graphs_in_share(release: Release) -> bool:
 
 
 def caches_linear_prefixes(release: Release) -> bool:
-    """Whether prefixes of models with linear layers are cached by default; those of models without attention are not.
+    """Whether prefix caching is on by default for models with linear layers; it is off for models without attention.
 
     Source: ``ModelConfig.is_prefix_caching_supported`` of vLLM 0.25.1 and 0.26.0.
     """
@@ -46,7 +46,7 @@ def caches_linear_prefixes(release: Release) -> bool:
 
 
 def can_cache_linear_prefixes(release: Release) -> bool:
-    """Whether prefixes of all models with linear layers are cached if a flag asks for it (``mamba-cache-mode align``).
+    """Whether ``mamba-cache-mode align`` turns on prefix caching for all models with linear layers.
 
     Earlier releases turn it off again for most of these models.
     """

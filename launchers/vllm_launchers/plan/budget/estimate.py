@@ -1,9 +1,9 @@
-"""Estimates the memory of a launch: vLLM's own sum, from model, flags and GPUs.
+"""Estimates the memory of a launch from model, flags and GPUs, by vLLM's own formula.
 
-KV cache = total × utilization − weights − (what vLLM holds besides, and peak activations) − CUDA graphs (from 0.21).
+KV cache = total × utilization − weights − (vLLM's other memory and peak activations) − CUDA graphs (from 0.21).
 
-Overhead is derived from the shapes of the tensors that vLLM's profile run holds at its peak; the few figures not based
-on shapes (bytes of the context, of a graph, of NCCL's buffers) were reported by starts of releases 0.9 to 0.25.
+Overhead is derived from the shapes of the tensors that vLLM's profile run holds at its peak. The few figures not based
+on shapes (CUDA context, one CUDA graph, NCCL buffers) were reported at startup by releases 0.9 to 0.25.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from vllm_launchers.vllm.release_defaults import Release
 
 _WORKSPACES_GIB = 0.1
 _NCCL_GIB = 0.1
-"""Per rank of the tensor-parallel group; before 0.11 counted against vLLM's share."""
+"""For each rank of the tensor-parallel group. Counted against vLLM's share before 0.11."""
 _HOST_PROCESS_GIB = 2.0
-"""A server's own processes, if GPU and CPU share their memory."""
+"""The server's own processes, which count if GPU and CPU share memory."""
 _GRAPH_GIB = 0.3 / 1024
-"""One layer's graph for one batch size."""
+"""One layer's CUDA graph for one batch size."""
 _FIRST_GRAPH_GIB = 0.05
 _MOST_UNPACKED = 65536
 _SORTED_BYTES = 40
-"""Per sequence and vocabulary entry: logits in 16 and 32 bits, sorted values with 64-bit indices, and the sort's own
-buffers, which hold them again."""
+"""Per sequence and vocabulary entry: logits in 16 and 32 bits, sorted values with 64-bit indices, and a second copy of
+these in the sort's buffers."""
 _SAMPLED_BYTES = 18
-"""The same if the sampler does not sort: logits in 16 and 32 bits, probabilities, noise, and a mask."""
+"""The same without sorting: logits in 16 and 32 bits, probabilities, noise, and a mask."""
 _FEWER_FRAMES = (0, 11, 0)
 _UNKNOWN_ENCODER = 0.2 * GIB
 """Assumed for an encoder of unknown size."""
 
 
 class Overhead(msgspec.Struct, frozen=True):
-    """GiB on one GPU. ``inside`` counts against vLLM's share, ``outside`` is held in addition."""
+    """Overhead on one GPU in GiB. ``inside`` counts against vLLM's share, ``outside`` does not."""
 
     inside: float
     outside: float
@@ -60,7 +60,7 @@ class Overhead(msgspec.Struct, frozen=True):
 
 
 def overhead(facts: ModelFacts, settings: EffectiveFlags, gpu: GpuShape, assumed: list[str]) -> Overhead:
-    """Estimate it for one GPU."""
+    """Estimate the overhead on one GPU."""
     inside, outside = _WORKSPACES_GIB, CONTEXT_GIB
     if settings.tensor > 1:
         if settings.release < (0, 11, 0):
@@ -79,8 +79,8 @@ def overhead(facts: ModelFacts, settings: EffectiveFlags, gpu: GpuShape, assumed
 def activations(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str], *, sorts: bool) -> float:
     """Peak bytes of a profile run: the largest of the model's forward pass, the sampler and the encoder.
 
-    They run one after the other, and PyTorch reuses what each frees; the encoder's embeddings are kept until the end.
-    ``sorts``: whether the sampler sorts the logits, as it did up to 0.16 and does if Triton's kernels do not run.
+    They run one after the other, and PyTorch reuses freed memory; only the encoder's embeddings are kept until the end.
+    ``sorts``: the sampler sorts the logits, as it did up to 0.16 and still does where Triton's kernels cannot run.
     """
     hidden = facts.hidden_size
     if hidden is None:
@@ -113,7 +113,7 @@ def token_activations(facts: ModelFacts, settings: EffectiveFlags, hidden: int) 
 
 
 def _unpacked_context(facts: ModelFacts, settings: EffectiveFlags) -> float:
-    """MLA: keys and values of a chunk of context, unpacked for its prefill; up to 65,536 tokens at once."""
+    """Bytes of MLA's decompressed keys and values for a chunk of context in prefill: up to 65,536 tokens at once."""
     if facts.kv_lora_rank is None or not facts.heads:
         return 0.0
     wanted = max(8 * (settings.max_model_len or _MOST_UNPACKED), 4 * settings.max_num_seqs * settings.block_size)
@@ -122,9 +122,9 @@ def _unpacked_context(facts: ModelFacts, settings: EffectiveFlags) -> float:
 
 
 def adapters(facts: ModelFacts, settings: EffectiveFlags) -> float:
-    """Bytes of LoRA adapters, which vLLM preallocates in full: two thin matrices beside each linear layer.
+    """Bytes of LoRA adapters, which vLLM preallocates in full: two low-rank matrices per linear layer.
 
-    The first of the two is replicated on each GPU, the second split like the layer.
+    The first is replicated on each GPU, the second is split like the layer.
     """
     hidden, wide = facts.hidden_size or 0, facts.intermediate_size or 4 * (facts.hidden_size or 0)
     own = (facts.heads or 0) * (facts.head_dim or 0)
@@ -143,10 +143,10 @@ def graphs_gib(facts: ModelFacts, settings: EffectiveFlags) -> float:
 
 
 def encoder_bytes(facts: ModelFacts, settings: EffectiveFlags, hidden: int) -> tuple[float, float]:
-    """Bytes of a vision or audio encoder at its peak, and of the embeddings that are kept of it, in a profile run.
+    """Peak bytes of a vision or audio encoder in a profile run, and bytes of the embeddings that are kept.
 
-    vLLM runs as many of the largest items as its budget allows: the tokens of one step, or of one item if that is more
-    (``compute_mm_encoder_budget``), and at most as many as ``max-num-seqs`` requests can contain.
+    vLLM runs as many of the largest items as fit in its budget, which is the tokens of one step, or of one item if
+    larger (``compute_mm_encoder_budget``), but no more than ``max-num-seqs`` requests can contain.
     """
     encoder = facts.encoder
     if not settings.encoder or (encoder is None and not facts.multimodal):
@@ -165,9 +165,9 @@ def encoder_bytes(facts: ModelFacts, settings: EffectiveFlags, hidden: int) -> t
 
 
 def _pictures(encoder: Encoder, settings: EffectiveFlags) -> int:
-    """How many of the largest images the largest item has: one, or a video as long as the context (Qwen2-VL).
+    """Number of largest images in the largest item: one, or a video that fills the context (Qwen2-VL).
 
-    Two frames make one image; vLLM takes at most 16 frames, and 14 since 0.11 (``_MAX_FRAMES_PER_VIDEO``).
+    Two frames make one image. vLLM takes at most 16 frames, and 14 since 0.11 (``_MAX_FRAMES_PER_VIDEO``).
     """
     if not (encoder.videos and settings.videos):
         return 1
@@ -176,11 +176,11 @@ def _pictures(encoder: Encoder, settings: EffectiveFlags) -> int:
 
 
 def patch_bytes(encoder: Encoder, split: int) -> float:
-    """Bytes per patch of the widest moment of an encoder's layer in 16 bits, with the patch itself.
+    """Peak bytes per patch in a layer of an encoder in 16 bits, including the patch itself.
 
-    Attention holds the residual, queries, keys and values together and copied apart, and with rotary embeddings one of
-    them turned in 32 bits (``apply_rotary_pos_emb_vision``); the network the residual and norm, and what goes in and
-    comes out of its activation. What belongs to heads and network is split over ``split`` GPUs.
+    Attention holds the residual, and queries, keys and values both fused and as separate copies; with rotary embeddings
+    also one of them rotated in 32 bits (``apply_rotary_pos_emb_vision``). The MLP holds the residual, the norm, and its
+    activation's input and output. Heads and MLP are split over ``split`` GPUs.
     """
     width = encoder.width
     attention = 2 * width + (24 * width if encoder.rotary else 14 * width) / split
@@ -194,7 +194,7 @@ _MOST_GPUS = 4096
 
 
 class _Rank(msgspec.Struct, frozen=True):
-    """One GPU with its layers; GiB. ``cache`` is what is left for the KV cache."""
+    """One GPU with its layers, in GiB. ``cache`` is the memory left for the KV cache."""
 
     gpu: GpuShape
     stage: range
@@ -218,10 +218,10 @@ def estimate(
 ) -> MemoryBudget | None:
     """Estimate the memory of a launch; None if the size of weights or GPUs is completely unknown.
 
-    ``gpus`` are those it gets, in rank order; a typical one may stand for all. ``build`` is the installation's
+    ``gpus`` are the assigned ones in rank order; a typical one may stand for all. ``build`` is the installation's
     (``cuda``, ``rocm``, ``cpu``), None if unknown. Invalid flag values count as not set. ``draft`` is the model or head
-    for speculative decoding, if any. ``learned`` corrects weights, overhead and tokens per GiB by the report of an
-    earlier start.
+    for speculative decoding, if any. ``learned`` is the report of an earlier start; it corrects weights, overhead and
+    tokens per GiB.
     """
     environment = environment or {}
     assumed: list[str] = []
@@ -265,7 +265,7 @@ def _draft_bytes(draft: ModelFacts, flags: Flags, settings: EffectiveFlags, assu
 
 
 def loaded_weights(facts: ModelFacts, flags: Flags, release: Release | None = None) -> LoadedWeights | None:
-    """All weights of one copy in GPU memory; None if neither their size nor number is known."""
+    """All weights of one model copy in GPU memory; None if neither their size nor number is known."""
     settings = effective_flags(facts, flags, release, {}, GpuShape(), [])
     return weights_of(facts, flags, settings, [])
 
@@ -278,7 +278,7 @@ def _ranks(
     gpus: Sequence[GpuShape],
     extra: Mapping[str, Overhead],
 ) -> list[_Rank]:
-    """Each GPU's share; ranks of one stage are neighbors. None if a GPU's size is unknown."""
+    """Memory of each rank; ranks of one pipeline stage are adjacent. Empty if a GPU's size is unknown."""
     ranks: list[_Rank] = []
     offloaded = offloaded_bytes(flags)
     for at, gpu in enumerate(gpus):
@@ -292,22 +292,22 @@ def _ranks(
 
 
 def _cache_gib(rank: _Rank, flags: Flags, settings: EffectiveFlags) -> float:
-    """What is left of the share for the KV cache; a negative value is what is missing."""
+    """GiB of the share left for the KV cache; negative if memory is missing."""
     if fixed := _fixed_bytes(flags, settings):
         return fixed / GIB
     taken = rank.weights + rank.overhead.inside + (rank.overhead.graphs if settings.graphs_in_share else 0.0)
-    # 0.8 counted all memory in use as its own.
+    # vLLM 0.8 counted all memory in use as its own.
     others = rank.gpu.others_gib if settings.release < (0, 9, 0) else 0.0
     return rank.total * settings.utilization - taken - others
 
 
 def _fixed_bytes(flags: Flags, settings: EffectiveFlags) -> int:
-    """The KV cache's size as given in bytes; 0 if it is not."""
+    """The KV cache size set in bytes; 0 if not set."""
     return whole(flags, BYTES, 0) if settings.release >= (0, 10, 2) else 0
 
 
 def _corrected(ranks: Sequence[_Rank], learned: EarlierReport, flags: Flags, settings: EffectiveFlags) -> list[_Rank]:
-    """Weights by the ratio of reported to predicted, overhead by the remaining difference of the two KV caches."""
+    """Scale weights by reported over predicted size; put the remaining difference of KV cache into overhead."""
     report, corrected = learned.report, []
     for rank in ranks:
         weights, extra = rank.weights, rank.overhead
@@ -348,7 +348,7 @@ def _cpu_rank(
     learned: EarlierReport | None,
     assumed: list[str],
 ) -> _Rank:
-    """The CPU build: its KV cache has the configured size."""
+    """The only rank of the CPU build, whose KV cache has a configured size."""
     space = decimal(environment.get("VLLM_CPU_KVCACHE_SPACE"))
     if space is not None and space > 0:
         cache = space
@@ -420,7 +420,7 @@ def _blocks(rank: _Rank, cache: CacheLayout) -> int:
 
 
 def _pool_gib(rank: _Rank, least: _Rank, cache: CacheLayout | None, blocks: int | None, overridden: bool) -> float:
-    """The KV cache of a GPU: what is left if it decides, else the number of blocks."""
+    """GiB of KV cache on a GPU: all that is left on the deciding one; on others, only as many blocks as that has."""
     decides = (rank.cache, rank.stage) == (least.cache, least.stage)
     if cache is None or blocks is None or (not overridden and (decides or rank.cache <= 0)):
         return rank.cache

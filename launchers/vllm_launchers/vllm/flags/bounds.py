@@ -7,12 +7,11 @@ from vllm_launchers.vllm.flags.flag_table import FlagSpec
 from vllm_launchers.vllm.flags.wording import shown
 
 _LARGEST = 2**64
-"""No vLLM runs with a larger whole number: they become 64-bit integers, some without a sign, if they are not refused
-before."""
+"""No vLLM runs with larger whole numbers: it rejects them, or they do not fit into its 64-bit integers."""
 
 
 def out_of_bounds(spec: FlagSpec, number: Number, text: str) -> str | None:
-    """The rest of the sentence after ``--flag``, or None. ``text`` is the number as it was set."""
+    """Return the sentence after ``--flag``, or None. ``text`` is the number as it was set."""
     if isinstance(number, int) and abs(number) >= _LARGEST:
         return f"must be below 2^64, not {shown(text)}"
     if spec.minimum is not None and not number >= spec.minimum:

@@ -1,7 +1,7 @@
-"""Learned flags of each installation, kept on disk: a file per package folder, read in a few milliseconds.
+"""Flags learned from each installation, cached on disk: one file per package folder, read in a few milliseconds.
 
-A file is valid for the installation's version and the modification times and sizes of the files that define flags; when
-one of them changes the flags are learned again. Several processes may write at once: the last one wins.
+A file is valid for an installation's version and for the modification times and sizes of the files that define flags.
+If any of these change, the flags are learned again. Several processes may write at once; the last one wins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 from vllm_launchers.vllm.flags.source_location import MARK, package_folder
 
 FORMAT = 5
-"""Raised when the file format, or the way of reading the source, changes, so that older files are not used."""
+"""Increment when the file format or the way of reading the source changes, so that older files are not used."""
 
 _LONGEST = 20_000_000
 _SOURCES = (
@@ -48,17 +48,17 @@ class FlagCache:
     """Flags of installations, learned once. Safe for several processes; methods may block on the disk."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """``folder`` need not exist; default: the user's own cache."""
+        """``folder`` need not exist. Default: the user's cache."""
         self._folder = folder
         self._read_before: dict[Path, tuple[str, FlagTable]] = {}
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
+        """The cache's folder."""
         return self._folder if self._folder is not None else default_folder()
 
     def get(self, engine: Engine) -> FlagTable | None:
-        """The cached flags of an engine, without learning them; None if not learned, or if it has changed since."""
+        """The cached flags of an engine; None if they were not learned, or if the engine has changed since."""
         try:
             place = package_folder(engine)
         except FlagsUnknownError:
@@ -79,9 +79,9 @@ class FlagCache:
         from vllm_launchers.vllm.flags.learn import learn_flags  # not needed if everything is cached
 
         place = package_folder(engine)
-        stamp = _stamp(place, engine)  # before reading: a change while reading makes it be learned again
+        stamp = _stamp(place, engine)  # before reading, so that a change meanwhile makes the table invalid
         table = learn_flags(engine)
-        with contextlib.suppress(OSError):  # a full or read-only disk: it is learned again next time
+        with contextlib.suppress(OSError):  # a full or read-only disk: the flags are learned again next time
             self._write(place, _Kept(FORMAT, str(place), stamp, table))
         return table
 
@@ -119,7 +119,7 @@ def default_folder() -> Path:
 
 
 def _stamp(place: Path, engine: Engine) -> str:
-    """Changes when the installation does: version, build, and the files that define flags."""
+    """A digest of version, build, and files that define flags: it changes when the installation does."""
     digest = hashlib.sha256(f"{engine.version}\n{engine.build}\n".encode())
     files = sorted({place / MARK, *(path for pattern in _SOURCES for path in place.glob(pattern))})
     files += [place.parent / name for name in _BESIDE]

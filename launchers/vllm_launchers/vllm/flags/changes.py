@@ -1,4 +1,4 @@
-"""Values of flags, and changes of them: staged by a user, or made by a fix. Pure."""
+"""Values of flags, and changes to them: staged by a user, or made by a fix. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 import msgspec
 
 FlagValue = bool | int | float | str
-"""A flag's value: a boolean becomes ``--flag`` or ``--no-flag``, all else ``--flag VALUE``."""
+"""A flag's value. A boolean becomes ``--flag`` or ``--no-flag``, anything else ``--flag VALUE``."""
 
 Flags = Mapping[str, FlagValue]
-"""Flags without leading dashes, words joined by ``-``: ``{"max-num-seqs": 256}``."""
+"""Flags by name, without leading dashes, words joined by ``-``: ``{"max-num-seqs": 256}``."""
 
 
 def same_value(one: FlagValue | None, other: FlagValue | None) -> bool:
-    """Whether two values are the same to vLLM: ``1`` is not ``True``."""
+    """Whether vLLM treats two values as the same; ``1`` is not ``True``."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def value_word(value: FlagValue) -> str:
-    """A value as ``--set FLAG=VALUE`` takes it."""
+    """A value as written in ``--set FLAG=VALUE``."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def whole_number(flags: Flags, name: str, otherwise: int = 1) -> int:
-    """A flag's positive whole number, also as text such as ``007`` or ``4k``; ``otherwise`` if it has none."""
+    """A flag's positive whole number, which may be text such as ``007`` or ``4k``; else ``otherwise``."""
     value = flags.get(name)
     value = human_int(value) if isinstance(value, str) else value
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
 
 
 def json_object(text: object) -> dict[str, Any] | None:
-    """The JSON object that a flag's value is; None if it is none."""
+    """The JSON object in a flag's value; None if it is not one."""
     try:
         document = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
@@ -43,9 +43,9 @@ def json_object(text: object) -> dict[str, Any] | None:
 
 
 def json_flag(flags: Flags, name: str) -> Mapping[str, Any]:
-    """A JSON flag's keys, whether set as a whole or key by key (``name.key``); empty if it is not an object.
+    """A JSON flag's keys, set as an object or one by one (``name.key``); empty if it is not an object.
 
-    If keys are set by themselves, vLLM drops the whole.
+    Keys set one by one replace the whole object, as in vLLM.
     """
     prefix = f"{name}."
     keys = {key[len(prefix) :].replace("-", "_"): flags[key] for key in flags if key.startswith(prefix)}
@@ -53,7 +53,7 @@ def json_flag(flags: Flags, name: str) -> Mapping[str, Any]:
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """A difference of flags: staged by a user, or given as ``--set``/``--unset``."""
+    """Changes to flags: staged by a user, or given as ``--set``/``--unset``."""
 
     set: Flags = msgspec.field(default_factory=dict)
     unset: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 def apply_changes(flags: Flags, changes: Changes) -> Flags:
-    """The flags after a change; where it both sets and unsets a flag, that is unset."""
+    """Apply changes to flags. A flag that is both set and unset is unset."""
     return {name: value for name, value in {**flags, **changes.set}.items() if name not in changes.unset}
 
 
@@ -76,11 +76,11 @@ Number = int | float
 
 _SUFFIXED = r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])"
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-"""The meaning of a letter after a number: ``4k`` is 4,000 and ``4K`` 4,096."""
+"""Suffixes of numbers: ``4k`` is 4,000 and ``4K`` is 4,096."""
 
 
 def human_int(text: str) -> int | None:
-    """A whole number that may be written 4k (4,000), 4K (4,096) or 1.5k; there is no 1.5K. None if invalid."""
+    """A whole number, also written as 4k (4,000), 4K (4,096) or 1.5k, but not 1.5K. None if invalid."""
     text = text.strip()
     try:
         if match := re.fullmatch(_SUFFIXED, text):

@@ -1,6 +1,6 @@
-"""Whether vLLM would accept the keys of a JSON flag and their values: what pydantic refuses for their types. Pure.
+"""Predicts which keys and values of a JSON flag vLLM's pydantic classes would reject. Pure.
 
-Only keys that a flag's table has are judged; a table without them implies nothing.
+A flag whose table has no keys accepts any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _NEAR = 0.6
 _SWITCH_WORDS = frozenset(["true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"])
 _HYPHENS = "speculative-config"
-"""vLLM takes ``-`` for ``_`` in its keys, and in those of no other."""
+"""The only JSON flag in whose keys vLLM accepts ``-`` for ``_``."""
 _TAKEN = {
     ValueKind.BOOL: "true or false",
     ValueKind.TEXT: "text",
@@ -35,12 +35,12 @@ def nested_problem(spec: FlagSpec, document: Mapping[str, object]) -> str | None
 
 
 def with_plain_keys(name: str, document: Mapping[str, T]) -> Mapping[str, T]:
-    """The object of the JSON flag of that name as vLLM reads it, with ``_`` for ``-`` in its keys if it does so."""
+    """A JSON flag's object as vLLM reads it: with ``_`` for ``-`` in its keys, if vLLM allows that."""
     return {key.replace("-", "_"): value for key, value in document.items()} if name == _HYPHENS else document
 
 
 def key_problem(spec: FlagSpec, path: str, value: FlagValue) -> str | None:
-    """The same for one key that is set by itself: ``path`` is what follows the flag and the dot."""
+    """Like `nested_problem`, for a key that is set on its own; ``path`` is what follows the flag and the dot."""
     *outer, last = path.removesuffix("+").split(".")
     document: object = value.split(",") if path.endswith("+") and isinstance(value, str) else decoded(value)
     for key in (last, *reversed(outer)):
@@ -50,7 +50,7 @@ def key_problem(spec: FlagSpec, path: str, value: FlagValue) -> str | None:
 
 
 def part_at(spec: FlagSpec, path: str) -> FlagSpec | None:
-    """The key of that path (``pass_config.fuse_norm_quant``), if the flag's table has it."""
+    """The specification of the key at a path (``pass_config.fuse_norm_quant``), if known."""
     found: FlagSpec | None = spec
     for key in path.removesuffix("+").split("."):
         found = next((part for part in found.parts if part.name == key), None) if found is not None else None
@@ -131,7 +131,7 @@ def _hint(part: FlagSpec, value: object) -> str:
 
 
 def _chosen(part: FlagSpec, value: object) -> bool:
-    """Whether it is one of the choices; names of members have numbers as their choices, as far as they are known."""
+    """Whether a value is one of the choices. An enum member may be given by number too, if the numbers are known."""
     if part.closed and isinstance(value, str):
         return value.lower() in {word.lower() for word in part.words}
     if part.kind is ValueKind.INT or (part.closed and part.choices):

@@ -1,10 +1,12 @@
-"""Whether vLLM would accept a flag's value: predicts what its parser and its configuration reject. Pure.
+"""Predicts which flag values vLLM's parser and configuration reject. Pure.
 
-A value is judged in its argv form: ``True`` as ``--flag``, ``False`` as ``--no-flag``, all else as one word after it.
-What depends on a model, a GPU or a file is not judged here. No complaint guarantees nothing; a complaint is certain.
+A value is judged in its argv form: ``True`` as ``--flag``, ``False`` as ``--no-flag``, anything else as one argument.
+Nothing that depends on a model, a GPU or a file is judged here. A reported problem is certain; no report proves
+nothing.
 
-Conditions on combinations of flags are from vLLM 0.32, and were checked in 0.10.2, 0.13, 0.20 and 0.25: ``since`` is
-the first of these that has it, if its flags are older. A condition applies only if the installation has all its flags.
+Conditions between flags are from vLLM 0.32 and were also checked in 0.10.2, 0.13, 0.20 and 0.25. ``since`` is the first
+of these releases that has the condition, if its flags are older. A condition applies only if the installation has all
+of its flags.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _FRONTEND = "Frontend"
 _ONLY_WITH = {"LoRAConfig": "enable-lora"}
 """Groups whose configuration is only created, and so only validated, if another flag is on."""
 _ONLY_SEEING = "MultiModalConfig"
-"""The group whose configuration is only created for a model that takes images, audio or video."""
+"""The group whose configuration is only created for a model that accepts images, audio or video."""
 
 
 def refused_together(
@@ -45,13 +47,14 @@ def refused_together(
     multimodal: bool = False,
     own_draft: bool = False,
 ) -> list[tuple[str, str]]:
-    """What vLLM would reject among flags that are set together: ``(flag, sentence)``, in the flags' order.
+    """Return what vLLM would reject among these flags, as ``(flag, sentence)``, in the flags' order.
 
-    ``flags`` are named as in a plan: no leading dashes, ``-`` between words. Conditions between flags come after those
-    of single ones, and only if the flags involved are valid by themselves. ``resolved`` are values that vLLM will
-    derive from GPU and model for unset flags, as far as the caller knows them: ``max-num-seqs``,
-    ``max-num-batched-tokens``, ``max-model-len``. ``multimodal``: the model is known to take more than text.
-    ``own_draft``: its config is in the speculators format, so vLLM takes the draft model from it.
+    ``flags`` are named as in a plan: no leading dashes, ``-`` between words. Conditions between flags come last, and
+    only if the flags involved are valid on their own. ``resolved`` are the values that vLLM will derive from GPU and
+    model for unset flags, as far as the caller knows them: ``max-num-seqs``, ``max-num-batched-tokens``,
+    ``max-model-len``.
+    ``multimodal``: the model is known to accept more than text. ``own_draft``: the model's config is in the speculators
+    format, so vLLM takes the draft model from it.
     """
     found: list[tuple[str, str]] = []
     bad: set[str] = set()
@@ -67,7 +70,7 @@ def refused_together(
 
 
 def problem(table: FlagTable, name: str, value: FlagValue, *, multimodal: bool = False) -> str | None:
-    """Why vLLM would reject a flag with this value, in one sentence, or None. ``multimodal`` as above."""
+    """Why vLLM would reject a flag's value, in one sentence, or None. ``multimodal`` as in `refused_together`."""
     return _problem(table, name, value, bounds=True, multimodal=multimodal)
 
 
@@ -94,7 +97,7 @@ def _word_problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool
         return f"--{head} needs a value: {expected(spec)}"
     text = str(value)
     if spec.nullable and text in ("", "None") and (not spec.many or spec.group == _FRONTEND):
-        return None  # but a list of nothing but None is rejected where a configuration checks it
+        return None  # but a list that is just None is rejected where a configuration checks it
     checked = bounds and (multimodal or spec.group != _ONLY_SEEING)
     sentence = _kind_problem(spec, text) or _choice_problem(spec, text, configured=checked)
     if sentence is None and checked:
@@ -117,7 +120,7 @@ def _unknown(table: FlagTable, head: str, several: tuple[str, ...]) -> str:
 
 
 def _opposite_problem(spec: FlagSpec, head: str, value: bool) -> str | None:
-    """An ``--x`` that is switched off is written ``--no-x``, which not every option has."""
+    """An ``--x`` that is off is written ``--no-x``; not every flag has that form."""
     option = head.replace("_", "-")
     if not value and spec.opposite and option == spec.opposite:
         return f"--{head} has no --no- form; set {spec.name} instead"
@@ -125,14 +128,14 @@ def _opposite_problem(spec: FlagSpec, head: str, value: bool) -> str | None:
 
 
 def _key_problem(spec: FlagSpec, key: str, value: FlagValue) -> str | None:
-    """A key of a JSON flag, set by itself; vLLM merges the keys into one object."""
+    """Check one key of a JSON flag (``--flag.key``); vLLM merges such keys into one object."""
     if spec.kind not in (ValueKind.JSON, ValueKind.OTHER) and (spec.kind is not ValueKind.TEXT or spec.choices):
         return f"--{spec.name} has no keys: it takes {expected(spec)}"
     return key_problem(spec, key, value)
 
 
 def _kind_problem(spec: FlagSpec, text: str) -> str | None:
-    """The rest of the sentence after ``--flag``, or None."""
+    """Return the sentence after ``--flag``, or None."""
     if spec.nullable and spec.many and text in ("", "None"):
         return f"takes {expected(spec)}, not {shown(text)}"
     match spec.kind:
@@ -157,14 +160,14 @@ def _is_null(text: str) -> bool:
 
 
 def _may_be_null(spec: FlagSpec) -> bool:
-    """Whether JSON's null may be nothing to vLLM: where no class is read from it, and nothing checks that it is set."""
+    """Whether vLLM accepts JSON null: it builds no class from the value, and nothing requires the flag to be set."""
     return spec.kind is ValueKind.JSON and (spec.nullable or spec.group in (_FRONTEND, _ONLY_SEEING))
 
 
 def _document(spec: FlagSpec, text: str) -> object:
-    """The document of a JSON flag; None if it is not JSON."""
+    """The parsed JSON of a flag; None if invalid."""
     good, document = _decoded(text)
-    if not good and spec.parts:  # only objects that a class reads may have numbers such as 80g
+    if not good and spec.parts:  # only objects that are parsed into a class may have numbers such as 80g
         document = _decoded(_with_plain_numbers(text))[1]
     return document
 
@@ -217,9 +220,9 @@ def _number(spec: FlagSpec, text: str) -> Number | None:
 
 
 class Given:
-    """Flags as set, over vLLM's defaults: looked up by full name, whatever alias was used.
+    """Flags as set, on top of vLLM's defaults. Looked up by full name, whichever alias was used.
 
-    ``resolved`` are values that vLLM derives for unset flags. ``own_draft`` as for `check_value.refused_together`.
+    ``resolved`` are values that vLLM derives for unset flags. ``own_draft`` as in `refused_together`.
     """
 
     def __init__(self, table: FlagTable, flags: Flags, resolved: Flags, *, own_draft: bool = False) -> None:
@@ -242,14 +245,14 @@ class Given:
                 self._flags[spec.name] = value
 
     def has(self, name: str) -> bool:
-        """Whether a flag is set to something."""
+        """Whether a flag is set to a value."""
         if name not in self._flags or self._flags[name] in ("", "None"):
             return False
         spec = self._table.get(name)
         return spec is None or spec.kind is not ValueKind.JSON or not _is_null(str(self._flags[name]))
 
     def on(self, name: str) -> bool:
-        """Whether a switch is on, set or by default."""
+        """Whether a switch is on, explicitly or by default."""
         if name in self._flags:
             return self._flags[name] is True
         spec = self._table.get(name)
@@ -260,56 +263,56 @@ class Given:
         return self._flags.get(name) is False
 
     def text(self, name: str) -> str:
-        """A value as text, set or by default; empty if there is none."""
+        """A value as text, set or default; empty if there is none."""
         if name in self._flags:
             return str(self._flags[name]) if self.has(name) else ""
         spec = self._table.get(name)
         return (spec.default or "") if spec is not None else ""
 
     def count(self, name: str, *, given: bool = False) -> int | None:
-        """A whole number, set or by default; None if there is none, or with ``given`` if it was not set."""
+        """A whole number, set or default; None if there is none, or if ``given`` and it was not set."""
         if given and not self.has(name):
             return None
         return human_int(self.text(name))
 
     def limit(self, name: str) -> int | None:
-        """A whole number, set or derived by vLLM as far as that is known."""
+        """A whole number, set or derived by vLLM, if known."""
         return self.count(name, given=True) if self.has(name) else human_int(str(self._resolved.get(name, "")))
 
     def words(self, name: str) -> tuple[str, ...]:
-        """The known words of a flag."""
+        """The suggested values of a flag."""
         spec = self._table.get(name)
         return spec.words if spec is not None else ()
 
     def part(self, name: str, key: str) -> FlagSpec | None:
-        """What is known of a key of a JSON flag."""
+        """The specification of a JSON flag's key, if known."""
         spec = self._table.get(name)
         return part_at(spec, key) if spec is not None else None
 
     def configured(self, name: str) -> bool:
-        """Whether a JSON flag is set, as a whole or by one of its keys."""
+        """Whether a JSON flag is set, as an object or key by key."""
         return self.has(name) or bool(self._keys.get(name))
 
     def key(self, name: str, key: str) -> object:
-        """A key of a JSON flag, set in either way, or None. vLLM drops a whole object if keys are set by themselves."""
+        """A key of a JSON flag, or None. Keys set one by one replace the whole object, as in vLLM."""
         if keys := self._keys.get(name):
             return None if keys.get(key) == "null" else keys.get(key)
         document = json_object(self.text(name)) if self.has(name) else None
         return with_plain_keys(name, document).get(key) if document is not None else None
 
     def document(self, name: str) -> Mapping[str, object]:
-        """All first keys of a JSON flag, set in either way; empty if it is not set."""
+        """All top-level keys of a JSON flag, however they were set; empty if it is not set."""
         if keys := self._keys.get(name):
             return {key: decoded(value) for key, value in keys.items()}
         return json_object(self.text(name)) or {} if self.has(name) else {}
 
 
 _CHECKED = (0, 32)
-"""The first release in which the conditions on keys of JSON flags were checked."""
+"""First release in which the conditions on keys of JSON flags were verified."""
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """One rule. ``flags`` are those involved, the first one is reported; ``broken`` says what is wrong."""
+    """One rule. Its first flag is the one reported; ``broken`` returns the problem, if any."""
 
     flags: tuple[str, ...]
     broken: Callable[[Given], str | None]
@@ -319,7 +322,7 @@ class Condition(msgspec.Struct, frozen=True):
 def broken_conditions(
     table: FlagTable, flags: Flags, resolved: Flags | None = None, *, own_draft: bool = False
 ) -> list[tuple[str, str]]:
-    """Violated conditions between flags: ``(flag, sentence)``. The rest is as for `check_value.refused_together`."""
+    """Return violated conditions between flags as ``(flag, sentence)``. Parameters as in `refused_together`."""
     given = Given(table, flags, resolved or {}, own_draft=own_draft)
     release = parse_release(table.version or "")
     found = []
@@ -379,7 +382,7 @@ def _not_both(name: str, other: str, since: tuple[int, int] = (0, 0)) -> Conditi
 
 
 def _set_twice(name: str, config: str, key: str, since: tuple[int, int] = (0, 0)) -> Condition:
-    """A separate flag for a key of a JSON flag: only one of them may be set."""
+    """A flag that duplicates a key of a JSON flag: only one of the two may be set."""
 
     def broken(given: Given) -> str | None:
         value, part = given.key(config, key), given.part(config, key)
@@ -428,7 +431,7 @@ def _hybrid(given: Given) -> str | None:
 
 
 def _balancers(given: Given) -> str | None:
-    """Ways to balance ranks: outside, by this server among its own, or with a server per rank (``ServeSubcommand``)."""
+    """Load balancing across ranks is external, hybrid, or one server per rank (``ServeSubcommand``): set only one."""
     several = "data-parallel-multi-port-external-lb"
     outside = _first_given(given, "data-parallel-external-lb", "data-parallel-rank")
     hybrid = "data-parallel-hybrid-lb" if given.on("data-parallel-hybrid-lb") else ""
@@ -436,7 +439,7 @@ def _balancers(given: Given) -> str | None:
         hybrid = "data-parallel-start-rank"
     found = [name for name in (outside, hybrid, several if given.on(several) else "") if name]
     if found[:2] == ["data-parallel-external-lb", "data-parallel-hybrid-lb"]:
-        return None  # a condition of its own
+        return None  # a separate condition
     return f"--{found[0]} and --{found[1]} are different ways to balance ranks; set one" if len(found) > 1 else None
 
 
@@ -484,7 +487,7 @@ def _speculates(given: Given) -> bool:
 
 
 _NOT_AHEAD = ("ngram", "suffix", "medusa", "mlp_speculator")
-"""Methods of speculative decoding with which vLLM cannot prepare the next step ahead."""
+"""Speculative decoding methods that do not support async scheduling."""
 
 
 def _ahead(given: Given) -> str | None:
@@ -501,11 +504,11 @@ def _counted(given: Given) -> str | None:
 
 
 _FROM_THE_PROMPT = ("ngram", "ngram_gpu", "[ngram]")
-"""Methods without a draft model, also as the name of one."""
+"""Methods without a draft model; vLLM also accepts them as the model's name."""
 
 
 def _guesses(given: Given) -> str | None:
-    """Numbers that are too small or too large."""
+    """Numbers out of range."""
     config = "speculative-config"
     tokens = given.key(config, "num_speculative_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens <= 0:
@@ -517,7 +520,7 @@ def _guesses(given: Given) -> str | None:
 
 
 _WITH_A_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
-"""Methods whose tokens come from a model of their own."""
+"""Methods that use a separate draft model or head."""
 
 
 def _draft_parallel(given: Given) -> str | None:
@@ -528,7 +531,7 @@ def _draft_parallel(given: Given) -> str | None:
 
 
 def _draft_shards(given: Given) -> str | None:
-    """A draft model is split like the target, or not at all; methods without one do not read the number."""
+    """A draft model's TP size is 1 or the target's; methods without a draft model ignore it."""
     config, tensor = "speculative-config", given.count("tensor-parallel-size") or 1
     shards = given.key(config, "draft_tensor_parallel_size")
     method = given.key(config, "method") or given.text("spec-method")
@@ -540,11 +543,11 @@ def _draft_shards(given: Given) -> str | None:
 
 
 _ALWAYS_COUNTED = (*_FROM_THE_PROMPT, "custom_class", "extract_hidden_states")
-"""Methods without a draft model whose configuration has the number of tokens."""
+"""Methods without a draft model that need the number of tokens to be set."""
 
 
 def _drafter(given: Given) -> tuple[str, str]:
-    """The method, and what is named as its model; empty texts for what is not set. vLLM derives some methods."""
+    """The method and its model, empty if not set. Derives the method from the model where vLLM does."""
     config = "speculative-config"
     method = str(given.key(config, "method") or given.text("spec-method") or "")
     model = str(given.key(config, "model") or given.text("spec-model") or "")
@@ -556,15 +559,15 @@ def _drafter(given: Given) -> tuple[str, str]:
 
 
 def _is_class(model: str) -> bool:
-    """Whether it is the path of a class, as ``package.Class``, rather than a model's name."""
+    """Whether it is a class path (``package.Class``) rather than a model's name."""
     words = model.split(".")
     return len(words) > 1 and all(word.isidentifier() for word in words)
 
 
 def _uncounted(given: Given) -> tuple[bool, str]:
-    """Whether the tokens per step are missing, and the method if one is known.
+    """Return whether the number of tokens per step is missing, and the method if known.
 
-    Suffix decoding has a default, and a draft model's configuration, or that of the model itself, may have the number.
+    Suffix decoding has a default, and the config of a draft model, or of the model itself, may specify it.
     """
     method, model = _drafter(given)
     counted = given.has("spec-tokens") or given.key("speculative-config", "num_speculative_tokens") is not None
@@ -573,7 +576,7 @@ def _uncounted(given: Given) -> tuple[bool, str]:
 
 
 def _counts(*, looked_up: bool, short: bool) -> Callable[[Given], str | None]:
-    """For methods that look tokens up in the prompt, or for others; with the flags for single keys alone, or not."""
+    """Condition for prompt-lookup methods or others, configured only by the short ``--spec-*`` flags or by JSON."""
 
     def broken(given: Given) -> str | None:
         uncounted, method = _uncounted(given)
@@ -593,7 +596,7 @@ _OF_METHOD = {
     "index_share_for_mtp_iteration": ("mtp",),
     "use_heterogeneous_vocab": ("draft_model",),
 }
-"""Keys of ``speculative-config`` that only one method takes."""
+"""Keys of ``speculative-config`` that only some methods accept."""
 
 
 def _of_method(given: Given) -> str | None:
@@ -608,7 +611,7 @@ def _of_method(given: Given) -> str | None:
 
 
 def _synthetic(given: Given) -> str | None:
-    """Rates at which drafted tokens are accepted, for measurements."""
+    """Synthetic acceptance rates, for benchmarks."""
     config = "speculative-config"
     keys = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
     count = sum(given.key(config, key) is not None for key in keys)
@@ -636,7 +639,7 @@ def _custom_drafts(given: Given) -> str | None:
 
 
 def _adapted_drafts(given: Given) -> str | None:
-    """With adapters, a step holds the drafts of all sequences."""
+    """With LoRA adapters, one step must hold the draft tokens of all sequences."""
     config = "speculative-config"
     drafts = given.key(config, "num_speculative_tokens") or given.count("spec-tokens", given=True)
     seqs, tokens = given.limit("max-num-seqs"), given.limit("max-num-batched-tokens")
@@ -682,7 +685,7 @@ def _adapter(word: str) -> str | None:
 
 
 def _parser_name(name: str, plugin: str, switch: str = "") -> Condition:
-    """A name from one of vLLM's registries, unless a plugin may add its own."""
+    """A name must be in vLLM's registry, unless a plugin may add its own."""
 
     def broken(given: Given) -> str | None:
         text, known = given.text(name), given.words(name)
@@ -762,7 +765,7 @@ def _keep_alive(given: Given) -> str | None:
 
 
 def _connected(kind: str, *, always: bool) -> Condition:
-    """A connector and its role; ``always``: a configuration without a connector is refused too."""
+    """A connector needs a role. With ``always``, a configuration without a connector is rejected too."""
     config, connector, role = f"{kind}-transfer-config", f"{kind}_connector", f"{kind}_role"
 
     def broken(given: Given) -> str | None:
@@ -799,7 +802,7 @@ def _profiled(given: Given) -> str | None:
 
 
 def _custom_ops(given: Given) -> list[str]:
-    """The custom operations that are switched on and off."""
+    """The entries of ``custom_ops``."""
     words: list[str] = []
     for key in ("custom_ops", "custom_ops+"):
         value = given.key("compilation-config", key)
@@ -810,14 +813,14 @@ def _custom_ops(given: Given) -> list[str]:
 
 
 def _base_modes(given: Given) -> str | None:
-    """``all`` and ``none`` among the custom operations: at most one of them, and once."""
+    """``all`` and ``none`` may occur only once in total."""
     if sum(word in ("all", "none") for word in _custom_ops(given)) <= 1:
         return None
     return "--compilation-config: custom_ops may have all or none once, not several of them"
 
 
 def _switched_ops(given: Given) -> str | None:
-    """The other custom operations: each with a sign, and not with both."""
+    """Each other custom op needs a sign, and may not have both."""
     words = [word for word in _custom_ops(given) if word not in ("all", "none")]
     wrong = next((word for word in words if len(word) < 2 or word[0] not in "+-"), None)
     if wrong is not None:
@@ -827,7 +830,7 @@ def _switched_ops(given: Given) -> str | None:
 
 
 MICROBATCHED = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
-"""All-to-all backends with which vLLM runs parts of a step at once."""
+"""All-to-all backends that support microbatching."""
 
 
 def _microbatches(given: Given) -> str | None:
@@ -838,7 +841,7 @@ def _microbatches(given: Given) -> str | None:
 
 
 def _split_batches(given: Given) -> str | None:
-    """A batch that is split must have a token for each part."""
+    """A batch that is split needs at least one token per part."""
     parts = 2 if given.on("enable-dbo") else given.count("ubatch-size") or 0
     if parts < 2:
         return None
@@ -857,7 +860,7 @@ def _spare_experts(given: Given) -> str | None:
 
 
 def _modality_limits(given: Given) -> str | None:
-    """Read for every model, though only those that take more than text use them."""
+    """Validated for every model, though only multimodal models use them."""
     name = "limit-mm-per-prompt"
     for kind, limit in given.document(name).items():
         if not isinstance(limit, int | dict):

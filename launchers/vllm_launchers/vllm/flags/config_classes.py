@@ -1,4 +1,4 @@
-"""Configuration classes in a package's source: their fields, and how their validators change what a field takes."""
+"""Configuration classes in a package's source: their fields, and how validators change what a field accepts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _suggested(evaluator: Evaluator, module: Module, node: ast.AnnAssign) -> tup
 
 
 def forbids_other_keys(evaluator: Evaluator, config: Symbol) -> bool:
-    """Whether pydantic rejects keys that a class does not have: its decorator has ``extra="forbid"``."""
+    """Whether pydantic rejects unknown keys of a class: its decorator has ``extra="forbid"``."""
     if not isinstance(config.node, ast.ClassDef) or config.module is None:
         return False
     for decorator in config.node.decorator_list:
@@ -79,20 +79,20 @@ def forbids_other_keys(evaluator: Evaluator, config: Symbol) -> bool:
 
 
 class Reading(Enum):
-    """What a field's validators make of a value before its type is checked."""
+    """How a field's validators treat a value before its type is checked."""
 
     OR_NOTHING = auto()
-    """``None`` is taken as well."""
+    """``None`` is accepted too."""
     MEMBER_NAME = auto()
-    """Text is the name of an enumeration's member, in any case."""
+    """Text is the name of an enum member, in any case."""
     MEMBER_NAME_OR_AUTO = auto()
     PLAIN_WORD = auto()
-    """Text is put in lower case, with ``_`` for ``-``."""
+    """Text is lowercased, and ``-`` becomes ``_``."""
     UNKNOWN = auto()
 
 
 def readings(evaluator: Evaluator, config: Symbol) -> dict[str, frozenset[Reading]]:
-    """Fields whose values validators change or take themselves; under ``*`` what holds for all."""
+    """How validators treat values before types are checked, by field; ``*`` stands for all fields."""
     found: dict[str, frozenset[Reading]] = {}
     for base in reversed(list(evaluator.package.bases(config))):
         for statement in base.node.body if isinstance(base.node, ast.ClassDef) else ():
@@ -106,7 +106,7 @@ def readings(evaluator: Evaluator, config: Symbol) -> dict[str, frozenset[Readin
 
 
 def rewrites_keys(evaluator: Evaluator, config: Symbol) -> bool:
-    """Whether a validator of the whole class may change the keys before they are checked."""
+    """Whether a class-level validator may change the keys before they are checked."""
     for base in evaluator.package.bases(config):
         for statement in base.node.body if isinstance(base.node, ast.ClassDef) else ():
             if not isinstance(statement, ast.FunctionDef):
@@ -120,7 +120,7 @@ def rewrites_keys(evaluator: Evaluator, config: Symbol) -> bool:
 
 
 def _validator(decorator: ast.expr) -> tuple[list[str], str]:
-    """The fields and the mode of ``field_validator(…)``; no fields for another decorator."""
+    """The fields and the mode of a ``field_validator(…)``; no fields for other decorators."""
     if not isinstance(decorator, ast.Call) or not ast.unparse(decorator.func).endswith("field_validator"):
         return [], ""
     names = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
@@ -130,7 +130,7 @@ def _validator(decorator: ast.expr) -> tuple[list[str], str]:
 
 
 def _reading(validator: ast.FunctionDef, mode: str) -> Reading | None:
-    """What a validator does, as far as its text says so plainly; None if it leaves the value to the type."""
+    """How a validator treats a value, UNKNOWN if that is unclear; None if it leaves the value to the type check."""
     text = ast.unparse(validator)
     if mode == "wrap":
         plain = "is None:" in text and text.rstrip().endswith("return handler(value)")

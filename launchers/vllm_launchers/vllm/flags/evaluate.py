@@ -1,4 +1,4 @@
-"""Evaluates values and types in a package's source by reading: constants, aliases, ``Literal``, enums, ``Field``."""
+"""Evaluates values and types in a package's source without running it: constants, ``Literal``, enums, ``Field``, …"""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ _BUILTINS: Mapping[str, Callable[..., object]] = {
     "tuple": tuple,
 }
 _MISTAKES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What evaluating an unusual expression may raise."""
+"""Errors that evaluating an unusual expression may raise."""
 
 Call = Callable[[Symbol, ast.Call, Module, Scope], object]
 
 
 class Evaluator:
-    """Evaluates expressions. ``facts`` maps full names to values known otherwise."""
+    """Evaluates expressions. ``facts`` maps full names to values known in advance."""
 
     def __init__(self, package: Package, facts: Mapping[str, object] | None = None) -> None:
         self.package = package
         self.facts = _CONSTANTS | dict(facts or {})
         self.call: Call | None = None
-        """Called first for a call of something defined in the package; UNKNOWN if it has no answer."""
+        """Called first for calls to something in the package; returns UNKNOWN if it has no answer."""
         self._symbols: dict[str, object] = {}
 
     def value(self, module: Module, node: ast.AST | None, scope: Scope = _NOTHING) -> object:
-        """The value of an expression at the top level of ``module`` with the names of ``scope``, or UNKNOWN."""
+        """The value of an expression at the top level of ``module``, with the names in ``scope``, or UNKNOWN."""
         if not isinstance(node, ast.expr):
             return None if node is None else UNKNOWN
         if isinstance(node, ast.Constant):
@@ -72,20 +72,20 @@ class Evaluator:
         return result
 
     def symbol_value(self, symbol: Symbol) -> object:
-        """A name's definition: a constant's value, or the symbol itself for a class or function."""
+        """The value of a constant, or the symbol itself for a class or function."""
         if symbol.dotted in self.facts:
             return self.facts[symbol.dotted]
         if isinstance(symbol.node, (ast.Assign, ast.AnnAssign)) and symbol.module is not None:
             if symbol.node.value is None:
                 return symbol
             if symbol.dotted not in self._symbols:
-                self._symbols[symbol.dotted] = UNKNOWN  # while it is evaluated: a recursive definition ends
+                self._symbols[symbol.dotted] = UNKNOWN  # ends the evaluation of a recursive definition
                 self._symbols[symbol.dotted] = self.value(symbol.module, symbol.node.value)
             return self._symbols[symbol.dotted]
         return symbol
 
     def attribute(self, owner: object, name: str) -> object:  # noqa: C901 (one branch per kind of attribute)
-        """``owner.name``: a module's definition, a class's field default, an enumeration's member, a docstring."""
+        """``owner.name``: a module's definition, a class's field default, an enum member, a docstring."""
         if isinstance(owner, EnumMember):
             return {"value": owner.value, "name": owner.name}.get(name, UNKNOWN)
         if not isinstance(owner, Symbol):
@@ -127,7 +127,7 @@ class Evaluator:
         return name.lower() if isinstance(value, Instance) or value is UNKNOWN else value
 
     def class_expression(self, owner: Symbol, node: ast.AST | None) -> object:
-        """An expression in a class's body: names of the class come first."""
+        """The value of an expression in a class body, where names of the class take precedence."""
         assert owner.module is not None
         scope = {}
         if isinstance(owner.node, ast.ClassDef) and node is not None:
@@ -143,7 +143,7 @@ class Evaluator:
         return any(base.name in ("Enum", "StrEnum", "IntEnum", "Flag") for base in self.package.bases(symbol))
 
     def members(self, symbol: Symbol) -> list[EnumMember]:
-        """An enumeration's members, in their order."""
+        """An enumeration's members, in order."""
         body = symbol.node.body if isinstance(symbol.node, ast.ClassDef) else []
         found = []
         for statement in body:
@@ -153,7 +153,7 @@ class Evaluator:
                 found += [member] if isinstance(member, EnumMember) else []
         return found
 
-    # Expressions, each by the name of its node.
+    # Expressions: one method per type of node.
 
     def _name(self, module: Module, node: ast.Name, scope: Scope) -> object:
         if node.id in scope:
@@ -275,7 +275,7 @@ class Evaluator:
     _generatorexp = _setcomp = _listcomp
 
     def iterated(self, value: object) -> list[object] | None:
-        """The items of a loop over a value, or None."""
+        """The items that a loop over a value yields, or None."""
         if isinstance(value, Symbol) and self.is_enum(value):
             return list(self.members(value))
         return list(value) if isinstance(value, Iterable) else None

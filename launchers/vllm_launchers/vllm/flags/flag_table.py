@@ -25,19 +25,20 @@ class ValueKind(StrEnum):
     JSON = "json"
     """A JSON object; its keys may also be set one by one as ``--flag.key value``."""
     JSON_LIST = "json_list"
-    """A JSON list, as one word."""
+    """A JSON list, as one argument."""
     OTHER = "other"
-    """Not determinable from the source: every text is accepted."""
+    """Cannot be determined from the source; any text is accepted."""
 
 
 class FlagSpec(msgspec.Struct, frozen=True):
-    """One flag, its name without leading dashes.
+    """One flag. ``name`` has no leading dashes.
 
-    ``choices`` is all that the parser accepts, empty if it accepts anything of its kind. ``default`` is the default as
-    text (``None`` if vLLM derives it). ``minimum`` and ``maximum`` are bounds that vLLM's configuration checks
-    (inclusive; ``above`` and ``below`` are exclusive). ``many`` accepts several values; ``negatable`` has a ``--no-``
-    form. ``nullable`` also accepts ``None`` or nothing (``--flag ""``) for no value. ``words`` are suggested values if
-    others are accepted as well. ``aliases`` are as typed: ``-tp``. ``deprecated`` is vLLM's message.
+    ``choices`` are the only values that the parser accepts; empty if it accepts anything of this kind. ``default`` is
+    the default as text, ``None`` if vLLM derives it. ``minimum`` and ``maximum`` are bounds that vLLM's configuration
+    checks (inclusive; ``above`` and ``below`` are exclusive). A flag with ``many`` accepts several values, one with
+    ``negatable`` has a ``--no-`` form, and one with ``nullable`` also accepts ``None`` or an empty text (``--flag ""``)
+    for no value. ``words`` are suggestions; other values are accepted too. ``aliases`` are written as typed: ``-tp``.
+    ``deprecated`` is vLLM's message.
     """
 
     name: str
@@ -57,7 +58,7 @@ class FlagSpec(msgspec.Struct, frozen=True):
     below: float | None = None
     deprecated: str = ""
     closed: bool = False
-    """The parser accepts any text, but vLLM's configuration only ``words``, case-insensitive."""
+    """The parser accepts any text, but vLLM's configuration accepts only ``words``, ignoring case."""
     opposite: str = ""
     """Another option with the opposite meaning: ``disable-x`` of ``enable-x``, as in vLLM since 0.33."""
     bare: bool = False
@@ -67,20 +68,20 @@ class FlagSpec(msgspec.Struct, frozen=True):
 
 
 class VariableKind(StrEnum):
-    """The type that vLLM converts an environment variable to; text that it cannot convert ends the start."""
+    """The type that vLLM converts an environment variable to. vLLM fails to start if the conversion fails."""
 
     INT = "int"
-    """A whole number; switches are numbers too (``bool(int(text))``)."""
+    """A whole number. Includes switches, which are read as ``bool(int(text))``."""
     FLOAT = "float"
     CHOICE = "choice"
     JSON = "json"
 
 
 class VariableSpec(msgspec.Struct, frozen=True):
-    """The values that one environment variable may have.
+    """The values that one environment variable accepts.
 
-    ``choices`` are all of them for ``CHOICE``, case-sensitive if ``exact``; ``many`` accepts several separated by
-    commas. ``empty`` is whether the empty text counts as not set.
+    ``choices`` lists them for ``CHOICE``, case-sensitive if ``exact``. ``many`` accepts several, separated by commas.
+    With ``empty``, an empty text counts as not set.
     """
 
     kind: VariableKind
@@ -90,7 +91,7 @@ class VariableSpec(msgspec.Struct, frozen=True):
     empty: bool = False
 
     def problem(self, text: str) -> str | None:
-        """What it accepts instead of this text, as ``a whole number`` or ``spawn or fork``; None if it accepts it."""
+        """What the variable accepts instead of this text, as ``a whole number`` or ``spawn or fork``; None if valid."""
         if not text and self.empty:
             return None
         try:
@@ -117,11 +118,10 @@ class VariableSpec(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The hardware that a vLLM supports; unknown fields are empty or None, and imply nothing.
+    """Hardware that a vLLM supports. Unknown fields are empty or None and imply nothing.
 
-    ``capabilities`` gives, for each quantization method, its minimum compute capability, as 75 for 7.5.
-    ``architectures`` are those that its PyTorch has code for (``sm_75``). ``cpu_block`` is what block sizes must be
-    multiples of on the CPU.
+    ``capabilities`` maps quantization methods to their minimum compute capability (75 for 7.5). ``architectures`` are
+    those that its PyTorch has code for (``sm_75``). CPU block sizes must be multiples of ``cpu_block``.
     """
 
     capabilities: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -132,8 +132,8 @@ class Limits(msgspec.Struct, frozen=True):
 class FlagTable(msgspec.Struct, frozen=True):
     """All flags of one vLLM. ``source`` is ``installation`` (read from its files) or ``release`` (our own table).
 
-    A release's table has names, defaults and choices; help may be missing. ``variables`` are the environment variables
-    that this vLLM reads (``VLLM_*``); empty if unknown.
+    A release's table has names, defaults and choices, but may lack help texts. ``variables`` are the ``VLLM_*``
+    environment variables that this vLLM reads; empty if unknown.
     """
 
     version: str | None
@@ -141,11 +141,11 @@ class FlagTable(msgspec.Struct, frozen=True):
     flags: Mapping[str, FlagSpec]
     variables: frozenset[str] = msgspec.field(default_factory=frozenset)
     values: Mapping[str, VariableSpec] = msgspec.field(default_factory=dict)
-    """The values that variables may have, including some not named ``VLLM_``; any other accepts any text."""
+    """Accepted values of variables, including some not named ``VLLM_*``; variables not listed accept any text."""
     reads_all: bool = False
-    """Whether every start reads all variables, so that an invalid value ends it even if it is not used."""
+    """Whether vLLM reads all variables at every start, so that an invalid value is fatal even if unused."""
     limits: Limits = msgspec.field(default_factory=Limits)
 
     def get(self, name: str) -> FlagSpec | None:
-        """The flag of that name (normalized: no leading dashes, ``-`` between words), or None."""
+        """The flag of that normalized name (no leading dashes, ``-`` between words), or None."""
         return self.flags.get(name)

@@ -1,4 +1,4 @@
-"""Parses annotations in a package's source like vLLM's own ``get_type_hints`` does with the real types."""
+"""Parses annotations in a package's source as vLLM's own ``get_type_hints`` treats the real types."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class EnumMember(msgspec.Struct, frozen=True):
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """An object of a class of the package, its contents unknown."""
+    """An instance of a class in the package, with unknown contents."""
 
 
 class Optional(msgspec.Struct, frozen=True):
-    """The result of vLLM's ``optional_type``: the empty text and ``None`` mean nothing, all else is ``inner``'s."""
+    """vLLM's ``optional_type``: empty text and ``None`` mean no value, anything else is parsed by ``inner``."""
 
     inner: object
 
 
 class FieldValue(msgspec.Struct, frozen=True):
-    """``field(…)`` or ``Field(…)``: its default, `UNKNOWN` without one, and the bounds that pydantic checks."""
+    """``field(…)`` or ``Field(…)``: its default (`UNKNOWN` without one), and the bounds that pydantic checks."""
 
     default: object = UNKNOWN
     init: bool = True
@@ -53,8 +53,8 @@ class FieldValue(msgspec.Struct, frozen=True):
 class TypeHints(msgspec.Struct, frozen=True):
     """A parsed annotation: the plain types in it, and its parts.
 
-    ``names`` are of ``bool int float str list tuple set dict None literal class``. ``element`` is what a list, tuple
-    or set holds; ``count`` how many a tuple has, None for any number.
+    ``names`` are some of ``bool int float str list tuple set dict None literal class``. ``element`` is the type of the
+    items of a list, tuple or set; ``count`` is the length of a tuple, None if it has no fixed one.
     """
 
     names: frozenset[str] = frozenset()
@@ -62,13 +62,13 @@ class TypeHints(msgspec.Struct, frozen=True):
     element: TypeHints | None = None
     count: int | None = None
     config: Symbol | None = None
-    """The dataclass that the JSON object is checked against."""
+    """The dataclass that validates the JSON object."""
     enum: Symbol | None = None
     bounds: dict[str, float] = msgspec.field(default_factory=dict)
     values: TypeHints | None = None
     """The type of a dictionary's values."""
     checked: bool = True
-    """Whether only the types decide: false with ``SkipValidation``, or a validator in the annotation."""
+    """Whether the types alone decide: false with ``SkipValidation``, or with a validator in the annotation."""
 
     def joined(self, other: TypeHints) -> TypeHints:
         """Union of both."""
@@ -86,9 +86,9 @@ class TypeHints(msgspec.Struct, frozen=True):
 
 
 class ConfigField(msgspec.Struct, frozen=True):
-    """One field of a configuration class: the basis of its flag.
+    """One field of a configuration class, from which its flag is made.
 
-    ``suggested`` are the words of types that only a type checker sees; ``init`` is whether it can be set.
+    ``suggested`` are words of types that are imported only for type checkers; ``init`` is whether the field can be set.
     """
 
     name: str
@@ -168,7 +168,7 @@ def _class(evaluator: Evaluator, symbol: Symbol) -> TypeHints:
 
 
 def is_dataclass(symbol: Symbol) -> bool:
-    """Whether a class carries a dataclass decorator, the standard one, pydantic's or vLLM's ``config``."""
+    """Whether a class has a dataclass decorator: the standard one, pydantic's, or vLLM's ``config``."""
     if not isinstance(symbol.node, ast.ClassDef):
         return False
     for decorator in symbol.node.decorator_list:

@@ -1,7 +1,7 @@
-"""Learns the flags of an installed vLLM from its source: nothing is run or imported, no dependency is needed.
+"""Learns the flags of an installed vLLM from its source. Nothing is run or imported, and no dependency is needed.
 
-Configuration classes, ``add_cli_args`` and ``make_arg_parser`` are read as text and followed as far as they register
-flags. Takes well under a second of CPU time; `cache` keeps what was learned.
+Configuration classes, ``add_cli_args`` and ``make_arg_parser`` are parsed, and followed where they register flags.
+Takes well under a second of CPU time; `cache` keeps the result.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ PARSERS = (
 """Modules that have contained ``make_arg_parser``, newest first."""
 
 _DEVICES = {"cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "xpu": "xpu", "tpu": "tpu"}
-"""A build's PyTorch device; an AMD GPU is ``cuda`` too."""
+"""A build's PyTorch device. AMD GPUs are ``cuda`` too."""
 
 _PARSER_NAMES = {
     "tool-call-parser": ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER"),
     "reasoning-parser": ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER"),
 }
-"""Flags that take a name from a registry, and the module's dictionary with it (since 0.12)."""
+"""Flags whose value is a name in a registry: the module, and its dictionary of names (since 0.12)."""
 
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
 
 _FEWEST = 20
-"""No vLLM has so few flags: finding fewer means that its source was not understood."""
+"""If fewer flags are found, the source was not understood."""
 
 
 def learn_flags(engine: Engine) -> FlagTable:
-    """Every flag of ``vllm serve`` of an installation.
+    """All flags of an installation's ``vllm serve``.
 
     Raises:
         FlagsUnknownError: its files cannot be found, read or understood; the text is one sentence.
@@ -54,13 +54,13 @@ def learn_flags(engine: Engine) -> FlagTable:
 
 
 def learn_folder(folder: Path, *, version: str | None = None, build: str | None = None) -> FlagTable:
-    """The same for a folder with vLLM's source: the package itself, with ``engine/arg_utils.py`` in it.
+    """Like `learn_flags`, for a folder with vLLM's source: the package itself, with ``engine/arg_utils.py`` in it.
 
     Raises:
         FlagsUnknownError: as for `learn_flags`.
     """
     collecting = gc.isenabled()
-    gc.disable()  # a hundred thousand small nodes, and no garbage among them
+    gc.disable()  # parsing creates 100,000 small nodes and no garbage
     try:
         return _learn(folder, version, build)
     except OSError as error:
@@ -113,7 +113,7 @@ def _add_parser_names(evaluator: Evaluator, flags: dict[str, FlagSpec]) -> None:
 
 
 def _add_connectors(package: Package, flags: dict[str, FlagSpec]) -> None:
-    """The connectors that ``kv_connector`` may name; plugins may add others."""
+    """Suggest the known connectors for ``kv_connector``; plugins may add others."""
     module, spec = package.module(_CONNECTORS), flags.get("kv-transfer-config")
     if module is None or spec is None:
         return
@@ -131,7 +131,7 @@ def _add_connectors(package: Package, flags: dict[str, FlagSpec]) -> None:
 
 
 def _add_opposites(package: Package, flags: dict[str, FlagSpec]) -> None:
-    """Since 0.33 ``--enable-x`` also has ``--disable-x``, and the other way round."""
+    """Add the opposite option: since 0.33 ``--enable-x`` has ``--disable-x``, and vice versa."""
     module = package.module("vllm.utils.argparse_utils")
     if module is None or "EnableDisableAction" not in module.names:
         return

@@ -17,7 +17,7 @@ from vllm_launchers.vllm.flags.flag_table import Limits
 from vllm_launchers.vllm.flags.package import Module, Package, Symbol
 
 FP8_COMPRESSED = "compressed-tensors fp8"
-"""FP8 checkpoints of compressed-tensors: the method allows older GPUs than its scheme for FP8 weights."""
+"""FP8 checkpoints of compressed-tensors, whose scheme for FP8 weights requires newer GPUs than the method itself."""
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _SCHEME = f"{_QUANTIZATION}.compressed_tensors.schemes.compressed_tensors_w8a16_fp8"
@@ -38,9 +38,9 @@ def limits(package: Package) -> Limits:
 
 
 def torch_architectures(site_packages: Path) -> tuple[str, ...]:
-    """GPU architectures that the PyTorch beside vLLM has code for: ``sm_75``; none without one, or for a CPU.
+    """GPU architectures (``sm_75``) that the PyTorch installed with vLLM has code for; empty for none or a CPU build.
 
-    PyTorch is not imported: its 30 MiB library is searched for the list, which takes some hundredths of a second.
+    PyTorch is not imported. Searching its 30 MiB library for the list takes some hundredths of a second.
     """
     path = site_packages / "torch/lib/libtorch_python.so"
     try:
@@ -55,7 +55,7 @@ def torch_architectures(site_packages: Path) -> tuple[str, ...]:
 
 
 def _capabilities(package: Package) -> Iterator[tuple[str, int]]:
-    """Quantization methods, as named in ``get_quantization_config``, with the capability that each requires."""
+    """Yield quantization methods, as named in ``get_quantization_config``, and the capability that each requires."""
     module = package.module(_QUANTIZATION)
     function = module.names.get("get_quantization_config") if module is not None else None
     if module is None or not isinstance(function, ast.FunctionDef):
@@ -82,7 +82,7 @@ def _class(package: Package, place: str, name: str) -> Symbol | None:
 
 
 def _least(package: Package, symbol: Symbol) -> int | None:
-    """What ``get_min_capability`` of a class returns, its own or its bases'; None if that is not a plain number."""
+    """The constant that a class's own or inherited ``get_min_capability`` returns; None if it is not a constant."""
     for base in package.bases(symbol):
         if not isinstance(base.node, ast.ClassDef):
             continue
@@ -93,7 +93,7 @@ def _least(package: Package, symbol: Symbol) -> int | None:
 
 
 def _number(function: ast.FunctionDef) -> int | None:
-    """The number that a function returns, if it returns one and nothing else."""
+    """The whole number that a function returns, if that is its only return value."""
     returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
     if len(returned) == 1 and isinstance(returned[0], ast.Constant) and isinstance(returned[0].value, int):
         return returned[0].value
@@ -101,7 +101,7 @@ def _number(function: ast.FunctionDef) -> int | None:
 
 
 def _cpu_blocks(package: Package) -> int | None:
-    """What the CPU's block sizes must be multiples of; None if the source does not state it."""
+    """The unit of CPU block sizes; None if the source does not state it."""
     module = package.module(_CPU_ATTENTION)
     for function in _methods(module, "get_supported_kernel_block_sizes"):
         for node in ast.walk(function):

@@ -1,4 +1,4 @@
-"""The keys of a JSON flag and what each may hold, read from the configuration class that takes the object."""
+"""The keys of a JSON flag and the values they accept, read from the configuration class of the object."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def parts_of(evaluator: Evaluator, hints: TypeHints, depth: int = 0) -> tuple[FlagSpec, ...]:
-    """The keys that a JSON object may have, if the class that reads it forbids others."""
+    """The keys that a JSON object may have; empty if its class accepts others too."""
     config = hints.config
     if config is None or not forbids_other_keys(evaluator, config) or rewrites_keys(evaluator, config):
         return ()
@@ -46,7 +46,7 @@ def parts_of(evaluator: Evaluator, hints: TypeHints, depth: int = 0) -> tuple[Fl
 
 
 def _part(evaluator: Evaluator, field: ConfigField, validated: frozenset[Reading], depth: int) -> FlagSpec:
-    """One key; of kind ``OTHER`` without choices, which takes anything, if its type or its validator is not plain."""
+    """One key. If its type or validator is not understood, it accepts anything (``OTHER`` without choices)."""
     hints, help = field.hints, field.help.partition("\n\n")[0][:_HELP]
     nullable = "None" in hints.names or Reading.OR_NOTHING in validated
     others = validated - {Reading.OR_NOTHING}
@@ -79,10 +79,7 @@ def _literal(part: FlagSpec, hints: TypeHints, reading: Reading | None) -> FlagS
 
 
 def _member(evaluator: Evaluator, part: FlagSpec, hints: TypeHints, reading: Reading | None) -> FlagSpec:
-    """A member of an enumeration, by its name if a validator reads it so, else by its value.
-
-    With names, ``choices`` are the numbers that stand for them.
-    """
+    """An enum member, by name if a validator reads it that way (``choices`` are then the numbers), else by value."""
     assert hints.enum is not None
     values = [member.value for member in evaluator.members(hints.enum)]
     if reading in (Reading.MEMBER_NAME, Reading.MEMBER_NAME_OR_AUTO):

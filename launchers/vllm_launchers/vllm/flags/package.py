@@ -12,16 +12,16 @@ import msgspec
 from vllm_launchers.python_source import parse_module
 
 MAX_BYTES = 4_000_000
-"""A longer module is not hand-written source."""
+"""Longer modules are skipped: they are not hand-written source."""
 
 _DEPTH = 25
-"""Maximum depth of followed imports: two modules may import one name from each other."""
+"""Maximum number of imports to follow; two modules may import a name from each other."""
 
 
 class Module:
-    """One parsed file. ``names`` are what runs at import; ``hinted`` what is under ``if TYPE_CHECKING``.
+    """One parsed file. ``names`` are its top-level definitions and imports; ``hinted`` is for ``if TYPE_CHECKING``.
 
-    ``calls`` are statements that only call something, such as those that fill a registry.
+    ``calls`` are top-level statements that are just a call, such as those that fill a registry.
     """
 
     def __init__(self, name: str, *, is_package: bool) -> None:
@@ -88,7 +88,7 @@ class Package:
     """A package's folder. Modules are parsed on first use; those that cannot be parsed define nothing."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is the package itself (it contains ``__init__.py``); its name is the package's."""
+        """``folder`` is the package itself (it contains ``__init__.py``) and has its name."""
         self.folder = folder
         self.name = folder.name
         self._modules: dict[str, Module | None] = {}
@@ -117,7 +117,7 @@ class Package:
         return None
 
     def find(self, module: Module, name: str, depth: int = 0) -> Symbol | None:
-        """What ``name`` refers to at the top level of ``module``, imports followed, or None."""
+        """Resolve ``name`` at the top level of ``module``, following imports; None if it is undefined."""
         node = module.names.get(name) or module.hinted.get(name)
         if node is None:
             inner = self.module(f"{module.name}.{name}") if module.is_package else None
@@ -151,7 +151,7 @@ class Package:
         return ".".join([*parts, node.module] if node.module else parts)
 
     def bases(self, symbol: Symbol) -> Iterator[Symbol]:
-        """A class of the package and its bases, itself first, each once."""
+        """Yield a class of the package and its bases, each once, itself first."""
         seen: set[str] = set()
         waiting = [symbol]
         while waiting:
@@ -167,7 +167,7 @@ class Package:
                         waiting.append(found)
 
     def name_of(self, module: Module, node: ast.expr) -> Symbol | None:
-        """What a plain or dotted name refers to at the top level of ``module``."""
+        """Resolve a plain or dotted name at the top level of ``module``."""
         match node:
             case ast.Name(id=name):
                 return self.find(module, name)

@@ -1,11 +1,11 @@
-"""Flags and variables of vLLM releases, from the project's own table: for planning a release that is not installed.
+"""Flags and variables of vLLM releases, from a built-in table: for planning a release that is not installed.
 
-``releases.json`` lists the releases examined, one patch of each minor release. For each flag it has the changes, as
-``[index of the release, changed properties]``, null for a removed flag; for each variable the first release that reads
-it and the first that no longer does; under ``values`` the values that a variable may have, complete for each release
-that changed them, null from where any text is accepted; under ``capabilities`` the minimum compute capability of a
-quantization method. The table has no help texts, and has choices only if vLLM's parser does. Bounds (``minimum`` and
-the like) are those of 0.32 and 0.33; for earlier releases only the few that always held.
+``releases.json`` lists the examined releases, one patch of each minor release. For each flag it has the changes as
+``[index of the release, changed properties]``, with null for a removed flag; for each variable, the first release that
+reads it and the first that no longer does. ``values`` has the accepted values of a variable, complete for each release
+that changed them, and null from where any text is accepted. ``capabilities`` has the minimum compute capability of each
+quantization method. The table has no help texts, and choices only where vLLM's parser has them. Bounds (``minimum``
+etc.) are those of 0.32 and 0.33; earlier releases have only the few that always applied.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ RELEASES: tuple[str, ...] = (
     "0.15.1", "0.16.0", "0.17.1", "0.18.1", "0.19.1", "0.20.0", "0.20.2", "0.21.0", "0.22.1", "0.23.0",
     "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
 )  # fmt: skip
-"""The releases that the table was made from, oldest first. Its data for 0.8.5 and 0.9.2 is approximate."""
+"""Releases that the table was made from, oldest first. Its data for 0.8.5 and 0.9.2 is approximate."""
 
 _VERSION = lazy_pattern(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[.+\-a-z][a-zA-Z0-9.+_-]*)?", re.ASCII)
 _READS_ALL_SINCE: Release = (0, 11, 1)
-"""From this release on ``enable_envs_cache`` evaluates every variable when the engine starts."""
+"""First release in which ``enable_envs_cache`` evaluates every variable when the engine starts."""
 _ARCHITECTURES: tuple[tuple[Release, str], ...] = (
     ((0, 0, 0), "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),  # PyTorch 2.6.0 and 2.7
     ((0, 10, 2), "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),  # 2.8.0 to 2.10.0
     ((0, 20, 0), "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),  # 2.11.0 to 2.14.0, for CUDA 13
 )
-"""The architectures in the PyTorch that a release pins (``requirements/cuda.txt``), read from its wheel on PyPI."""
+"""GPU architectures of the PyTorch that a release pins (``requirements/cuda.txt``), read from its wheel on PyPI."""
 
 _CPU_BLOCKS: tuple[tuple[Release, int], ...] = (((0, 21, 0), 16), ((0, 29, 0), 32))
-"""``get_supported_kernel_block_sizes`` of the CPU's attention."""
+"""``get_supported_kernel_block_sizes`` of the CPU attention backend."""
 
 _LISTS = ("choices", "words", "aliases")
 _SWITCHES = ("negatable", "many", "nullable", "bare", "closed")
@@ -50,7 +50,7 @@ class UnknownReleaseError(Exception):
 
 
 def parse_release(version: str) -> Release | None:
-    """The numbers of a version, or None: ``0.32.0+cpu`` and ``v0.32`` are ``(0, 32, 0)``."""
+    """The numbers of a version, or None: ``(0, 32, 0)`` for ``0.32.0+cpu`` and ``v0.32``."""
     found = _VERSION.fullmatch(version.strip())
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
@@ -61,11 +61,11 @@ NEWEST: Release = _NUMBERS[-1]
 
 
 def nearest_release(version: str) -> str:
-    """The release of the table that represents ``version``.
+    """The table's release that represents ``version``: the newest one that is not newer.
 
-    The newest one that is not newer. If only a later patch of the same minor release was examined, that one: flags come
-    and go with minor releases (``0.17.0`` is represented by 0.17.1, not by 0.16.0). For a vLLM newer than the table the
-    newest one, which callers should mention.
+    If the table only has a later patch of the same minor release, that one, because flags change with minor releases
+    (0.17.1 represents ``0.17.0``, rather than 0.16.0). The newest release represents any vLLM newer than the table,
+    which callers should mention.
 
     Raises:
         UnknownReleaseError: it is not a version, or older than 0.8.5.
@@ -83,9 +83,9 @@ def nearest_release(version: str) -> str:
 
 
 def release_table(version: str) -> FlagTable:
-    """The flags of a vLLM of that version, as far as the table has them: those of :func:`nearest_release`.
+    """The flags of a vLLM version, as known: those of its `nearest_release`.
 
-    The table's own ``version`` is that release's, so that a caller can mention a difference.
+    The result's ``version`` is that release, so that a caller can mention a difference.
 
     Raises:
         UnknownReleaseError: it is not a version, or older than 0.8.5.
@@ -100,7 +100,7 @@ def first_release(name: str) -> str | None:
 
 
 def releases_for(right: Callable[[Limits], bool]) -> tuple[str, str | None] | None:
-    """The first release whose limits are right, and the last if those of the newest are not; None without any."""
+    """First release whose limits satisfy ``right``, and the last if the newest does not; None if none does."""
     data = _data()
     fitting = [index for index in range(len(RELEASES)) if right(_limits(data, index))]
     if not fitting:
@@ -109,7 +109,7 @@ def releases_for(right: Callable[[Limits], bool]) -> tuple[str, str | None] | No
 
 
 def variable_releases(name: str) -> tuple[str, str | None] | None:
-    """First release that reads a ``VLLM_*`` variable, and the last if later ones do not; None for an unknown one."""
+    """First release that reads a ``VLLM_*`` variable, and the last if later ones do not; None if it is unknown."""
     span = _data()["variables"].get(name)
     if span is None:
         return None
@@ -137,7 +137,6 @@ def _table(index: int) -> FlagTable:
 
 
 def _limits(data: dict[str, Any], index: int) -> Limits:
-    """The hardware that a release supports, by its wheels on PyPI."""
     found = {
         name: least
         for name, history in data["capabilities"].items()
@@ -157,7 +156,7 @@ def _variable_spec(properties: dict[str, Any]) -> VariableSpec:
 
 
 def _properties(history: list[tuple[int, dict[str, Any] | None]], index: int) -> dict[str, Any] | None:
-    """A flag in one release: its first properties with all changes up to then; None if it did not exist."""
+    """A flag's properties in one release: its first ones plus all changes up to then; None if it did not exist."""
     properties: dict[str, Any] | None = None
     for since, change in history:
         if since > index:

@@ -13,10 +13,10 @@ _CLOSE = 0.72
 
 
 def search(table: FlagTable, text: str) -> list[FlagSpec]:
-    """Flags that match all words of ``text``, best first; all of them, by name, for an empty text.
+    """Flags that match all words of ``text``, best first; all flags by name if it is empty.
 
-    A name that begins with the text comes before one that contains it, then names that contain every word, then aliases
-    and choices, then help texts; if nothing matches, similar names.
+    Names that begin with the text come first, then names that contain every word, aliases and choices, and help texts.
+    If nothing matches, similar names are returned.
     """
     words = [word.lower().replace("_", "-") for word in text.split()]
     words = [word.lstrip("-") or word for word in words]
@@ -29,9 +29,9 @@ def search(table: FlagTable, text: str) -> list[FlagSpec]:
 
 
 def closest(table: FlagTable, name: str) -> tuple[str, ...]:
-    """Flag names that a wrong name was most likely meant for, best first; at most three, maybe none.
+    """Names that a wrong flag name was most likely meant for, best first; at most three.
 
-    ``name`` without leading dashes, as typed: ``max_num_seq``. A prefix shared by several flags gives these.
+    ``name`` is as typed, without leading dashes: ``max_num_seq``. Flags that begin with it come first.
     """
     plain = name.lstrip("-").replace("_", "-").partition(".")[0].lower()
     if plain.startswith("no-"):
@@ -41,9 +41,9 @@ def closest(table: FlagTable, name: str) -> tuple[str, ...]:
 
 
 def resolve_flag_name(table: FlagTable, name: str) -> tuple[FlagSpec | None, tuple[str, ...]]:
-    """The flag that argparse resolves a name to, or else the flags that it could be a prefix of.
+    """The flag that argparse resolves a name to, or else the options that it is a prefix of.
 
-    ``--`` names may be shortened while the prefix is unique; aliases and ``_`` for ``-`` count too.
+    Long options may be abbreviated to a unique prefix. Aliases count too, and ``_`` equals ``-``.
     """
     plain = name.replace("_", "-")
     if (spec := table.get(plain)) is not None:
@@ -73,7 +73,7 @@ def _options(table: FlagTable) -> Iterator[tuple[str, FlagSpec]]:
 
 
 def _rank(spec: FlagSpec, words: list[str]) -> int | None:
-    """0 is best; None: not all words match."""
+    """How well a flag matches, 0 is best; None if not all words match."""
     name, whole = spec.name, "-".join(words)
     if name == whole or f"-{whole}" in spec.aliases or f"--{whole}" in spec.aliases:
         return 0
@@ -93,7 +93,7 @@ def _rank(spec: FlagSpec, words: list[str]) -> int | None:
 
 
 def _alike(table: FlagTable, plain: str) -> list[str]:
-    """Names similar to a wrong one: letters changed, or the same words in another order or number."""
+    """Names similar to a wrong one: misspelled, or with words reordered, added or left out."""
     close = get_close_matches(plain, table.flags, n=_CLOSEST, cutoff=_CLOSE)
     wanted = set(plain.split("-"))
     if len(wanted) > 1:

@@ -1,4 +1,4 @@
-"""Flags that take several words on a command line: their value here is one word, or several as a JSON list. Pure."""
+"""Flags with several command-line arguments: a value here is one argument, or several as a JSON list. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ LIST_FLAGS = frozenset(
 
 
 def is_listed(name: str, value: object) -> bool:
-    """Whether a flag's value is meant as several words, also if its end is missing. A name may begin with a bracket."""
+    """Whether a flag's value is meant as a JSON list, even if its end is missing. A plain name may begin with ``[``."""
     text = value.strip() if name in LIST_FLAGS and isinstance(value, str) else ""
     return text.startswith('["') or (text.startswith("[") and text.endswith("]"))
 
 
 def several_words(name: str, value: object) -> tuple[str, ...]:
-    """The words that a JSON list holds; an object in it becomes one word of JSON, as of ``--lora-modules``.
+    """The arguments in a JSON list. An object in it becomes one argument in JSON, as for ``--lora-modules``.
 
-    None where the value is one word, or `list_problem` says what is wrong with the list.
+    Empty if the value is a single argument, or if the list is invalid (see `list_problem`).
     """
     if not is_listed(name, value) or list_problem(name, value):
         return ()
@@ -41,7 +41,7 @@ def several_words(name: str, value: object) -> tuple[str, ...]:
 
 
 def list_problem(name: str, value: object) -> str:
-    """Why a value that is meant as several words can't be: the rest of a sentence, empty if nothing is wrong."""
+    """Why a value that is meant as a list is invalid, as the rest of a sentence; empty if it is valid."""
     if not is_listed(name, value):
         return ""
     try:
@@ -57,13 +57,13 @@ def _part_problem(one: object) -> str:
     word = _word(one)
     if not word:
         return f"{json.dumps(one)[:40]} can't be one of them"
-    if word[0] == "-":  # the parser takes it for a flag
+    if word[0] == "-":  # would be parsed as a flag
         return f"{json.dumps(one)[:40]} begins with a dash"
     return "" if word.isprintable() else f"{json.dumps(one)[:40]} is not printable"
 
 
 def _word(one: object) -> str:
-    """A part of a list as a word; empty if it can't be one."""
+    """A list's item as an argument; empty if it can't be one."""
     if isinstance(one, str):
         return one
     if isinstance(one, dict):

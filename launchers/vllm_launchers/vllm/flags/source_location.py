@@ -16,19 +16,19 @@ from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError
 from vllm_launchers.vllm.installed_packages import script_interpreter, site_packages
 
 MARK = Path("engine/arg_utils.py")
-"""A file that every vLLM package has, and that defines its flags."""
+"""A file that every vLLM package has; it defines the flags."""
 
 _HEAD_BYTES = 8192
 _PTH_BYTES = 100_000
 _HANDS_ON = lazy_pattern(r"^\s*(?:exec\s+)?[\"']?(?P<path>/[^\s\"'$`;|&]+/vllm)[\"']?\s+\"?\$[@*]\"?\s*$", re.MULTILINE)
-"""A line of a shell script that runs another ``vllm`` on this machine with the script's arguments."""
+"""A line of a shell script that passes its arguments to another ``vllm`` on this machine."""
 
 _VERSION = lazy_pattern(r"^(?:__version__|version)\s*=.*?['\"]([0-9][^'\"]*)['\"]", re.MULTILINE)
 _WRAPPERS = 3
 
 
 def package_folder(engine: Engine) -> Path:
-    """The folder ``vllm`` that an engine's command imports.
+    """The ``vllm`` package folder that an engine's command imports.
 
     Raises:
         FlagsUnknownError: it cannot be determined.
@@ -93,7 +93,7 @@ def _packages(interpreter: Path) -> Iterator[Path]:
 
 
 def _editable(folder: Path) -> Iterator[Path]:
-    """Source folders installed by reference: ``direct_url.json``, and lines of ``.pth`` files."""
+    """Source folders of editable installs, from ``direct_url.json`` and lines of ``.pth`` files."""
     for path in sorted(folder.glob("vllm*-info/direct_url.json")):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""From one ``add_argument`` in vLLM's source to a flag in this program's form."""
+"""Converts ``add_argument`` calls in vLLM's source to `FlagSpec`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vllm_launchers.vllm.flags.package import Module, Symbol, imported_as
 from vllm_launchers.vllm.flags.value_text import default_text, enum_word, texts
 
 Kwargs = dict[str, object]
-"""Keyword arguments of ``add_argument``; under FIELD the field that they were made from."""
+"""Keyword arguments of ``add_argument``; the key FIELD holds the field that they were made from."""
 
 FIELD = "__field__"
 HUMAN, HUMAN_OR_AUTO = "human_readable_int", "human_readable_int_or_auto"
@@ -36,7 +36,7 @@ JSON, TEXT_OR_JSON, OBJECT = "json.loads", "union_dict_and_str", "parse_dataclas
 
 
 def human_names(get_kwargs: Symbol) -> dict[str, str]:
-    """Fields whose whole numbers may be written 4k, by converter, from the source of ``get_kwargs``."""
+    """Fields that accept numbers such as 4k, with their converter, from the source of ``get_kwargs``."""
     module = get_kwargs.module
     function = module.names.get("_compute_kwargs", get_kwargs.node) if module is not None else None
     if not isinstance(function, ast.FunctionDef):
@@ -65,7 +65,7 @@ def _strings(node: ast.expr) -> tuple[str, ...]:
 
 
 def argparse_kwargs(field: ConfigField, humans: Mapping[str, str]) -> Kwargs:  # noqa: C901 (one branch per kind of type)
-    """The result of ``get_kwargs`` for a field."""
+    """What vLLM's ``get_kwargs`` returns for a field."""
     kwargs: Kwargs = {"default": field.default, "help": field.help, FIELD: field}
     names = field.hints.names
     if field.hints.config is not None and is_dataclass(field.hints.config):
@@ -146,7 +146,7 @@ class _Frame:
 
 
 class Registration:
-    """Follows functions that fill a parser. ``found`` are their flags, in order."""
+    """Follows functions that add arguments to a parser. ``found`` are the flags, in order."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.found: list[Registered] = []
@@ -158,7 +158,7 @@ class Registration:
     def follow(
         self, function: Symbol, arguments: list[object], owner: Symbol | None = None, holder: Symbol | None = None
     ) -> object:
-        """Follow a function of the package with its positional arguments; returns its result, or UNKNOWN."""
+        """Follow a function of the package, called with these positional arguments; return its result or UNKNOWN."""
         node = function.node
         if not isinstance(node, ast.FunctionDef) or function.module is None or len(self._frames) >= _DEPTH:
             return UNKNOWN
@@ -228,7 +228,7 @@ class Registration:
             self._run(frame, statement.body if test else statement.orelse)
             return
         if not _leaves(statement.body):
-            self._run(frame, statement.body)  # either may run; a flag that one machine has is better shown than hidden
+            self._run(frame, statement.body)  # run both: better show a flag that only some machines have than hide it
         self._run(frame, statement.orelse)
 
     def _assign(self, frame: _Frame, target: ast.expr, value: object) -> None:
@@ -281,7 +281,7 @@ class Registration:
         return UNKNOWN
 
     def _inherited(self, frame: _Frame, attribute: str, node: ast.Call) -> object:
-        """``super().attribute(…)``: the next class that has it, after the one whose method is being followed."""
+        """Call ``super().attribute(…)``: look it up in the classes after the one whose method is being followed."""
         assert frame.owner is not None
         bases = list(self._evaluator.package.bases(frame.owner))
         after = bases[bases.index(frame.holder) + 1 :] if frame.holder in bases else bases[1:]
@@ -303,7 +303,7 @@ class Registration:
         return UNKNOWN
 
     def _asked(self, function: Symbol, node: ast.Call, module: Module, scope: Scope) -> object:
-        """A call of something in the package, met inside an expression."""
+        """Handle a call to something in the package inside an expression."""
         values = [self._evaluator.value(module, argument, scope) for argument in node.args]
         if function.name == "get_kwargs" and values and isinstance(values[0], Symbol):
             return self._config_kwargs(function, values[0])
@@ -350,17 +350,17 @@ _KINDS = {
     "": ValueKind.TEXT,
 }
 _OBJECTS = frozenset(("hf-overrides", "additional-config"))
-"""Read as text or as an object, but the configuration accepts only an object (or a function, from Python)."""
+"""Parsed as text or an object, but the configuration accepts only an object (or, from Python, a function)."""
 
 _CLOSED = frozenset(("quantization",))
-"""Any text for the types; the configuration rejects what is not among their words."""
+"""Typed as any text, but the configuration accepts only the known words."""
 
 _HELP = 4000
 _OBSOLETE = lazy_pattern(r"\[?\bdeprecated\b", re.IGNORECASE)
 
 
 def flag_spec(evaluator: Evaluator, registered: Registered) -> FlagSpec | None:
-    """The flag that a call of ``add_argument`` makes, or None for a positional argument or ``--help``."""
+    """The flag that an ``add_argument`` call defines; None for a positional argument or ``--help``."""
     long = [option[2:].replace("_", "-") for option in registered.options if option.startswith("--")]
     if not long or long[0] == "help":
         return None
@@ -392,7 +392,7 @@ def flag_spec(evaluator: Evaluator, registered: Registered) -> FlagSpec | None:
 
 
 def _configured(evaluator: Evaluator, group: str, name: str) -> ConfigField | None:
-    """The configuration field of a flag whose arguments were written by hand, as far as names show."""
+    """The configuration field with the name of a flag that vLLM does not generate from it."""
     module = evaluator.package.module(f"{evaluator.package.name}.config")
     config = evaluator.package.find(module, group or "VllmConfig") if module is not None else None
     if config is None or not isinstance(config.node, ast.ClassDef) or not is_dataclass(config):
@@ -443,7 +443,7 @@ def _named(value: object) -> str:
 
 
 def _with_words(evaluator: Evaluator, spec: FlagSpec, field: ConfigField) -> FlagSpec:
-    """Words for completion if any text is accepted: enum names, and words given to type checkers."""
+    """Add suggestions to a flag that accepts any text: enum members, and words meant for type checkers."""
     if spec.choices or spec.kind not in (ValueKind.TEXT, ValueKind.OTHER):
         return spec
     words = spec.words + field.suggested

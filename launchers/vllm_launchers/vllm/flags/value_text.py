@@ -1,4 +1,4 @@
-"""Values from a package's source as a person would type them: defaults, choices, members of enumerations."""
+"""Defaults, choices and enum members in a package's source, written as a person would type them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_launchers.vllm.flags.package import Symbol
 
 
 def texts(values: object) -> tuple[str, ...]:
-    """Choices as text; none if one of them is unknown, so that no valid value is rejected."""
+    """Choices as text; empty if one of them is unknown, so that no valid value is rejected."""
     if not isinstance(values, (list, tuple)) or any(value is UNKNOWN for value in values):
         return ()
     plain = (value.value if isinstance(value, EnumMember) else value for value in values)
@@ -18,7 +18,7 @@ def texts(values: object) -> tuple[str, ...]:
 
 
 def enum_word(member: EnumMember) -> str:
-    """How a member is written on a command line: its value if that is a number or one plain word, else its name."""
+    """How an enum member is typed: its value if that is a number or one plain word, else its name."""
     if isinstance(member.value, int):
         return str(member.value)
     return member.value if isinstance(member.value, str) and re.fullmatch(r"[a-z0-9_]+", member.value) else member.name

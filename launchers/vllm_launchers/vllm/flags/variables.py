@@ -1,9 +1,9 @@
-"""The values an environment variable may have, parsed from ``vllm/envs.py`` as text: nothing is run.
+"""Values that environment variables accept, parsed from ``vllm/envs.py`` without running it.
 
-Each entry of ``environment_variables`` is an expression or a function that reads variables and converts them:
-``int(os.getenv("X", "5"))``, ``bool(int(…))``, ``env_with_choices("X", None, ["a", "b"])``. The conversions that raise
-for invalid text are found by following the text from where it is read to where it is converted. What is not understood
-accepts any text, so that no valid value is ever rejected.
+Each entry of ``environment_variables`` is an expression or function that reads and converts variables:
+``int(os.getenv("X", "5"))``, ``bool(int(…))``, ``env_with_choices("X", None, ["a", "b"])``. To find the conversions
+that raise for invalid text, each text is followed from where it is read to where it is converted. A variable that is
+not understood accepts any text, so that no valid value is ever rejected.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from vllm_launchers.vllm.flags.package import Module
 
 _READERS = ("os.getenv", "os.environ.get")
 _CHOICES = {"env_with_choices": False, "env_list_with_choices": True, "env_set_with_choices": True}
-"""vLLM's own checks of choices, and whether each accepts a list."""
+"""vLLM's functions that check choices, and whether each accepts a list."""
 _CONVERTERS = {"int": VariableKind.INT, "float": VariableKind.FLOAT, "json.loads": VariableKind.JSON}
 _SAME = ("strip", "lower", "upper")
-"""Methods whose result is still a number."""
+"""Methods that do not change whether a text is a number."""
 _DEPTH = 4
 _READS_ALL = "enable_envs_cache"
 """The function that evaluates every variable when the engine starts (in vLLM since 0.11.1)."""
 
 
 def variable_specs(module: Module) -> dict[str, VariableSpec]:
-    """The known values of each variable that the module reads; variables that accept any text are left out."""
+    """The accepted values of each variable that the module reads, except variables that accept any text."""
     table = module.names.get("environment_variables")
     if not isinstance(table, (ast.Assign, ast.AnnAssign)) or table.value is None:
         return {}
@@ -42,21 +42,21 @@ def variable_specs(module: Module) -> dict[str, VariableSpec]:
 
 
 def reads_all(module: Module) -> bool:
-    """Whether a start evaluates every variable, so that any invalid value ends it."""
+    """Whether every start evaluates all variables, so that any invalid value is fatal."""
     function = module.names.get(_READS_ALL)
     loops = (node for node in ast.walk(function) if isinstance(node, ast.For)) if function is not None else ()
     return any(ast.unparse(loop.iter) == "environment_variables" for loop in loops)
 
 
 class _Text(msgspec.Struct, frozen=True):
-    """A variable's text in flight; ``guarded`` is whether an empty one never gets here."""
+    """A variable's text while it is followed. ``guarded``: an empty text never gets here."""
 
     name: str
     guarded: bool = False
 
 
 class _Reader:
-    """Follows one entry. ``specs`` collects what its conversions require of each variable."""
+    """Follows one entry and collects what its conversions require of each variable."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -86,7 +86,7 @@ class _Reader:
             self._specs[name] = VariableSpec(VariableKind.CHOICE, choices=words, exact=exact, many=many)
 
     def _function(self, name: str, texts: Sequence[_Text | None], depth: int) -> None:
-        """A function of the module that gets these texts."""
+        """Follow a function of the module that is called with these texts."""
         node = self._module.names.get(name)
         if not isinstance(node, ast.FunctionDef) or depth > _DEPTH:
             return
@@ -125,14 +125,14 @@ class _Reader:
                 self._expression(child, scope, depth)
 
     def _guarded(self, node: ast.expr, scope: Mapping[str, _Text], depth: int, name: str) -> None:
-        """An expression that is evaluated only if the variable is not empty."""
+        """Follow an expression that is only evaluated if the variable is not empty."""
         inner = _Reader(self._module)
         inner._expression(node, scope, depth)
         for found, spec in inner._specs.items():
             self._specs.setdefault(found, replace(spec, empty=spec.empty or found == name))
 
     def _text(self, node: ast.expr, scope: Mapping[str, _Text]) -> _Text | None:
-        """The variable whose unmodified text an expression is; None for all else."""
+        """The variable whose unmodified text an expression is, else None."""
         if isinstance(node, ast.Name):
             return scope.get(node.id)
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
@@ -176,7 +176,7 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _empty_is_false(test: ast.expr) -> bool:
-    """Whether a test of a variable's text fails for an empty one: ``if os.getenv("X")``."""
+    """Whether a test such as ``if os.getenv("X")`` fails for an empty text."""
     return not isinstance(test, (ast.Compare, ast.UnaryOp))
 
 

@@ -1,4 +1,4 @@
-"""How messages on flags name values and what is accepted instead."""
+"""How messages about flags word values and what is accepted instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 
 _SHOWN = 60
 MANY = 8
-"""The most names in one list."""
+"""Maximum number of names in a list."""
 
 
 def expected(spec: FlagSpec) -> str:
@@ -31,21 +31,21 @@ def expected(spec: FlagSpec) -> str:
 
 
 def either(names: tuple[str, ...] | list[str]) -> str:
-    """``a, b or c``; only the first of many."""
+    """``a, b or c``; a long list is shortened."""
     if len(names) > MANY + 1:
         return listed(names)
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def listed(names: tuple[str, ...] | list[str]) -> str:
-    """``a, b, c``; only the first of many."""
+    """``a, b, c``; a long list is shortened."""
     if len(names) <= MANY + 1:
         return ", ".join(names)
     return f"{', '.join(names[:MANY])} or one of {len(names) - MANY} others"
 
 
 def shown(value: object) -> str:
-    """A value in quotes: cut, and without unprintable characters."""
+    """A value in quotes, truncated, with ``?`` for unprintable characters."""
     text = str(value)
     text = "".join(c if c.isprintable() else "?" for c in text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
     return f"'{text}'"

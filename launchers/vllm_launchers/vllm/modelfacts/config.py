@@ -15,14 +15,14 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "half": 2, "fl
 """Bytes of one number of these types."""
 
 State = tuple[int, int]
-"""Bytes per layer and request without speculation, and what each speculative token adds."""
+"""Bytes per layer and request without speculation, and bytes that each speculative token adds."""
 
 
 def state_bytes(config: Config, model_type: str, dtype: str | None) -> State | None:
     """Return the size of one linear layer's state before any split over GPUs; None if not in the config.
 
-    ``config`` is the text part with its defaults. The short convolution keeps ``kernel - 1`` rows in the model's type;
-    the recurrent state is kept in the type given by the config, float32 for Nemotron-H and Kimi Linear.
+    ``config`` is the text part with its defaults. The short convolution keeps ``kernel - 1`` rows in the model's dtype.
+    The recurrent state has the dtype given by the config, or float32 for Nemotron-H and Kimi Linear.
     """
     element = BYTES.get(dtype or "bfloat16", 2)
     named = text(config, "mamba_ssm_dtype", "mamba_ssm_cache_dtype")
@@ -102,7 +102,7 @@ _MLA = frozenset(
     | {"k3_dspark", "glm5_next", "glm5_next_text", "glm_moe_dsa", "glm4_moe_lite", "kimi_k2", "kimi_linear"}
     | {"longcat_flash", "pangu_ultra_moe", "bailing_hybrid", "hy_v4"}
 )
-"""Types for which vLLM uses multi-head latent attention; others may have its fields without using it."""
+"""Types for which vLLM uses multi-head latent attention. Others may have its config fields without using it."""
 
 _REMOTE = frozenset(
     {"Keye", "KeyeVL", "MiniMaxText01", "NVLM_D", "NemotronH_Nano_VL_V2", "aquila", "arctic", "baichuan", "bailing_moe"}
@@ -156,7 +156,7 @@ def facts_from_config(model: str, config: Config, quant_config: Config | None = 
 
 
 def _text_part(config: Config) -> Config:
-    """The part that describes the language model, if a config has several."""
+    """The part of a config that describes the language model."""
     part = config
     for _ in range(3):  # Qwen Omni: thinker_config → text_config
         inner = mapping(part, *_TEXT_PARTS)
@@ -200,7 +200,7 @@ def _with_heads(facts: ModelFacts, config: Config, model_type: str) -> ModelFact
 
 
 def _with_full_heads(facts: ModelFacts, config: Config, model_type: str) -> ModelFacts:
-    """Models whose full-attention layers have different heads from their sliding ones: Gemma 4, MiMo V2."""
+    """For models whose full-attention layers have other heads than the sliding ones: Gemma 4, MiMo V2."""
     if sliding := number(config, "swa_num_key_value_heads"):
         size = number(config, "swa_head_dim") or facts.head_dim
         return replace(
@@ -213,7 +213,7 @@ def _with_full_heads(facts: ModelFacts, config: Config, model_type: str) -> Mode
 
 
 def _heads_of_blocks(config: Config, heads: int | None) -> int | None:
-    """Nemotron's searched models give, for each block, how many heads share keys and values."""
+    """KV heads of Nemotron NAS models, whose blocks specify how many heads share keys and values."""
     blocks = config.get("block_configs")
     if not isinstance(blocks, list) or not heads:
         return None
@@ -311,9 +311,9 @@ _ALREADY_LONG = frozenset({"su", "longrope", "llama3", "deepseek_llama_scaling"}
 def max_context(config: Config, model_type: str) -> int | None:
     """Tokens of prompt plus output, or None if the config does not specify it.
 
-    The smallest of the known entries, times the rotary embedding's factor if vLLM applies it. For YaRN, releases differ
-    (earlier ones scale the original length, later ones use the config's as it is): the longer is returned, so that
-    nothing that a release accepts is rejected here.
+    The smallest of the known entries, times the rotary embedding's factor if vLLM applies it. YaRN differs between
+    releases: earlier ones scale the original length, later ones use the config's length unchanged. The longer one is
+    returned, so that nothing that a release accepts is rejected here.
     """
     lengths = [length for name in LENGTHS if (length := number(config, name))]
     derived = number(config, "model_max_length") or (min(lengths) if lengths else None)
@@ -333,7 +333,7 @@ def max_context(config: Config, model_type: str) -> int | None:
 
 
 def _positions(config: Config) -> int | None:
-    """``max_position_embeddings``, if it alone is the longest context."""
+    """``max_position_embeddings`` if it alone determines the longest context, else None."""
     positions = number(config, "max_position_embeddings")
     others = any(number(config, name) for name in LENGTHS if name != "max_position_embeddings")
     scaled = any(
@@ -381,7 +381,7 @@ _WINDOW_ON_REQUEST = frozenset(
     {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"}
     | {"smollm3", "qwen3_vl", "qwen3_vl_text"}
 )
-"""Types whose config has a window used only with ``use_sliding_window``."""
+"""Types whose config has a window that is only used with ``use_sliding_window``."""
 
 
 def layer_kinds(config: Config, model_type: str, count: int | None) -> Kinds | None:
@@ -450,7 +450,7 @@ def _flat(groups: Iterable[Kinds]) -> Kinds:
 
 
 def _derived(config: Config, model_type: str, count: int) -> Kinds:
-    """Kinds that follow from a rule of the model's type."""
+    """Layer kinds that follow from the model's type."""
     layers = range(count)
     if model_type in _ALL_LINEAR:
         return (_LINEAR,) * count
@@ -516,7 +516,7 @@ _BITS = {
     "gpt_oss_mxfp4": 4,
     "experts_int8": 8,
 }
-"""For methods with fixed bits; for ``gptq`` and ``bitsandbytes`` the config gives them."""
+"""Methods with a fixed number of bits; for ``gptq`` and ``bitsandbytes`` the config specifies it."""
 
 _GROUPS = {"mxfp4": 32, "modelopt_fp4": 16, "mxfp8": 32, "gpt_oss_mxfp4": 32}
 _MODELOPT = {"FP8": "modelopt", "FP8_PER_CHANNEL_PER_TOKEN": "modelopt", "FP8_PB_WO": "modelopt"} | {
@@ -557,15 +557,14 @@ def quantization(settings: Config) -> Quantization | None:
 
 
 def _ordered(settings: Config) -> bool:
-    """Whether weights of GPTQ, or those of some modules, are ordered in groups; in one group per column all orders are
-    alike (``normalize_and_validate_gptq_desc_act``)."""
+    """Whether a module uses ``desc_act``, unless its groups are columns (``normalize_and_validate_gptq_desc_act``)."""
     rules = [one for name, one in mapping(settings, "dynamic").items() if not name.startswith("-:")]
     modules = [settings, *({**settings, **one} for one in rules if isinstance(one, dict))]
     return any(one.get("desc_act") is True and one.get("group_size") != -1 for one in modules)
 
 
 def kv_cache_quantization(settings: Config) -> str | None:
-    """The KV cache format that a checkpoint has scales for, so that vLLM uses it: ``fp8``, or None."""
+    """The KV cache format that vLLM uses because the checkpoint has scales for it: ``fp8`` or None."""
     inner = mapping(settings, "quantization") or settings
     if (text(inner, "kv_cache_quant_algo") or "").upper() == "FP8":
         return "fp8"
@@ -580,7 +579,7 @@ def kv_cache_quantization(settings: Config) -> str | None:
 
 
 def _group_weights(settings: Config) -> Config:
-    """The group with the fewest bits: in a mixed model it contains the linear layers."""
+    """Weights of the group with the fewest bits: in a mixed model, these are the linear layers."""
     found = [mapping(group, "weights") for group in objects(settings.get("config_groups"))]
     quark = mapping(mapping(settings, "global_quant_config"), "weight")
     if quark:
@@ -600,7 +599,7 @@ def _bits(settings: Config, method: str) -> int | None:
 
 
 def _bits_of_format(name: str) -> int | None:
-    """From the format name of compressed-tensors when it lists no groups."""
+    """Bits from the name of a compressed-tensors format, if the config lists no groups."""
     if "fp4" in name or "int4" in name or "w4" in name:
         return 4
     return 8 if "fp8" in name or "float-quantized" in name or "int-quantized" in name or "int8" in name else None
@@ -628,7 +627,7 @@ _TIED = frozenset(
     {"bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"}
     | {"gemma4", "gemma4_text", "gpt2", "gpt_bigcode", "mpt", "opt", "starcoder2"}
 )
-"""Types whose output layer is the embedding unless the config says otherwise."""
+"""Types that tie the output layer to the embedding by default."""
 _GATED_DELTA = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
 _BIASED = frozenset({"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"})
 _FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3"})
@@ -637,7 +636,7 @@ _VISION = ("vision_config", "vision_encoder", "vision_tower", "vit_config", "vis
 
 
 def count_parameters(config: Config, part: Config, merged: Config, facts: ModelFacts) -> int | None:
-    """Parameters of a model. ``part`` is its text part as written, ``merged`` with the defaults of its class."""
+    """Count a model's parameters; None if unknown. ``part`` is its text config as written, ``merged`` has defaults."""
     kind = facts.model_type or ""
     written = number(part, "intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", *_EXPERT_WIDTH)
     if not (facts.hidden_size and facts.layers and facts.vocabulary and written):
@@ -671,7 +670,7 @@ def _mixer(facts: ModelFacts, layer: LayerKind, config: Config, kind: str) -> in
     size = (facts.full_head_dim if full else None) or facts.head_dim
     if not facts.heads or not kv_heads or not size:
         return None
-    queries = 2 * facts.heads if kind in _GATED_DELTA else facts.heads  # with a gate for the output
+    queries = 2 * facts.heads if kind in _GATED_DELTA else facts.heads  # each query head has an output gate
     found = hidden * size * (queries + facts.heads + 2 * kv_heads)
     if kind in _BIASED:
         found += size * (facts.heads + 2 * kv_heads)
@@ -679,7 +678,7 @@ def _mixer(facts: ModelFacts, layer: LayerKind, config: Config, kind: str) -> in
 
 
 def _latent(facts: ModelFacts, config: Config, hidden: int) -> int | None:
-    """Multi-head latent attention (DeepSeek)."""
+    """Parameters of multi-head latent attention (DeepSeek)."""
     rank, rope, nope = facts.kv_lora_rank or 0, facts.qk_rope_head_dim or 0, number(config, "qk_nope_head_dim")
     value, heads = facts.v_head_dim, facts.heads
     if not nope or not value or not heads:
@@ -690,7 +689,7 @@ def _latent(facts: ModelFacts, config: Config, hidden: int) -> int | None:
 
 
 def _delta_net_weights(config: Config, hidden: int) -> int | None:
-    """Gated delta net (Qwen3-Next and later)."""
+    """Parameters of a gated delta net (Qwen3-Next and later)."""
     keys, values = number(config, "linear_num_key_heads"), number(config, "linear_num_value_heads")
     key, value = number(config, "linear_key_head_dim"), number(config, "linear_value_head_dim")
     if not keys or not values or not key or not value:

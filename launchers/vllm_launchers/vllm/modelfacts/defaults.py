@@ -1,4 +1,4 @@
-"""Values missing from a config because its class in transformers has a default."""
+"""Config values that default to those of a model's class in transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = (
     "vocab_size",
     "max_position_embeddings",
 )
-"""The columns of a table of shapes, by the config's names."""
+"""Columns of the table of shapes, by their names in configs."""
 
 _SHAPES: Mapping[str, tuple[int | None, ...]] = {
     "cohere": (40, 64, None, None, 8192, 22528, 256000, 8192),
@@ -102,7 +102,7 @@ _SAME = {
     "deepseek_v32": "deepseek_v3",
     "RefinedWebModel": "falcon",
 }
-"""Types whose text part is in a config of another type, or flat in their own."""
+"""Types that have the defaults of another type."""
 
 
 def with_defaults(config: Config, model_type: str | None) -> Config:

@@ -1,6 +1,6 @@
 """The memory-related properties of a model's vision or audio encoder, read from its config. Pure.
 
-vLLM runs the encoder at startup on as many inputs of the largest size as its budget takes, and keeps their embeddings
+vLLM runs the encoder at startup on as many inputs of the largest size as its budget allows, and keeps their embeddings
 while the language model is profiled (``GPUModelRunner.profile_run``, ``MultiModalBudget``).
 """
 
@@ -22,10 +22,10 @@ _COLORS = 3
 
 
 class _Family(msgspec.Struct, frozen=True):
-    """Processor behavior of a family that configs do not contain; ``encoder`` is its usual one.
+    """Processor settings of a model family, which configs do not contain; ``encoder`` is its usual one.
 
-    ``pixels`` is the largest image of a family that takes any size; ``tiles`` the maximum number of ``image_size``
-    tiles of an image. ``shrink`` is how many patches become one token if the config does not specify it.
+    ``pixels`` is the largest image of a family that accepts any size; ``tiles`` is the maximum number of ``image_size``
+    tiles per image. ``shrink`` is the number of patches per token if the config does not specify it.
     """
 
     pixels: int = 0
@@ -77,10 +77,10 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen2_audio": _Family(shrink=2),
     "mistral3": _Family(shrink=4),
 }
-"""By model type. Largest images are those of the checkpoints' ``preprocessor_config.json``."""
+"""By model type. Maximum image sizes are those in the checkpoints' ``preprocessor_config.json``."""
 
 _SECONDS_30 = 1500
-"""Maximum frames of 30 s of sound after Whisper's convolutions."""
+"""Maximum number of frames for 30 s of sound, after Whisper's convolutions."""
 
 
 def encoder_of(config: Config, model_type: str | None) -> Encoder | None:
@@ -139,7 +139,7 @@ def _vision(config: Config, vision: Config, family: _Family) -> Encoder | None:
 
 
 def _tokens(config: Config, vision: Config, patches: int, family: _Family) -> int:
-    """Tokens of one image, or of one tile of it."""
+    """Tokens per image, or per tile of an image."""
     if fixed := number(config, "mm_tokens_per_image"):
         return min(fixed, patches)
     merge = number(vision, "spatial_merge_size") or number(config, "spatial_merge_size")

@@ -12,7 +12,7 @@ from vllm_launchers.patterns import lazy_pattern
 
 
 class LayerKind(StrEnum):
-    """How a layer stores earlier tokens."""
+    """How a layer stores past tokens."""
 
     FULL = "full"
     SLIDING = "sliding"
@@ -38,9 +38,9 @@ class Quantization(msgspec.Struct, frozen=True):
     group_size: int | None = None
     block: tuple[int, int] | None = None
     floating: bool = False
-    """Whether compressed-tensors weights of 8 bits are FP8, not INT8, as far as known."""
+    """Whether 8-bit compressed-tensors weights are FP8 rather than INT8, as far as known."""
     ordered: bool = False
-    """Whether groups of GPTQ weights are in the order of their activations (``desc_act``)."""
+    """Whether GPTQ groups follow the order of activations (``desc_act``)."""
     symmetric: bool = True
     """Whether GPTQ weights are symmetric around zero, as far as known."""
 
@@ -70,8 +70,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """A model. Lengths in tokens, sizes in bytes.
 
     ``layers`` has one entry per layer that uses cache memory, in order. ``source`` is ``folder``, ``cache``, ``hub`` or
-    ``table``. ``weight_bytes`` is the size of the weight files; ``parameters`` their number, if only that is known.
-    ``gated`` and ``files_missing`` are reasons why a start would fail: access not granted, weight files missing.
+    ``table``. ``weight_bytes`` is the size of the weight files; ``parameters`` is their number, if only that is known.
+    ``gated`` (access not granted) and ``files_missing`` (missing weight files) are reasons why a start would fail.
     """
 
     model: str
@@ -128,7 +128,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     state_bytes: int | None = None
     """Bytes of state per linear-attention layer and request, before any split over GPUs; None if unknown."""
     state_bytes_per_draft_token: int | None = None
-    """What each speculative token adds to ``state_bytes``: a row of the convolution's state."""
+    """Bytes that each speculative token adds to ``state_bytes``: one row of the convolution's state."""
     missing: tuple[str, ...] = ()
 
     @property
@@ -163,15 +163,15 @@ _QUANTIZED: tuple[tuple[str, Quantization], ...] = (
     ("int8", Quantization("compressed-tensors", 8)),
     ("gguf", Quantization("gguf")),
 )
-"""Keywords in names, longer first, and their meaning in most checkpoints."""
+"""Keywords in model names and their meaning in most checkpoints. Longer ones come first."""
 
 _FP8_BLOCKS = (128, 128)
-"""FP8 checkpoints that Qwen publishes have a scale for each block of so many weights."""
+"""Qwen's FP8 checkpoints have one scale per block of this shape."""
 
 _SIZE = lazy_pattern(r"(?<![\w.])(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,3})?)([bmt])(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _SHARED = 0.83
-"""In ``8x7B`` the experts share all but their MLPs: Mixtral's 8 × 7 are 46.7, its 8 × 22 are 141."""
+"""Experts of an ``8x7B`` share all but their MLPs: Mixtral 8x7B has 46.7B parameters, 8x22B has 141B."""
 
 
 def split_quantization(model: str) -> tuple[str, Quantization | None]:
@@ -196,14 +196,14 @@ def parameters_in(name: str) -> int | None:
     return int(each * int(found[1]) * _SHARED) if found[1] else int(each)
 
 
-# -- over how many GPUs vLLM can split a model. Pure ------------------------------------------------------------------
+# -- how many GPUs vLLM can split a model over. Pure -------------------------------------------------------------------
 
 
 def split_problem(facts: ModelFacts, tensor: int) -> str:
     """Why a model cannot be split over this many GPUs, in a few words; empty if it can, or if unknown.
 
-    vLLM splits attention by heads (``ModelConfig.verify_with_parallel_config``) and, of a quantized layer whose rows
-    are split, whole groups or blocks only (``awq.py``, ``gptq.py``, ``fp8.py``).
+    vLLM splits attention by heads (``ModelConfig.verify_with_parallel_config``), and rows of quantized layers only by
+    whole groups or blocks (``awq.py``, ``gptq.py``, ``fp8.py``).
     """
     heads, kv_heads = facts.heads, facts.kv_heads
     if heads and heads % tensor:
@@ -224,8 +224,8 @@ def split_problem(facts: ModelFacts, tensor: int) -> str:
 def expert_split_problem(facts: ModelFacts, ranks: int) -> str:
     """Why each expert cannot be split over this many GPUs, in a few words; empty if it can, or if unknown.
 
-    vLLM cuts each expert's columns evenly, and of quantized ones whole groups or blocks only (``fused_moe/config.py``,
-    ``fp8.py``). ``--enable-expert-parallel`` keeps experts whole instead.
+    vLLM splits each expert's columns evenly, and quantized ones only by whole groups or blocks
+    (``fused_moe/config.py``, ``fp8.py``). ``--enable-expert-parallel`` keeps experts whole instead.
     """
     width = facts.expert_intermediate_size or facts.intermediate_size
     if not facts.experts or ranks == 1 or not width:

@@ -35,9 +35,9 @@ def facts_from_hub(
 ) -> ModelFacts:
     """Query the hub for a model's config and file sizes: two requests of a few kilobytes, ``timeout`` seconds each.
 
-    ``endpoint`` defaults to ``HF_ENDPOINT``, else the public hub. ``gated`` is True if access was not granted; then the
-    shape is a known model's or unknown. Raises :class:`ModelFactsError` if there is no such model, the hub does not
-    answer, or ``HF_HUB_OFFLINE`` is set.
+    ``endpoint`` defaults to ``HF_ENDPOINT``, else the public hub. ``gated`` is True if access was not granted; the
+    shape is then that of a known model, or unknown. Raises :class:`ModelFactsError` if there is no such model, the hub
+    does not answer, or ``HF_HUB_OFFLINE`` is set.
     """
     import httpx
 

@@ -1,7 +1,7 @@
-"""Shapes of popular models, so that a plan can be made before the download.
+"""Shapes of popular models, so that a launch can be planned before the download.
 
-Every row is from the publisher's ``config.json``. Parameters follow from the shape; if they do not (vision towers,
-linear attention) the row has their number.
+Every row is from the publisher's ``config.json``. A row has the number of parameters only if it does not follow from
+the shape (vision towers, linear attention).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MULTIMODAL = frozenset({"gemma3", "qwen3_5"})
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """``parameters`` None: they follow from the shape. ``tied``: the embedding is also the output layer.
+    """A model. ``parameters`` is None if it follows from the shape. ``tied``: the embedding is also the output layer.
 
     ``weight_bytes`` is given if only some of the weights are quantized.
     """
@@ -231,7 +231,7 @@ _PUBLISHED: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def siblings(model: str) -> tuple[str, ...]:
-    """Names of quantized checkpoints of this model, the nearest in quality first; empty if none is known."""
+    """Names of quantized checkpoints of this model, best quality first; empty if none is known."""
     for pattern, names in _PUBLISHED:
         if found := re.fullmatch(pattern, model, re.IGNORECASE):
             return tuple(found.expand(name) for name in names)
@@ -239,7 +239,7 @@ def siblings(model: str) -> tuple[str, ...]:
 
 
 def sibling_facts(facts: ModelFacts) -> Iterator[ModelFacts]:
-    """Facts of the known quantized checkpoints of a model; empty for one that is quantized itself."""
+    """Yield facts of a model's known quantized checkpoints; none if it is quantized itself."""
     if facts.quantization is not None:
         return
     for name in siblings(facts.model):

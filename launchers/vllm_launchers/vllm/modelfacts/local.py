@@ -1,7 +1,6 @@
-"""The models on this machine: in the Hugging Face cache, and in folders named by the user. Read-only, and bounded.
+"""The models on this machine: in the Hugging Face cache, and in folders named by the user. Read-only and bounded.
 
-Nothing here uses the network. Of a model, only its config, the index or header of its weights, and its file sizes are
-read.
+Nothing here uses the network. Only a model's config, the index or header of its weights, and file sizes are read.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ MOST_MODELS = 300
 """Maximum number of models read, over all folders."""
 
 MOST_ENTRIES = 5_000
-"""Maximum names in a folder, and files of a model."""
+"""Maximum number of names in a folder, and of files of a model."""
 
 MOST_FOLDERS = 2_000
-"""Maximum folders searched below a named one."""
+"""Maximum number of folders searched below a named one."""
 
 DEPTH = 2
-"""How deep below a named folder models are searched: ``folder/org/name``."""
+"""How deep below a named folder to search for models: ``folder/org/name``."""
 
 _CACHED = "models--"
 
@@ -37,9 +36,9 @@ _CACHED = "models--"
 class LocalModel(msgspec.Struct, frozen=True):
     """A model on this machine. ``model`` is the argument of ``vllm serve``: a hub id, or a path.
 
-    ``place`` is ``cache`` or ``folder``. ``disk_bytes`` is what its files take; None where there are too many to count.
-    ``facts`` is None where ``problem``, a sentence, says why nothing is known of it; a problem beside facts is a
-    download that is not finished.
+    ``place`` is ``cache`` or ``folder``. ``disk_bytes`` is the size of its files; None if there are too many to count.
+    If ``facts`` is None, ``problem`` is a sentence that says why; a problem in addition to facts is an unfinished
+    download.
     """
 
     model: str
@@ -51,14 +50,14 @@ class LocalModel(msgspec.Struct, frozen=True):
 
 
 class LocalModels(msgspec.Struct, frozen=True):
-    """What was found, by name, and one sentence for each folder that could not be read or contains too much."""
+    """The models found, by name, and one sentence for each folder that could not be read or contains too much."""
 
     models: tuple[LocalModel, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 def local_models(folders: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> LocalModels:
-    """The models in the cache that ``environ`` (default: this process's) names, and in these folders."""
+    """Find the models in the cache that ``environ`` (default: this process's) sets, and in these folders."""
     environ = os.environ if environ is None else environ
     problems: list[str] = []
     found: dict[str, LocalModel] = {}
@@ -76,12 +75,12 @@ def local_models(folders: Sequence[str] = (), environ: Mapping[str, str] | None 
 
 def _places(cache: Path, folders: Sequence[str], problems: list[str]) -> Iterator[tuple[str, str, Path]]:
     """Each model's name, kind of place and folder."""
-    if os.path.isdir(cache):  # noqa: PTH112 - a folder that may not be read is none, and raises nothing
+    if os.path.isdir(cache):  # noqa: PTH112 - unlike Path.is_dir, it never raises
         for entry in _entries(cache, problems):
             if entry.name.startswith(_CACHED):
                 yield entry.name.removeprefix(_CACHED).replace("--", "/"), "cache", entry
     for name in folders:
-        folder = Path(os.path.expanduser(name))  # noqa: PTH111 - of an unknown user it stays as it is
+        folder = Path(os.path.expanduser(name))  # noqa: PTH111 - unlike Path.expanduser, it ignores unknown users
         if not os.path.isdir(folder):  # noqa: PTH112
             problems.append(f"models: {folder} is not a folder")
             continue
@@ -90,7 +89,7 @@ def _places(cache: Path, folders: Sequence[str], problems: list[str]) -> Iterato
 
 
 def _in_folder(top: Path, problems: list[str]) -> Iterator[Path]:
-    """A folder that is a model, or the models in it: folders with a config, ``.gguf`` files, hub caches."""
+    """Yield a folder that is a model, or else the models in it: folders with a config, ``.gguf`` files, hub caches."""
     waiting, visited = deque([(top, DEPTH)]), 0
     seen: set[str] = set()  # a link may lead to a folder above it
     while waiting:
@@ -119,7 +118,6 @@ def _in_folder(top: Path, problems: list[str]) -> Iterator[Path]:
 
 
 def _entries(folder: Path, problems: list[str]) -> list[Path]:
-    """A folder's entries, by name."""
     entries: list[Path] = []
     try:
         for entry in folder.iterdir():
@@ -136,7 +134,7 @@ def _model(name: str, place: str, path: Path, cache: Path, environ: Mapping[str,
     size = stored_bytes(name, cache) if place == "cache" else _stored(path)
     found = LocalModel(name, place, str(path), size)
     try:
-        # The listing is of the cache itself, whatever a server would use in its place.
+        # List the Hugging Face cache even where a server would use ModelScope.
         facts = model_facts(name, environ={key: environ[key] for key in environ if key != "VLLM_USE_MODELSCOPE"})
     except ModelFactsError as error:
         return msgspec.structs.replace(found, problem=str(error))
@@ -150,7 +148,7 @@ def _model(name: str, place: str, path: Path, cache: Path, environ: Mapping[str,
         return msgspec.structs.replace(found, problem=problem)
     try:
         broken = broken_file(Path(facts.folder)) if facts.folder and path.is_dir() else ""
-    except (ModelFactsError, OSError):  # what cannot be read was reported before
+    except (ModelFactsError, OSError):  # already reported as unreadable
         broken = ""
     if broken:
         return msgspec.structs.replace(found, problem=f"{broken} is not a safetensors file; fetch it again")

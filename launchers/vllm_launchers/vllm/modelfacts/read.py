@@ -29,7 +29,7 @@ from vllm_launchers.vllm.modelfacts.values import NO, Config, read_json
 from vllm_launchers.vllm.modelfacts.weights import WeightFiles, weights_in
 
 NO_WEIGHTS = "*.safetensors"
-"""Reported as missing if there is no weight file and no index with their names."""
+"""Reported as missing if there are neither weight files nor an index."""
 
 
 def model_facts(
@@ -42,9 +42,9 @@ def model_facts(
     """Return a model's facts from this machine, without the network.
 
     ``model`` is the argument of ``vllm serve``: a folder, a ``.gguf`` file, a hub id. ``download_dir`` is vLLM's flag:
-    weights are searched there, the config in the cache. ``environ`` is the server's environment (default: this
-    process's), which locates the cache. ``source`` of the result is ``folder``, ``cache``, or ``table``, if it rests on
-    a table of known models or on the name alone.
+    weights are looked up there, the config in the cache. ``environ`` is the server's environment (default: this
+    process's), which locates the cache. ``source`` of the result is ``folder``, ``cache``, or ``table`` for a table of
+    known models or the name alone.
 
     Raises :class:`ModelFactsError` if a folder is not a model's or its files are invalid.
     """
@@ -69,7 +69,7 @@ def model_facts(
 
 
 def from_name(model: str) -> ModelFacts:
-    """Return the facts of a model that is not here: a known one's published shape, or what its name contains."""
+    """Return the facts of a model not on this machine: a known one's published shape, or what its name contains."""
     known = known_facts(model)
     if known is not None:
         words = (*known.missing, "its files (not cached locally: using built-in architecture data)")
@@ -84,7 +84,7 @@ def from_name(model: str) -> ModelFacts:
 
 
 def estimated_bytes(facts: ModelFacts) -> int | None:
-    """Bytes of a model's weight files: as known, else parameters × precision; None if neither is known."""
+    """Bytes of a model's weight files, else parameters × precision; None if neither is known."""
     if facts.weight_bytes is not None or facts.parameters is None:
         return facts.weight_bytes
     bits = facts.quantization.bits if facts.quantization else 8 * BYTES.get(facts.dtype or "", 2)
@@ -94,12 +94,12 @@ def estimated_bytes(facts: ModelFacts) -> int | None:
 def _problem(model: str) -> str | None:
     try:
         return model_folder_problem(model)
-    except ValueError:  # a zero byte
+    except ValueError:  # a null byte
         return f"model {model!r}: is not a name that a file or a model can have"
 
 
 _GGUF = b"GGUF"
-"""How such a file begins."""
+"""Magic bytes of a GGUF file."""
 
 
 def _from_gguf(model: str, path: Path) -> ModelFacts:
@@ -271,12 +271,12 @@ def _commit(folder: Path, revision: str) -> str | None:
 
 
 def _unfinished(blobs: Path) -> Iterator[int]:
-    """Sizes of partial downloads so far."""
+    """Sizes of unfinished downloads so far."""
     return (size for name, size in _blobs(blobs) if name.endswith(".incomplete"))
 
 
 def _blobs(blobs: Path) -> Iterator[tuple[str, int]]:
-    """Files and their sizes on disk: some downloads reserve the whole length first."""
+    """Files and their space on disk, which may be less than their length: some downloads reserve that first."""
     try:
         for count, entry in enumerate(blobs.iterdir()):
             if count >= _MOST_BLOBS:

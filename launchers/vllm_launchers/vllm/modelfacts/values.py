@@ -1,4 +1,4 @@
-"""Values from others' files: anything with the wrong type or an absurd size counts as missing."""
+"""Reads values from untrusted files: anything with the wrong type or an absurd size counts as missing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFactsError
 Config = Mapping[str, Any]
 
 MOST_BYTES = 16 * 2**20
-"""No ``config.json`` is nearly as long; DeepSeek-V3's list of 91,000 weights has 9 MB."""
+"""Far larger than any ``config.json``; DeepSeek-V3's index of 91,000 weights has 9 MB."""
 MOST = 2**50
 MOST_TEXT = 200
 NO = ("", "0", "false", "no", "off")
-"""What turns a switch off among the variables of the hub's tools."""
+"""Values with which the hub tools' environment variables are off."""
 
 
 def number(config: Config, *names: str) -> int | None:
@@ -76,7 +76,7 @@ def whole_numbers(config: Config, *names: str) -> tuple[int, ...]:
 
 
 def objects(value: object) -> Iterator[Config]:
-    """Go through the objects in a list or in an object's values."""
+    """Yield the objects in a list, or in an object's values."""
     entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     yield from (entry for entry in entries if isinstance(entry, dict))
 
@@ -84,7 +84,7 @@ def objects(value: object) -> Iterator[Config]:
 def read_json(path: Path) -> Config:
     """Read a file with a JSON object.
 
-    Raises :class:`ModelFactsError` if it cannot be read, is not a JSON object or far too long, and
+    Raises :class:`ModelFactsError` if it cannot be read, is not a JSON object or is far too long, and
     :class:`FileNotFoundError` if it does not exist.
     """
     try:
@@ -100,7 +100,7 @@ def read_json(path: Path) -> Config:
 
 
 def parse_json(data: bytes, where: str) -> Config:
-    """Read a JSON object. Raises :class:`ModelFactsError`, which names ``where``."""
+    """Parse a JSON object. Raises :class:`ModelFactsError`, which names ``where``."""
     if len(data) > MOST_BYTES:
         raise ModelFactsError(f"{where} is longer than {MOST_BYTES >> 20} MiB: no model's settings; fetch it again")
     if data.startswith(b"version https://git-lfs"):

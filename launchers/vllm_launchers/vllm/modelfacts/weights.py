@@ -20,17 +20,17 @@ _POINTER = b"version https://git-lfs"
 _POINTER_BYTES = 1024
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 _ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-"""Kinds of weight files; the first available one is loaded."""
+"""Kinds of weight files, by precedence."""
 _INDEX = "model.safetensors.index.json"
 _CONSOLIDATED = "consolidated.safetensors.index.json"
 _SMALL_INDEX = 2**18
 _MOST_HEADER = 2**20
 _PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Types of unquantized weights, by their safetensors names, with their bytes."""
+"""Bytes per weight of unquantized types, by their safetensors names."""
 
 
 class WeightFiles(msgspec.Struct, frozen=True):
-    """``total`` bytes when complete (None: unknown), of which ``present`` are here; ``missing`` names files.
+    """Weight files: ``total`` bytes when complete (None if unknown), bytes ``present``, and names of ``missing`` files.
 
     ``parameters`` and ``dtype`` come from the header of a single file, if its weights are not quantized. A file shorter
     than its own header states counts as missing.
@@ -42,7 +42,7 @@ class WeightFiles(msgspec.Struct, frozen=True):
     parameters: int | None = None
     dtype: str | None = None
     size_from: str = ""
-    """The index that gave ``total`` if files are missing."""
+    """The index that ``total`` is from, if files are missing."""
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -53,17 +53,17 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class _Files(msgspec.Struct):
-    """Names in a folder with their sizes; git-lfs pointers separately, with the sizes that they state."""
+    """Sizes of a folder's files by name; git-lfs pointers separately, with the sizes that they state."""
 
     sizes: dict[str, int] = msgspec.field(default_factory=dict)
     pointers: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def weights_in(folder: Path) -> WeightFiles:
-    """Read a folder's weight files, as vLLM chooses them.
+    """Find the weight files that vLLM would load from a folder.
 
     Mistral's ``consolidated*.safetensors`` take precedence over the shards beside them, safetensors over ``.bin`` and
-    ``.pt``; files missing from the index, subfolders and training states do not count. Raises :class:`ModelFactsError`
+    ``.pt``. Files missing from the index, subfolders and training states do not count. Raises :class:`ModelFactsError`
     if the folder or its index cannot be read.
     """
     files = _look(folder)
@@ -82,7 +82,7 @@ def weights_in(folder: Path) -> WeightFiles:
 
 
 def weight_files(names: Iterable[str]) -> list[str]:
-    """Return a folder's files that vLLM would load, in order; an index takes precedence."""
+    """Return the files of a folder that vLLM would load, in order; an index takes precedence."""
     names = sorted(name for name in names if "/" not in name and not name.endswith(_NOT_WEIGHTS))
     if consolidated := [name for name in names if _is_consolidated(name)]:
         return consolidated
@@ -93,7 +93,7 @@ def weight_files(names: Iterable[str]) -> list[str]:
 
 
 def broken_file(folder: Path) -> str:
-    """The name of the first ``.safetensors`` file that does not begin with a header which it could hold; else empty."""
+    """The name of the first ``.safetensors`` file that does not begin with a plausible header, or an empty text."""
     files = _look(folder)
     for name in weight_files(files.sizes):
         if not name.endswith(".safetensors"):
@@ -138,7 +138,7 @@ def _note(files: _Files, entry: os.DirEntry[str]) -> None:
 
 
 def _promised(path: Path) -> int | None:
-    """Size of the file that a git-lfs pointer stands for, 0 if it does not contain it; None for other files."""
+    """Size of the file that a git-lfs pointer stands for, 0 if it is not stated; None for other files."""
     with path.open("rb") as file:
         content = file.read(_POINTER_BYTES)
     if not content.startswith(_POINTER):
@@ -163,7 +163,7 @@ def _index_of(folder: Path, files: _Files, name: str) -> Index:
 
 
 def _all_there(beginning: bytes, files: _Files) -> Index | None:
-    """Tell from a long index's beginning that nothing is missing: its names have the file count, and each exists."""
+    """File names from the beginning of a long index: each has the file count. None unless all files exist."""
     found = re.search(rb'"([\w.-]{1,100}-)\d{5}-of-(\d{5})\.safetensors"', beginning)
     if found is None:
         return None
@@ -173,9 +173,9 @@ def _all_there(beginning: bytes, files: _Files) -> Index | None:
 
 
 def parse_index(data: bytes, where: str) -> Index:
-    """Read a safetensors index. Raises :class:`ModelFactsError`, which names ``where``.
+    """Parse a safetensors index. Raises :class:`ModelFactsError`, which names ``where``.
 
-    A long one is not parsed but searched for file names, which takes half the time.
+    A long one is only searched for file names, which takes half the time.
     """
     if _SMALL_INDEX < len(data) <= MOST_BYTES:
         found = re.search(rb'"total_size"\s*:\s*(\d{1,18})\b', data)
@@ -190,7 +190,7 @@ def parse_index(data: bytes, where: str) -> Index:
 
 
 def _inside(names: set[str]) -> tuple[str, ...]:
-    """Names of files in the folder itself, up to a maximum."""
+    """Names of files in the folder itself, up to a limit."""
     return tuple(sorted(name for name in names if "/" not in name and len(name) < 256))[:MOST_FILES]
 
 
