@@ -1,4 +1,4 @@
-"""For all tests: the user's own folders are never touched; fakes are fixtures."""
+"""Setup for all tests: separate user folders, and fixtures with the fakes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from hypothesis import HealthCheck, settings
 from fakes import fake_fleet, made_runs, terminal
 from fakes.shared_collection import prepare_own_part
 
-if settings.get_current_profile_name() == "default":  # with CI=true it is another, which has no deadline either
+if settings.get_current_profile_name() == "default":  # with CI=true there is another, also without a deadline
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the soak in `faults`: its length and its seed."""
+    """Options of the soak test in `faults`."""
     parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak acts (default 1)")
     parser.addoption("--soak-seed", type=int, default=6, help="what its actions are drawn from (default 6)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Signals that were inherited as ignored (``nohup``, a shell's background) stay without effect here, and are as
-    they should be in whatever a test starts: a handler ends with ``exec``, to be ignored does not.
+    """Reset what tests inherit from the shell.
 
-    The locale is that of all tests, and of fixtures that several of them share: only where it is the same as in the
-    process that has imported the commands are commands forks of it."""
+    Replace inherited "ignore" dispositions (``nohup``, background jobs) with a no-op handler: unlike SIG_IGN, a handler
+    is not inherited across ``exec``, so programs that tests start have default dispositions.
+
+    Set one locale for all tests: commands run in a fork only if their locale is the same as that of the process that
+    has imported them.
+    """
     os.environ["LC_ALL"] = "C.UTF-8"
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -50,7 +53,7 @@ GROUPS = {
     "real: loop": tuple(f"real/test_real_{name}.py" for name in ("loop", "probe", "contract", "serving", "chat")),
     "real: failures": ("real/test_real_*.py",),
 }
-"""Files that one process runs one after the other: three groups of real servers, each of which shares some."""
+"""Groups of files run by one worker in sequence: three groups of real servers, which share servers."""
 
 FIRST = (
     "faults/test_faults_soak.py",
@@ -59,25 +62,26 @@ FIRST = (
     "scenarios/*.py",
     "scenarios/*/*.py",
 )
-"""What takes longest begins first, so that no process is left with it at the end. Real vLLM comes when the others have
-taken the minute that `.ci/run` needs to build its environment beside them."""
+"""Files that start first because they take longest; otherwise one worker would still run them at the end. Real vLLM is
+not first because `.ci/run` needs a minute to build its environment meanwhile."""
 
 BY_TEST = (
     "scenarios/test_findings_under_traffic.py",
     "unit/launch/test_plan_everywhere.py",
     "scenarios/load/test_ramp_search.py",
 )
-"""Files whose tests take long, compute only and share nothing: each test goes to whoever has time."""
+"""Files with long, CPU-bound, independent tests, which are distributed one by one."""
 
 
 @cache
 def _place(path: Path, patterns: tuple[str, ...]) -> int:
-    """The first pattern that a test's file matches; the number of patterns where none does."""
+    """Index of the first pattern that a test file matches; the number of patterns if none does."""
     return next((n for n, pattern in enumerate(patterns) if path.match(f"tests/{pattern}")), len(patterns))
 
 
 def _group(item: pytest.Item) -> str:
-    """Tests of one group run in one process: by file, which keeps what its tests share to one process."""
+    """The xdist group of a test: one worker runs all of its tests. By default the file, so that its tests share
+    fixtures."""
     for name, patterns in GROUPS.items():
         if _place(item.path, patterns) < len(patterns):
             return name
@@ -86,14 +90,13 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Before the first file is imported."""
+    """Runs before the first test file is imported."""
     prepare_own_part(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests, unless ``-m`` names them. Where several processes share the tests: who takes which, and
-    what begins first."""
+    """Skip slow tests unless ``-m`` names them, sort tests, and assign them to xdist groups."""
     if "slow" not in config.option.markexpr:
         for item in items:
             if item.get_closest_marker("slow"):
@@ -101,16 +104,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _place(item.path, FIRST))
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.get_closest_marker("xdist_group") is None:  # two markers would be a third group
+            if item.get_closest_marker("xdist_group") is None:  # two markers would make a third group
                 item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
-"""Python's default of 700 has collections traverse all imported modules again and again: a tenth of the tests' time."""
+"""With Python's default of 700, collections traverse all imported modules again and again: a tenth of the test time."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was collected stays until the end: it is exempt from garbage collection."""
+    """Exempt the collected tests from garbage collection: they live until the end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
@@ -118,35 +121,39 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """pytest collects garbage five times at its very end. A worker of xdist that takes longer than five seconds to end
-    gets a SIGINT, in the middle of that. One collection finds what there is; what is left is exempt from the others."""
+    """Prevent slow garbage collections at shutdown.
+
+    pytest collects five times there, and xdist interrupts a worker with SIGINT if it takes longer than five seconds to
+    exit. Collect once and exempt the rest.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Iterator[Any]:
-    """Reports are sent between processes as UTF-8: a failure that shows another path would end the whole run."""
+    """Escape surrogates: reports are sent between processes as UTF-8, so a failure with a non-UTF-8 path would end the
+    run."""
     return _encodable((yield))
 
 
 def _encodable(value: Any) -> Any:
-    """The same with surrogates in its texts escaped."""
+    """The value with surrogates in its strings escaped."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
         return {_encodable(key): _encodable(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_encodable(each) for each in value]
-    if isinstance(value, tuple):  # a skip's place and reason stay one
+    if isinstance(value, tuple):  # the location and reason of a skip must stay a tuple
         return tuple(_encodable(each) for each in value)
     return value
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_tls_context() -> Iterator[None]:
-    """Clients share the context that httpx makes by default: reading its certificates takes 24 ms per client, and 50 ms
-    where a variable names a file with those of the system."""
+    """Share httpx's default TLS context between clients: loading certificates takes 24 ms per client, and 50 ms if a
+    variable names the system's certificate file."""
     make = httpx_transport.create_ssl_context
 
     @cache
@@ -165,15 +172,15 @@ def shared_tls_context() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One folder for each test. ``mktemp`` reads the names of all that it has made before it makes the next: with five
-    folders for each of 6,000 tests that took longer than the tests."""
+    """One folder per test. ``mktemp`` lists all earlier folders on each call, which took longer than the tests
+    themselves with five folders for each of 6,000 tests."""
     folder = tmp_path_factory.mktemp("own")
     return (folder / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
 def own_folders(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Config, state and cache of every test lie in folders of its own; the clock's zone is UTC; colors are on."""
+    """Give every test its own config, state and cache folders; set the time zone to UTC and enable colors."""
     home = next(homes)
     home.mkdir()
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
@@ -192,7 +199,7 @@ def own_folders(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture(autouse=True)
 def default_keys() -> None:
-    """No test sees the keys of an app that another one made outside a loop."""
+    """Reset the key map, which an app created outside a loop may have changed."""
     if (keymap := sys.modules.get("vllm_console.ui.keymap")) is not None:
         keymap.use_keys(keymap.chosen_keys("default", {}))
 
@@ -205,7 +212,7 @@ def fakes() -> ModuleType:
 
 @pytest.fixture
 def made() -> ModuleType:
-    """The module with made runs and their minutes."""
+    """The module with synthetic runs and their minutes."""
     return made_runs
 
 

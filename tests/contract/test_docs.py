@@ -32,23 +32,20 @@ PROJECT_FILE = re.compile(r"`(?:[^`]* )?((?:tests|docs|presets|console|launchers
 
 
 def page(name: str) -> str:
-    """A page of ``docs/``."""
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def prose(text: str) -> str:
-    """A page without its code blocks, where brackets are not links and ``#`` is not a heading."""
+    """A page without code blocks, where brackets are not links and ``#`` is not a heading."""
     return CODE_BLOCK.sub("", text)
 
 
 def anchors(path: Path) -> Iterator[str]:
-    """The anchors that GitHub creates for a page's headings."""
     for heading in HEADING.findall(prose(path.read_text(encoding="utf-8"))):
         yield re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def sections(text: str, level: int) -> list[str]:
-    """The headings of one level."""
     return [heading for mark, heading in re.findall(r"^(#+) (.+)$", prose(text), re.MULTILINE) if len(mark) == level]
 
 
@@ -58,7 +55,6 @@ def words_of_first_column(table: str) -> list[str]:
 
 
 def with_json() -> set[str]:
-    """The commands that print JSON."""
     return {name for name in COMMANDS if "--json" in generate_docs.command_parser(name).format_usage()}
 
 

@@ -1,6 +1,6 @@
-"""No module imports itself by way of others, imports inside functions included.
+"""No module imports itself through others, including imports inside functions.
 
-Imports that only a type checker reads (``if TYPE_CHECKING:``) do not count: at run time they don't exist.
+Imports under ``if TYPE_CHECKING:`` do not count, since they don't exist at run time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Graph = Mapping[str, Mapping[str, int]]
 
 
 def modules(*roots: Path) -> dict[str, Path]:
-    """Every module below source roots, by dotted name."""
+    """Every module below the source roots, by dotted name."""
     found = {}
     for root in roots:
         for path in root.rglob("*.py"):
@@ -28,7 +28,7 @@ def modules(*roots: Path) -> dict[str, Path]:
 
 
 def run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree without the bodies of ``if TYPE_CHECKING:``."""
+    """The nodes of a tree, except the bodies of ``if TYPE_CHECKING:``."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for other in child.orelse:
@@ -40,7 +40,7 @@ def run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def imported(node: ast.AST, package: str, known: Mapping[str, Path]) -> Iterator[str]:
-    """The modules of ours that a statement imports; `import_module` with a plain text counts."""
+    """Our modules that a statement imports, including `import_module` with a string literal."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -54,7 +54,6 @@ def imported(node: ast.AST, package: str, known: Mapping[str, Path]) -> Iterator
 
 @cache
 def graph(*roots: Path) -> dict[str, dict[str, int]]:
-    """Who imports whom."""
     known = modules(*roots)
     edges: dict[str, dict[str, int]] = {}
     for name, path in known.items():
@@ -68,7 +67,7 @@ def graph(*roots: Path) -> dict[str, dict[str, int]]:
 
 
 def reachable(edges: Graph, start: str) -> set[str]:
-    """Every module that one imports, directly or not."""
+    """Every module that a module imports directly or indirectly."""
     found: set[str] = set()
     queue = [start]
     while queue:
@@ -88,7 +87,7 @@ def cycles(edges: Graph) -> list[frozenset[str]]:
 
 
 def shortest(edges: Graph, group: frozenset[str]) -> str:
-    """The shortest way around, with the line of each import."""
+    """The shortest cycle, with the line of each import."""
     best: list[str] = []
     for start in sorted(group):
         ways = [[start]]

@@ -1,6 +1,7 @@
-"""Who may import whom: the static graph by import-linter, and what each package actually loads in a separate process.
+"""Which package may import what: import-linter checks the static graph, and a separate process shows what is actually
+loaded.
 
-A static graph does not see imports made by name or at run time; the list of loaded modules does.
+The static graph does not contain dynamic imports; the list of loaded modules does.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ PACKAGES = {
     "vllm_console.runs": SCREEN | WEB,
     "vllm_console.logs": SCREEN | WEB,
     "vllm_console.diagnosis": SCREEN | WEB | {"asyncio"},
-    "vllm_console.chat": {"textual", "starlette", "uvicorn"},  # httpx loads rich, where it is installed
-    "vllm_console.load": {"textual", "starlette", "uvicorn"},  # httpx loads rich, where it is installed
+    "vllm_console.chat": {"textual", "starlette", "uvicorn"},  # httpx loads rich if it is installed
+    "vllm_console.load": {"textual", "starlette", "uvicorn"},  # httpx loads rich if it is installed
     "vllm_console.fleet": SCREEN | WEB,
     "vllm_console.alerts": SCREEN | WEB | {"asyncio"},
     "vllm_console.ui": WEB,
     "vllm_console.web": {"textual", "httpx", "starlette", "uvicorn"},
 }
-"""Each package, whole, and what must not be loaded with it."""
+"""Packages, and what importing any of their modules must not load."""
 
 FOUNDATION = {
     f"vllm_launchers.{name}"
@@ -62,7 +63,7 @@ FOUNDATION = {
         *("units", "values"),
     )
 }
-"""The lowest layer, which needs only the standard library."""
+"""The lowest layer, which only needs the standard library."""
 
 LOAD_A_PACKAGE = """
 import importlib, json, pkgutil, sys
@@ -85,7 +86,7 @@ print(json.dumps([code, sorted(set(sys.modules) - before)]))
 
 
 def python(code: str, *words: str) -> list[object]:
-    """Run code in a fresh interpreter; what it prints, read as JSON."""
+    """Run code in a fresh interpreter; returns its output parsed as JSON."""
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     answer: list[object] = json.loads(done.stdout)
@@ -93,12 +94,12 @@ def python(code: str, *words: str) -> list[object]:
 
 
 def modules_of(package: str) -> set[str]:
-    """Everything that importing a package, whole, loads."""
+    """Everything that importing all modules of a package loads."""
     return {str(name) for name in python(LOAD_A_PACKAGE, package)}
 
 
 def tops(modules: set[str]) -> set[str]:
-    """Top-level names."""
+    """Top-level package names."""
     return {name.partition(".")[0] for name in modules}
 
 
@@ -149,7 +150,7 @@ def test_command_line_loads_little() -> None:
 
 @pytest.mark.parametrize("module", ["fleet.gpus", "fleet.local", "ui.app"])
 def test_console_opens_before_gpu_libraries_are_loaded(module: str) -> None:
-    """A thread loads it if there is a driver: its libraries take 30 ms."""
+    """Its libraries take 30 ms; a thread loads them if there is a driver."""
     assert tops(modules_of(f"vllm_console.{module}")) & {"psutil", "pynvml"} == set()
 
 
@@ -159,5 +160,5 @@ def test_read_only_command_loads_no_screen_or_http_client(tmp_path: Path) -> Non
     assert isinstance(modules, list)
     loaded = tops(set(modules))
     assert loaded & (SCREEN | WEB | {"asyncio"}) == set()
-    # What takes Python a millisecond or more each: it generates code for every dataclass, too.
+    # Each costs Python a millisecond or more, for example because it generates code for every dataclass.
     assert loaded & {"dataclasses", "difflib", "shutil", "subprocess"} == set()

@@ -51,7 +51,7 @@ DESCRIBED = (Path(__file__).parents[2] / "docs/json.md").read_text(encoding="utf
 
 FREE = ("flags", "env", "environment", "failures", "engines", "finding_minutes", "program", "machine", "folders",
         "servers", "host", "set", "was", "changes", "gpus")  # fmt: skip
-"""Keys whose values are keyed by something else (flags, labels), or are described in sentences."""
+"""Keys whose values have variable keys (flags, labels), or are described in prose."""
 
 
 def keys(document: object) -> Iterator[str]:
@@ -67,7 +67,7 @@ def keys(document: object) -> Iterator[str]:
 
 
 def undescribed(document: object) -> set[str]:
-    """Keys that the page doesn't name; ``p90_above`` goes with ``…_above``."""
+    """Keys that the page doesn't describe; ``p90_above`` is covered by ``…_above``."""
     found = {re.sub(r"^p\d+(?=_)", "…", key) for key in keys(document)}
     return {key for key in found if not re.search(rf'["`]{re.escape(key)}["`]', DESCRIBED)}
 

@@ -1,4 +1,4 @@
-"""The JSON Schema for editors is current, takes the shipped presets and refuses what the loader refuses."""
+"""The JSON Schema for editors is current, accepts the shipped presets and rejects what the loader rejects."""
 
 from __future__ import annotations
 

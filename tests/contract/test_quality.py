@@ -1,4 +1,4 @@
-"""The whole tree is checked as its authors check it: formatting, lint, complexity, types, and forbidden text."""
+"""Formatting, lint, complexity, types, and forbidden text, checked on the whole tree."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PROJECT = ("console", "launchers", "presets", "tests", "docs", ".ci")
 FOREIGN = tuple(
     re.compile(pattern) for pattern in (r"(?<![\w.-])/(?:work|root)/", r"/opt/pypi", r"pypi\.org|pythonhosted")
 )
-"""Paths of one machine and hosts of package registries: the project speaks of itself alone."""
+"""Paths of one machine and hosts of package registries, which the project must not mention."""
 
 
 def run(*words: str) -> None:
-    """Run a tool on the whole tree; its words are shown when it finds something."""
+    """Run a tool on the whole tree; fail with its output if it finds something."""
     done = subprocess.run(
         [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
@@ -30,7 +30,7 @@ def run(*words: str) -> None:
 
 def texts() -> Iterator[tuple[Path, str]]:
     """All text files of the project."""
-    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a worktree
+    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # .git is a file in a worktree
     for folder in PROJECT:
         files += [path for path in (ROOT / folder).rglob("*") if path.is_file() and not made_by_a_tool(path)]
     for path in sorted(files):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SENDER = "launchers/vllm_launchers/keeper/processes.py"
 SENDS = {"kill", "killpg", "pidfd_send_signal", "tgkill", "sigqueue", "pthread_kill", "send_signal"}
-"""Functions and methods that signal whatever has a number; ``kill`` and ``terminate`` are methods of children too."""
+"""Functions and methods that signal a pid; children also have ``kill`` and ``terminate``."""
 OWN_CHILDREN = {
     "console/vllm_console/fleet/background_commands.py": {"terminate", "kill"},
     "console/vllm_console/fleet/remote_hosts.py": {"terminate", "kill"},
@@ -24,14 +24,14 @@ OWN_CHILDREN = {
     "launchers/vllm_launchers/vllm/engine_install.py": {"terminate"},
     "launchers/vllm_launchers/vllm/hub.py": {"terminate"},
 }
-"""Where a child is ended by the object that started it, which keeps its pid until it is reaped."""
+"""Places where the object that started a child ends it; it holds the pid until the child is reaped."""
 
 UNREAPED = {("launchers/vllm_launchers/prepared/bootstrap.py", "os.kill(self._pid, signal.SIGKILL)")}
-"""A child of a script that imports nothing of ours: it is reaped right after, so that its pid is still its own."""
+"""The child of a script that imports none of our code; it is reaped right after, so its pid cannot have been reused."""
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call, str]]:
-    """Every call that could send a signal: file, enclosing function, the call, and what is called."""
+    """Every call that could send a signal: file, enclosing function, call, and callee."""
     for folder in ("console", "launchers"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             tree = ast.parse(path.read_text())

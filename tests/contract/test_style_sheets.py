@@ -1,4 +1,4 @@
-"""Style sheets select widgets by class: a selector without a class applies to nothing, without a warning."""
+"""Style sheets select widgets by class: a selector with an unknown class matches nothing, without a warning."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SOURCES = sorted(UI.rglob("*.py"))
 TEXTUALS = {
     name
     for module in (textual.containers, textual.screen, textual.widgets, textual.widgets._toast)
-    for name in {*dir(module), *getattr(module, "__all__", ())}  # widgets are imported where they are used
+    for name in {*dir(module), *getattr(module, "__all__", ())}  # `textual.widgets` imports widgets lazily
 }
 
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """A source file, parsed. Every process that shares the tests collects them: few files are parsed for that."""
+    """A parsed source file. Every test process collects these tests, so few files are parsed."""
     return ast.parse(path.read_text())
 
 
 @cache
 def ours() -> set[str]:
-    """The names of all classes."""
+    """The names of all our classes."""
     return {node.name for path in SOURCES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
 
 

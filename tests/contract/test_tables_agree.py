@@ -1,4 +1,4 @@
-"""Facts stated in two packages that do not import each other must be equal."""
+"""Facts that are stated in two independent packages must be equal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Requests for vLLM's HTTP API, sent to real vLLM and to the simulated engine, and how responses are compared.
+"""Requests for vLLM's HTTP API, sent to real vLLM and to the simulated engine, and the comparison of their responses.
 
-What is compared: the status, the names of the headers and the values that clients read, an error's whole body, and of
-a good answer the set of fields at every level with the type of each, some of them with their values. Of a stream: the
-framing, and the shapes of its events in the order in which each comes first.
+Compared are the status, the header names and the values that clients read, the whole body of an error, and for a
+successful response the fields at every level with their types and some of their values. For a stream: the framing, and
+the shapes of its events in order of first occurrence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ COUNT = f"{MESSAGES}/count_tokens"
 IDS = [40, 41, 42, 43, 44, 45, 46, 47]
 WORDS = "Tell me about the weather in the mountains"
 ALL_IDS = list(range(512))
-"""Every token of the tiny model."""
 LETTERS = ["e", " ", "t", "a"]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
 ANTHROPIC_TOOL = {"name": "look_up", "input_schema": {"type": "object"}}
@@ -41,8 +40,8 @@ HI = [{"role": "user", "content": "Hello"}]
 class Case:
     """One request.
 
-    ``modelled`` is False where the simulated engine refuses what real vLLM serves; ``worded`` is False where the
-    message of vLLM's refusal lists the types of a client library, and only its kind is compared.
+    ``modelled`` is False where the simulated engine refuses what real vLLM serves. ``worded`` is False where vLLM's
+    error message lists types of a client library; only the kind of error is compared then.
     """
 
     name: str
@@ -549,20 +548,17 @@ TABLE: tuple[Case, ...] = (
     *GOOD_COMPLETIONS, *BAD_COMPLETIONS, *GOOD_CHATS, *BAD_CHATS, *RESPONSES_CASES, *MESSAGES_CASES, *TOKENS, *PLACES,
 )  # fmt: skip
 WARM_UP = Case("warm-up", C, {"prompt": [40] * 48, "max_tokens": 4, "ignore_eos": True})
-"""The first request: vLLM 0.32 on CPUs with AMX crashes if it is short."""
+"""First request. It must be long: vLLM 0.32 on CPUs with AMX crashes if it is short."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A response."""
-
     status: int
     headers: dict[str, str]
     body: str
 
 
 def send(client: httpx.Client, url: str, case: Case) -> Answer:
-    """Send a request and read the complete response."""
     headers = dict(case.headers)
     if case.body is not None:
         response = client.request(case.method, url + case.path, json=case.body, headers=headers)
@@ -575,7 +571,7 @@ def send(client: httpx.Client, url: str, case: Case) -> Answer:
 EXACT = frozenset({"object", "finish_reason", "index", "model", "role", "completion_tokens", "type", "status", "code"})
 """Fields of successful responses whose values must be equal."""
 BY_TYPE = frozenset({"content-length", "x-request-id"})
-"""Headers of which only the names are compared."""
+"""Headers for which only the name is compared."""
 
 
 def shape(answer: Answer) -> Any:
@@ -608,7 +604,7 @@ def _without_sizes(error: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """A complete response's fields; with a stop string, its length depends on the model's output."""
+    """Fields of a complete response; with a stop string, its length depends on the model's output."""
     fields = _fields(value)
     if '"finish_reason": "stop"' in json.dumps(fields):
         fields["usage"]["completion_tokens"] = "int"

@@ -32,7 +32,7 @@ FLAGS = (
 
 
 def missing() -> str:
-    """Why no browser is available, as a skip reason; empty if there is one."""
+    """Skip reason if no browser is available; otherwise empty."""
     if not any(map(shutil.which, BROWSERS)):
         return "no Chromium on PATH (Debian: apt-get install chromium)"
     return "" if shutil.which("chromedriver") else "no chromedriver on PATH (Debian: apt-get install chromium-driver)"
@@ -56,16 +56,14 @@ class Browser:
         self.session = f"/session/{made['sessionId']}"
 
     def open(self, address: str) -> None:
-        """Go to an address."""
         self._call("POST", f"{self.session}/url", {"url": address})
 
     @property
     def address(self) -> str:
-        """Where it is."""
         return str(self._call("GET", f"{self.session}/url"))
 
     def run(self, script: str) -> Any:
-        """Run a script in the page; returns its result."""
+        """Run a script in the page and return its result."""
         return self._call("POST", f"{self.session}/execute/sync", {"script": script, "args": []})
 
     def press(self, text: str) -> None:
@@ -85,14 +83,12 @@ class Browser:
         return [event for event in events if event["method"].startswith("Network.")]
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Wait until something holds."""
         deadline = time.monotonic() + DEADLINE
         while not condition():
             assert time.monotonic() < deadline, "the condition never held in the browser"
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Close the window and end the browser."""
         if self.session:
             self._call("DELETE", self.session)
         self._http.close()

@@ -1,8 +1,8 @@
 """A program that simulates a machine with many servers: ``python busy_box.py STATE COUNT``.
 
-It writes COUNT records of servers that are ready, holds their keepers' locks, and writes each one's history once a
-second, so that a console has as much to read as from real ones. Words on its input: ``flood NAME`` writes that
-server's log as fast as it can, ``quiet`` stops it. It says ``ready`` once all is there, and ends with its input.
+It writes records of COUNT ready servers, holds their keepers' locks, and appends to each history once per second, so
+that a console has as much to read as with real servers. It prints ``ready`` once everything exists, and ends at end of
+input. Commands on standard input: ``flood NAME`` writes that server's log as fast as possible, ``quiet`` stops it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sample(number: int, at: float) -> Sample:
 
 
 def furnish(state: Path, number: int, now: float) -> tuple[int, HistoryWriter]:
-    """Create one server's folder: its keeper's lock, and a history of 15 minutes."""
+    """Create one server's folder, with its keeper's lock and a history of 15 minutes."""
     name = f"s{number:02d}"
     folder = folders.prepare(state, name)
     details = Details("chatbot", "org/model", Engine(EngineKind.SIMULATED, (), None, None, ""), {"max-num-seqs": 64})
@@ -56,7 +56,7 @@ def furnish(state: Path, number: int, now: float) -> tuple[int, HistoryWriter]:
 
 
 class Flood(threading.Thread):
-    """Writes a log and rotates it at 16 MiB as a keeper does, until ``still``."""
+    """Writes a log and rotates it at 16 MiB as a keeper does, until ``still`` is set."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -64,7 +64,6 @@ class Flood(threading.Thread):
         self.still = threading.Event()
 
     def run(self) -> None:
-        """Write."""
         while not self.still.is_set():
             with self.path.open("ab") as file:
                 while file.tell() < 16 << 20 and not self.still.is_set():
@@ -75,7 +74,6 @@ class Flood(threading.Thread):
 
 
 def main(state: Path, count: int) -> None:
-    """Create the folders, report ready, and continue until the input ends."""
     now = time.time()
     furnished = [furnish(state, number, now) for number in range(count)]
     threading.Thread(target=obey, args=(state,), daemon=True).start()

@@ -20,9 +20,8 @@ from fakes.forked import Forks
 from fakes.ports import free_port
 
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG")
-"""Python and the dynamic linker read variables with these beginnings once, when a process starts. PYTHONPATH counts
-only if it changes Python itself: other tests set it for the servers that a command starts.
-"""
+"""Prefixes of variables that Python and the dynamic linker read only at process start. PYTHONPATH counts only if it
+changes Python itself: other tests set it for the servers that a command starts."""
 
 NOT_IMPORTED = (
     "vllm_console.ui",
@@ -39,10 +38,10 @@ ASK_SECONDS = 0.2
 """Pause between polls: each starts a process, and without a pause polling occupies a core."""
 
 PATIENCE = 180.0
-"""Seconds to wait for what takes one on an idle machine."""
+"""Timeout in seconds for things that take one second on an idle machine."""
 
 _starting = threading.Lock()
-"""Tests run commands from several threads; one process serves them all."""
+"""Tests run commands from several threads, but share one fork server."""
 
 
 def run_command(
@@ -53,10 +52,10 @@ def run_command(
     timeout: float = 180.0,
     program: Sequence[str] = ("-m", "vllm_console"),
 ) -> subprocess.CompletedProcess[str]:
-    """Like `subprocess.run` of ``python -m vllm_console WORDS`` with ``given`` as its input, but about 0.2 s cheaper.
+    """Like `subprocess.run` of ``python -m vllm_console WORDS`` with ``given`` as its input, but about 0.2 s faster.
 
-    It is a fork of a process that has imported the commands. With variables that are read when a process starts, it is
-    started as usual. ``program`` is another one that ends in a command.
+    Runs in a fork of a process that has imported the commands, unless ``env`` has variables that are only read at
+    process start. ``program`` replaces ``-m vllm_console`` by another program that accepts a command.
     """
     argv = [*program, *words]
     if _read_at_start(env) != _read_at_start(_forks().environment):
@@ -82,7 +81,7 @@ def run_command(
 
 
 def with_own_port(words: tuple[str, ...]) -> tuple[str, ...]:
-    """``… start …`` with a port unused by other tests; other command lines unchanged."""
+    """``… start …`` with a port unused by other tests; other command lines are unchanged."""
     if "start" not in words or "--port" in words:
         return words
     after = words.index("start") + 1
@@ -120,7 +119,7 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pipe(kind: str) -> tuple[int, int]:
-    """The local end of a pipe, and the process's end."""
+    """Our end of a pipe, and the process's end."""
     reading, writing = os.pipe()
     return (writing, reading) if kind == "in" else (reading, writing)
 

@@ -1,4 +1,4 @@
-"""Imported last by a fork server: compiles the patterns of what it has imported, so that no fork of it has to."""
+"""Imported last by a fork server: compiles regular expressions of imported modules, so that its forks need not."""
 
 import re
 import sys
@@ -8,4 +8,4 @@ from vllm_launchers.patterns import _LazyPattern
 for module in list(sys.modules.values()):
     for value in list(vars(module).values()):
         if isinstance(value, _LazyPattern):
-            re.compile(value._source, value._flags)  # which `re` keeps
+            re.compile(value._source, value._flags)  # `re` caches it

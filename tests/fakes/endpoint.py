@@ -11,11 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 Answer = tuple[int, bytes, dict[str, str]]
-"""Status, body and headers."""
 
 
 def metrics(tokens: float, started: float | None = 1000.0, model: str = "far-model") -> Answer:
-    """A metrics page after so many tokens; ``started`` is its process's start."""
+    """A metrics page after that many tokens; ``started`` is the start time of its process."""
     label = f'{{engine="0",model_name="{model}"}}'
     lines = [
         f"vllm:num_requests_running{label} 1",
@@ -29,7 +28,6 @@ def metrics(tokens: float, started: float | None = 1000.0, model: str = "far-mod
 
 
 def document(content: object, status: int = 200) -> Answer:
-    """A JSON answer."""
     return status, json.dumps(content).encode(), {"Content-Type": "application/json"}
 
 
@@ -81,13 +79,12 @@ class FakeEndpoint:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def wait(self, more: int) -> None:
-        """Wait until it has received that many more requests."""
+        """Wait for that many more requests."""
         with self.count:
             wanted = len(self.asked) + more
             assert self.count.wait_for(lambda: len(self.asked) >= wanted, 60)
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 

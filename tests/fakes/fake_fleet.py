@@ -1,6 +1,6 @@
 """A fleet without servers: fixed values under a fixed clock, and a record of requested actions.
 
-Each snapshot advances the clock by ``step`` seconds (0 by default, so that pictures of it are always the same).
+Each snapshot advances the clock by ``step`` seconds (0 by default, so that screenshots are reproducible).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ REASONS = {
 
 
 def wave(at: float, low: float, high: float, period: float) -> float:
-    """A smooth value between ``low`` and ``high`` that depends on the clock alone."""
+    """A smooth value between ``low`` and ``high`` that depends only on the clock."""
     return low + (high - low) * (0.5 + 0.5 * math.sin(at / period))
 
 
@@ -135,7 +135,7 @@ def window_at(at: float, pressure: float) -> Window:
 
 
 def series_at(at: float, pressure: float, step: float = 5.0, count: int = 180) -> Series:
-    """A quarter of an hour that rises to ``pressure``."""
+    """15 minutes that rise to ``pressure``."""
     end = at - at % step
     times = [end - step * (count - 1 - index) for index in range(count)]
     rise = [min(1.0, 0.3 + 0.9 * index / count) for index in range(count)]
@@ -165,7 +165,7 @@ def series_at(at: float, pressure: float, step: float = 5.0, count: int = 180) -
 
 
 def requests_at(at: float, count: int = 240, span: float = 900.0) -> RequestsSeen:
-    """A quarter of an hour of finished requests: long ones, preempted ones, and a few that were aborted."""
+    """15 minutes of finished requests: long ones, preempted ones, and a few aborted ones."""
     found = []
     for number in range(count):
         end = at - span * (1 - (number + 1) / count)
@@ -255,7 +255,7 @@ def coder(at: float) -> ServerView:
 
 
 def sleeper(at: float) -> ServerView:
-    """Able to sleep, with a partner that sleeps."""
+    """Able to sleep; its partner sleeps."""
     view = coder(at)
     return replace(view, name="sleeper", partner="asleep", flags={**view.flags, "enable-sleep-mode": True})
 
@@ -304,7 +304,7 @@ REPLAY = Replay(7, "gone@2", NOW - 10_800, NOW - 3600, NOW - 3605, removed=True)
 
 
 def ended_run(replay: Replay, at: float) -> ServerView:
-    """A run that is replayed, under pressure, at a moment."""
+    """A replayed run under pressure, at a moment of it."""
     return ready(
         replay.name, at, 0.9, state=State.STOPPED, state_since=replay.ended_at, engine=SIMULATED, port=0, gpus=(2,),
         pid=None, argv=(), reasons={}, previous_flags=None, generation=2, reason="stopped as requested, exit code 0",
@@ -314,7 +314,7 @@ def ended_run(replay: Replay, at: float) -> ServerView:
 
 
 def hung(at: float) -> ServerView:
-    """Unresponsive: its numbers are two minutes old."""
+    """Unresponsive; its metrics are two minutes old."""
     return ready(
         "vision", at, 0.9, state=State.UNRESPONSIVE, state_since=NOW - 120, port=8005, gpus=(5,),
         reason="/health has not answered for 2 minutes", sample=Sample(NOW - 120, {"0": EngineSample()}),
@@ -504,7 +504,7 @@ KV_BYTES_PER_TOKEN = 131_072
 
 
 def memory_of(flags: Flags) -> MemoryBudget:
-    """An 8B model in AWQ on one 24 GB GPU, as the flags leave it."""
+    """Memory of an 8B model in AWQ on one 24 GB GPU, with these flags."""
     share = flags.get("gpu-memory-utilization", 0.92)
     weights, overhead, graphs = 5.35, 1.25, 0.45
     kv = CARD_GIB * (share if isinstance(share, float) else 0.92) - weights - overhead - graphs
@@ -519,7 +519,7 @@ def memory_of(flags: Flags) -> MemoryBudget:
 
 
 def choices_of(flags: Flags) -> tuple[Choice, ...]:
-    """Each flag with its reason, and one left at vLLM's default."""
+    """Each flag with its reason, and one at vLLM's default."""
     given = {
         name: Choice(name, value, REASONS.get(name, "set by you"), Source.PRESET if name in REASONS else Source.YOU)
         for name, value in flags.items()
@@ -531,7 +531,7 @@ def choices_of(flags: Flags) -> tuple[Choice, ...]:
 
 
 def gpu_chart_at(gpu: Gpu, at: float, step: float = 5.0, count: int = 180) -> GpuChart:
-    """GPU history of the last 15 minutes: busy half of the time, finally above its limits."""
+    """GPU history of the last 15 minutes: busy half of the time, above its limits at the end."""
     card = card_of(gpu)
     end = at - at % step
     times = [end - step * (count - 1 - index) for index in range(count)]
@@ -570,10 +570,10 @@ class FakeFleet:
         self.step = step
         self.calls: list[tuple[object, ...]] = []
         self.predicted: list[Changes] = []
-        """Changes staged long enough to be predicted; kept apart from the calls because prediction is delayed."""
+        """Changes staged long enough to be predicted. Not in ``calls`` because prediction is delayed."""
         self.looks = 0
         self.error: Exception | None = None
-        """Raised by the next verb."""
+        """Raised by the next action."""
         self.look_error: Exception | None = None
         self.markers: tuple[Marker, ...] = ()
         self.then = StateThen(State.READY, NOW - 7200, 2)
@@ -581,7 +581,6 @@ class FakeFleet:
         self.no_findings = ""
         """Why findings of an earlier time are unknown."""
         self.times: list[TimeView] = []
-        """The requested times."""
         self.gpus: dict[str, object] = {}
         """A snapshot's host fields: ``host``, ``host_problem``, ``host_recorded``, ``gpu_shares``."""
         self.gpu_charts: dict[int, GpuChart] = {}
@@ -589,7 +588,7 @@ class FakeFleet:
         self.local_models = LocalModels()
         """Result of `models`."""
         self.flag_table: FlagTable | None = FLAG_TABLE
-        """Result of `flags`: None for a vLLM whose flags are not learned yet."""
+        """Result of `flags`; None for a vLLM whose flags are not learned yet."""
         self.workloads: dict[str, SeenWorkload] = {}
         """Result of `seen_workload`, by server."""
         self.suggestions: dict[str, tuple[Choice, ...]] = {}
@@ -597,7 +596,7 @@ class FakeFleet:
         self.memory: MemoryBudget | str | None = "as flags say"
         """Set to a budget, or to None for a model with too few known facts."""
         self.choices: tuple[Choice, ...] | None = None
-        """Set to replace those of the flags."""
+        """Set to replace those derived from the flags."""
         self.findings: tuple[plan_findings.PlanFinding, ...] = ()
         """Findings of every plan."""
         self.findings_after: tuple[plan_findings.PlanFinding, ...] = ()
@@ -607,17 +606,17 @@ class FakeFleet:
         self.lora: Adapters | None = None
         """Result of `adapters`; None for a server without LoRA."""
         self.lora_problem: Exception | None = None
-        """Raised where an adapter is loaded."""
+        """Raised by `load_adapter`."""
         self.predictions: dict[tuple[object, ...], PredictedChange | Exception] = {}
         """Result or exception of `predict_staged`, by staged values; None for others."""
         self.plan_error: Exception | None = None
-        """Raised by the plan of a restart."""
+        """Raised by `plan_restart`."""
         self.finished: dict[str, Sequence[FinishedRequest]] = {}
         """Result of `requests`, by server."""
         self.known_runs: Sequence[Run] = ()
         """Result of `runs`."""
         self.replays: dict[str, Replay] = {}
-        """Result of `replay`, by name; the run is shown as by `ended_run`."""
+        """Result of `replay`, by name; the run is shown as `ended_run`."""
         self.ramps: dict[str, RampView] = {}
         """Result of `ramp`, by server."""
         self.left = Leftovers()
@@ -879,18 +878,16 @@ class FakeFleet:
         return self.on_board
 
     def adapters(self, name: str) -> Adapters:
-        """Those of `lora`."""
+        """Result of ``lora``."""
         return self.lora if self.lora is not None else Adapters(name, False, False, None, None, None, ())
 
     def load_adapter(self, name: str, adapter: str, folder: str) -> Loaded:
-        """Written down."""
         self._did("load_adapter", name, adapter, folder)
         if self.lora_problem is not None:
             raise self.lora_problem
         return Loaded(name, adapter, folder, ("it is gone after a restart",))
 
     def unload_adapter(self, name: str, adapter: str) -> Loaded:
-        """Written down."""
         self._did("unload_adapter", name, adapter)
         return Loaded(name, adapter, "/a")
 

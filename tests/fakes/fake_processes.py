@@ -1,9 +1,9 @@
 """A fake server with vLLM's process tree: API server, engine, workers (two by default). Standard library only.
 
-As measured on vLLM: an API server ends, with code 0, when its engine has died, and an engine when a worker has; engine
-and workers outlive an API server that was killed. Worse than vLLM: here a worker outlives its engine too.
+As measured on vLLM: the API server exits with code 0 when its engine dies, and the engine when a worker dies; engine
+and workers outlive a killed API server. Worse than vLLM: here a worker also outlives its engine.
 
-Imports what every tree needs only, as `fake_serving` does.
+Like `fake_serving`, it only imports what every tree needs.
 """
 
 # ruff: noqa: PTH105, PTH123
@@ -22,13 +22,13 @@ from fake_words import arguments
 
 DEFAULTS: dict[str, object] = {
     "port": 0,
-    "pids": "",  # file that gets the pids of engine and workers
+    "pids": "",  # file that receives the pids of engine and workers
     "never_ready": False,
     "stubborn": False,
     "apart": False,
     "workers": 2,
     "queue": "",  # shared memory that the engine maps
-    "raylet": "",  # be a raylet: the queue of each worker, with colons between them
+    "raylet": "",  # act as a raylet: each worker's queue, separated by colons
 }
 
 
@@ -43,7 +43,7 @@ def rest() -> None:
 
 
 def worker(number: int, apart: bool) -> None:
-    if apart:  # like Ray's workers: own session and own output
+    if apart:  # like Ray's workers: separate session and output
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in (1, 2):
@@ -63,7 +63,7 @@ def fork(run: object, *words: object) -> int:
 
 
 def mapped(queue: str) -> mmap.mmap:
-    """A message queue, created if missing."""
+    """Map a message queue, created if missing."""
     fd = os.open(queue, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(fd, 4096)
@@ -82,7 +82,7 @@ def actor(queue: str, stubborn: bool) -> None:
 
 
 def raylet(pids: str, queues: list[str]) -> None:
-    """A raylet with a worker per queue. It has no parent and ends none of its workers."""
+    """A raylet with a worker per queue. It has no parent, and ends none of its workers."""
     title("raylet")
     workers = [fork(actor, queue, True) for queue in queues]
     written(pids, workers)

@@ -1,6 +1,6 @@
 """A fake server: /health, children, ignored signals and crashes on demand. Standard library only.
 
-Python compiles the program that it runs anew at each start: what this one does is in a module, whose bytecode is kept.
+The code is in a module because Python caches the bytecode of modules, but not of the program it runs.
 """
 
 from fake_serving import main

@@ -1,7 +1,7 @@
-"""What the fake server does (`fake_server`).
+"""Implementation of `fake_server`.
 
-It is started about a thousand times: at its start it imports only what every one needs, and neither argparse, json nor
-pathlib, each of which takes longer than Python itself.
+Started about a thousand times, so it only imports what every server needs: argparse, json and pathlib each take longer
+than starting Python.
 """
 
 # ruff: noqa: PTH110, PTH123
@@ -25,17 +25,17 @@ DEFAULTS: dict[str, object] = {
     "children": 0,
     "children_ignore_term": False,
     "children_own_session": False,
-    "ignore": "",  # signals to ignore, as INT,TERM
+    "ignore": "",  # signals to ignore, such as INT,TERM
     "exit_after": -1.0,
     "exit_code": 0,
     "lines": 0,
-    "tick": 0.0,  # print a numbered line this often
+    "tick": 0.0,  # interval for printing a numbered line
     "quiet_file": "",  # while this file exists, /health does not answer
-    "fail_once": "",  # exit with code 5 unless this file exists, and make it
+    "fail_once": "",  # exit with code 5 unless this file exists, and create it
     "print_env": "",
     "answers": "{}",  # JSON: {"POST /v1/completions": [200, {…}]}; status 0: exit with 7; -1: no answer
-    "prepared": "",  # JSON: what it says on descriptor 3, and what it does then
-    "requests": "",  # file that gets a JSON line per request but those for /health
+    "prepared": "",  # JSON: messages on descriptor 3, and what to do then
+    "requests": "",  # file that receives a JSON line per request, except /health
 }
 
 
@@ -72,10 +72,7 @@ def _health(port: int, quiet_file: str, answers: dict[str, tuple[int, object]], 
 
 
 def _prepare(script: list[dict[str, object]]) -> None:
-    """Play the process that is prepared, then wait for "go" and play ``late`` steps.
-
-    ``$NAME`` is replaced from its environment.
-    """
+    """Play the prepared process, then wait for "go" and play ``late`` steps."""
     control = socket.socket(fileno=3)
     control.set_inheritable(False)
     for step in script:
@@ -99,7 +96,8 @@ def _prepare(script: list[dict[str, object]]) -> None:
 
 
 def _play(control: socket.socket, what: str, value: object) -> None:
-    """``say`` on the socket, ``print``, ``wait`` for a file, ``flood`` the output, ``exit`` or ``hang``."""
+    """Do one step: ``say`` on the socket, ``print``, ``wait`` for a file, ``flood`` the output, ``exit`` or
+    ``hang``."""
     if what == "say":
         import json
 

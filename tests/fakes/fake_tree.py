@@ -1,4 +1,5 @@
-"""A fake server with vLLM's process tree (`fake_processes`); a program of its own for the reason of `fake_server`."""
+"""A fake server with vLLM's process tree (`fake_processes`); a separate program for the same reason as
+`fake_server`."""
 
 from fake_processes import main
 

@@ -1,4 +1,4 @@
-"""A command line's options without argparse, which takes longer to import than Python to start."""
+"""Command-line parsing without argparse, whose import takes longer than starting Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 
 def arguments(defaults: Mapping[str, object], words: Iterable[str]) -> SimpleNamespace:
-    """The options by name. Each has its default's type; those that are False by default take no value."""
+    """The options by name, with the types of their defaults; options that are False by default take no value."""
     given, rest = dict(defaults), iter(words)
     for word in rest:
         name, equals, value = word.removeprefix("--").partition("=")

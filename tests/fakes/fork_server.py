@@ -2,10 +2,10 @@
 
     PYTHON fork_server.py DESCRIPTOR MODULE...
 
-DESCRIPTOR is a Unix socket of packets. A request is ``{"argv": […], "env": {…}, "cwd": …}`` with what its descriptors
-0, 1, 2 and perhaps 3 will be; ``argv`` is what would follow ``python``: ``-c CODE …``, ``-m MODULE …`` or
-``SCRIPT …``. There are two answers: ``{"pid": …}`` at once, and ``{"pid": …, "code": …}`` when it has ended, with the
-code as in `subprocess`. The server ends when the other end of the socket is closed.
+DESCRIPTOR is a Unix socket of packets. A request is ``{"argv": […], "env": {…}, "cwd": …}``, sent with the program's
+descriptors 0, 1, 2 and optionally 3. ``argv`` is what would follow ``python``: ``-c CODE …``, ``-m MODULE …`` or
+``SCRIPT …``. There are two responses: ``{"pid": …}`` at once, and ``{"pid": …, "code": …}`` when it has ended, with
+the code as in `subprocess`. The server ends when the other end of the socket is closed.
 """
 
 import atexit
@@ -68,7 +68,6 @@ def end(code):
 
 
 def run(argv):
-    """The program."""
     first, *rest = argv
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]

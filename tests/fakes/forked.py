@@ -1,4 +1,4 @@
-"""Short programs in forks of one process with their modules imported (`fork_server`)."""
+"""Short programs in forks of a process that has already imported their modules (`fork_server`)."""
 
 from __future__ import annotations
 
@@ -26,38 +26,33 @@ class Forked:
         self._ended = threading.Event()
 
     def ended(self, code: int) -> None:
-        """Its parent reports its exit code."""
+        """Called when its parent reports the exit code."""
         self.returncode = code
         self._ended.set()
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal it while it runs."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
         self.send_signal(signal.SIGKILL)
 
 
 class Forks:
-    """A process that has imported some modules, and runs programs in forks of itself."""
+    """Runs programs in forks of a process that has imported some modules."""
 
     def __init__(self, python: str, environment: Mapping[str, str], imported: Sequence[str]) -> None:
         self.environment = dict(environment)
@@ -78,7 +73,7 @@ class Forks:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *streams: IO[bytes] | int) -> Forked:
-        """Run ``python ARGV`` with this environment and these standard streams, and perhaps a descriptor 3.
+        """Run ``python ARGV`` with this environment, these standard streams and optionally a descriptor 3.
 
         May be called from any thread.
         """
@@ -92,7 +87,7 @@ class Forks:
                 return self._started.pop()
 
     def run(self, argv: Sequence[str], given: str, env: Mapping[str, str] | None = None) -> str:
-        """Run ``python ARGV`` with this input to its end, with these variables added; returns its output."""
+        """Run ``python ARGV`` to its end with this input and these additional variables; returns its output."""
         with TemporaryFile() as read, TemporaryFile() as written, TemporaryFile() as errors:
             read.write(given.encode())
             read.seek(0)
@@ -103,7 +98,7 @@ class Forks:
             return written.read().decode()
 
     def close(self) -> None:
-        """End it. Whoever started a fork ends that."""
+        """End the fork server, but not its forks."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -121,4 +116,4 @@ class Forks:
                         self._answered.notify_all()
         with self._answered:
             for forked in self._running.values():
-                forked.ended(-signal.SIGKILL)  # their exit codes are no longer known
+                forked.ended(-signal.SIGKILL)  # their exit codes are unknown now

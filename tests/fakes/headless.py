@@ -1,8 +1,8 @@
-"""Work skipped by apps without a terminal, a fourth of the time of screen tests.
+"""Skip work for apps without a terminal, a quarter of the time of screen tests.
 
-- No frame is drawn, as none reaches a terminal: what a test reads is drawn when it reads it. What an app shows when its
-  test is over is drawn as well, so that an error in drawing is not missed where only states are asserted.
-- Each style sheet is parsed once for all apps of a process.
+- No frame is drawn, because none reaches a terminal: a test draws what it reads. The final screen of a test is drawn as
+  well, so that errors in drawing are found even if only states are asserted.
+- Each style sheet is parsed once per process for all apps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _parsed: dict[tuple[Any, ...], list[RuleSet]] = {}
 
 
 def _rules_of(sheet: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
-    """The rules in ``css``, with the sheet's variables in their places. Nothing changes them later."""
+    """The rules in ``css``, with the sheet's variables resolved. They can be shared because nothing modifies them
+    later."""
     key = (css, *options.items(), *sheet._variables.items())
     if key not in _parsed:
         _parsed[key] = _parse_rules(sheet, css, **options)
@@ -34,7 +35,7 @@ def _rules_of(sheet: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
 def _no_frame(
     compositor: Compositor, full: bool = False, screen_stack: list[Any] | None = None, simplify: bool = False
 ) -> Any:
-    """Draw nothing unless a full frame is requested for a picture."""
+    """Draw nothing unless a full frame is requested for a screenshot."""
     if full:
         return _render_update(compositor, full, screen_stack, simplify)
     visible_screen_stack.set(screen_stack or [])
@@ -52,12 +53,10 @@ async def _shutdown_drawn(app: App[Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames are not drawn."""
     monkeypatch.setattr(Compositor, "render_update", _no_frame)
     monkeypatch.setattr(App, "_shutdown", _shutdown_drawn)
 
 
 @pytest.fixture(autouse=True)
 def parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Style sheets are parsed once."""
     monkeypatch.setattr(Stylesheet, "_parse_rules", _rules_of)

@@ -18,7 +18,7 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.values import Value, as_dict, replace
 
 MARK = "[/x]"
-"""The visible part of each: markup as text."""
+"""The visible part of each name: markup as text."""
 STOLEN = "STOLEN"
 """Occurs only inside escape sequences."""
 MARKUP = f"{MARK}[@click=app.quit]y[/][bold red] [/"
@@ -37,7 +37,7 @@ ESCAPES = (
 UNSEEN = "\u202egnp.\u2066\u200b\u2060\ufeff\U000e0041\x00\x08\x0e\x7f\x85\u2028"
 HEAP = "a" + "\u0301" * 300
 EVIL = f"{MARKUP}{''.join(ESCAPES)}{UNSEEN}{HEAP}漢字 {SHELL}"
-"""Everything except lone surrogates, which JSON can express and a command line cannot."""
+"""Everything except lone surrogates, which JSON can contain and a command line cannot."""
 WORST = f"{EVIL}\ud800\udfff\r\n\t"
 
 HARM = re.compile(
@@ -86,7 +86,7 @@ class HostileFleet(fake_fleet.FakeFleet):
     def _seen(self, view: ServerView) -> ServerView:
         notice = view.notice or "a notice"
         named = poisoned(msgspec.structs.replace(view, notice=notice))
-        node = named.node if view.node else ""  # with a text here, the server could not be restarted or switched
+        node = named.node if view.node else ""  # if this were hostile, the server could not be restarted or switched
         return msgspec.structs.replace(named, log_path=str(self.log), series=view.series, node=node)
 
     def _view(self, name: str) -> ServerView:

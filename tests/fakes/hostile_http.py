@@ -1,4 +1,4 @@
-"""An HTTP server whose every response is an attack: ``/KIND/anything`` gets an attack of ``KIND``."""
+"""An HTTP server whose every response is an attack: ``/KIND/anything`` returns an attack of ``KIND``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = (
     *("trailers", "drip", "silent", "halves", "not-http"),
 )
 THEN = ("headers", "status", "redirect", "bomb", "chunks", "drip", "halves", "not-http")
-"""Kinds of responses to completions, after a valid one to ``/v1/models``."""
+"""Kinds of responses to completions that follow a valid response to ``/v1/models``."""
 
 
 class HostileServer:

@@ -1,7 +1,7 @@
-"""A server with the part of the Hugging Face hub's API that downloads need, without Xet.
+"""A server with the part of the Hugging Face Hub API that downloads need, without Xet.
 
-Range requests are supported, so that interrupted downloads resume. A test can make it lie (``corrupt``,
-``claimed_bytes``), hold a file back (``hold_after``) or ask for a license (``gated``).
+It supports range requests, so that interrupted downloads resume. A test can make it lie (``corrupt``,
+``claimed_bytes``), hold a file back (``hold_after``) or require a license (``gated``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads inputs of 100 MB, or a hostile server's answers, with little memory to do it in: ``FOLDER`` or ``--http PORT``.
+"""Reads inputs of 100 MB, or responses of a hostile server, with limited memory: ``FOLDER`` or ``--http PORT``.
 
 Prints each result as JSON: an error message, or the type of an unexpected error.
 """
@@ -40,9 +40,9 @@ from vllm_launchers.vllm.modelfacts.read import model_facts
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 ROOM = 90 << 20
-"""Bytes for each reader: less than its input has."""
+"""Bytes for each reader: less than its input."""
 ROOM_OF_A_LOG = 200 << 20
-"""A log is read in windows of a few MB, and one line is decoded; this one has 400 MB."""
+"""Bytes for log readers, which read windows of a few MB and decode one line of this log of 400 MB."""
 ROOM_OF_ALL = 320 << 20
 SENTENCES = (
     ConfigError, OperationError, KeeperError, HostError, ModelFactsError, ScrapeError, RequestFailedError,
@@ -74,7 +74,7 @@ def stream(path: Path) -> object:
 
 
 def answered(path: Path) -> object:
-    """Read such a keeper response as a console does."""
+    """Read such a response of a keeper as a console does."""
     with tempfile.TemporaryDirectory() as name:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{name}/{wire.SOCKET}")
@@ -94,7 +94,7 @@ def answered(path: Path) -> object:
 
 
 def asked(path: Path) -> object:
-    """Send such a request to a keeper: it ignores it and continues."""
+    """Send such a request to a keeper, which ignores it and continues."""
     with tempfile.TemporaryDirectory() as name:
         posted: list[object] = []
         wire.RequestListener(Path(name), posted.append).start()
@@ -109,7 +109,7 @@ def asked(path: Path) -> object:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Each reader of files on the inputs in the folder, which have the names that it wants."""
+    """Run each file reader on the inputs in the folder, which have the names that it expects."""
     found = {}
     for kind in ("deep", "flat"):
         at = folder / kind
@@ -155,7 +155,7 @@ def http(port: int) -> dict[str, str]:
     threading.stack_size(512 << 10)
     with ThreadPoolExecutor(12) as pool:
         found = dict(zip(jobs, pool.map(lambda job: job[0](job[1]), jobs.values()), strict=True))
-    load_client.CONNECT_SECONDS = 30.0  # these must reach the response
+    load_client.CONNECT_SECONDS = 30.0  # longer timeouts, so that these reach the response
     with ThreadPoolExecutor(3) as pool:
         answers = pool.map(load, [f"then-{kind}" for kind in THEN])
         return found | {f"load then-{kind}": answer for kind, answer in zip(THEN, answers, strict=True)}

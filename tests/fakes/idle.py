@@ -1,7 +1,6 @@
-"""Makes a Textual pilot continue after a key or a pause a few milliseconds after the app is idle.
+"""Makes a Textual pilot continue after a key or a pause once the app has been idle for a few milliseconds.
 
-Textual's own waits for 20 ms in which the process computes for less than 1 ms, twice for each key: half of the time
-that tests of screens took.
+Textual waits for 20 ms with less than 1 ms of CPU time, twice per key: half of the time of screen tests.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import pytest
 from textual._context import active_app
 
 STEP_SECONDS, IDLE_SECONDS = 0.004, 0.0004
-"""Idle means less than a tenth of a step of CPU time in all threads together."""
+"""Idle means that all threads together used less than a tenth of a step of CPU time."""
 
 
 async def wait_for_idle(_min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
@@ -30,7 +29,7 @@ async def wait_for_idle(_min_sleep: float = 0.0, max_sleep: float = 1.0) -> None
 
 
 async def _nothing_is_due() -> bool:
-    """Whether the loop would wait now, and still would after another turn."""
+    """Whether the event loop would wait now, and still would after another iteration."""
     ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
     for _ in range(2):
         await asyncio.sleep(0)
@@ -41,6 +40,5 @@ async def _nothing_is_due() -> bool:
 
 @pytest.fixture(autouse=True)
 def soon_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a pilot continue as soon as the app is idle."""
     monkeypatch.setattr("textual.app.wait_for_idle", wait_for_idle)
     monkeypatch.setattr("textual.pilot.wait_for_idle", wait_for_idle)

@@ -1,4 +1,4 @@
-"""Real keepers over a fake server, with short timeouts; leftover processes of a test are ended by pid."""
+"""Real keepers with a fake server and short timeouts; processes left over by a test are ended by pid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TUNING: dict[str, Any] = {
 
 
 def until(finding: Callable[[], Any], what: str = "it") -> Any:
-    """Wait for something to become true."""
+    """Wait until a condition holds; returns its value."""
     deadline = time.monotonic() + PATIENCE
     while not (found := finding()):
         assert time.monotonic() < deadline, f"{what} did not come true within {PATIENCE} s"
@@ -38,7 +38,7 @@ def until(finding: Callable[[], Any], what: str = "it") -> Any:
 
 
 def session(pid: int) -> list[ProcessIdentity]:
-    """The living processes of a session."""
+    """The live processes of a session."""
     table = processes.table()
     return [processes.identity_of(process) for process in table.values() if process.session == pid and process.running]
 
@@ -57,7 +57,7 @@ def end_servers(root: Path, also: Iterable[ProcessIdentity] = ()) -> None:
 
 @dataclass
 class Bench:
-    """A separate root, configurable fake servers, and a console's calls."""
+    """A separate root folder, configurable fake servers, and the calls of a console."""
 
     root: Path
     seen: set[ProcessIdentity] = field(default_factory=set)

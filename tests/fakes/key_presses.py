@@ -1,7 +1,7 @@
 """Time from a key press to its effect on the screen, in a real pseudo-terminal, under every fault.
 
-`Scene` is a state folder with servers and what goes wrong around them; `press` moves the cursor in the table of
-servers again and again and says how many seconds each move took to be seen.
+`Scene` is a state folder with servers and faults around them; `press` repeatedly moves the cursor in the server table
+and measures how many seconds each move took to appear.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ static int hang(void) { close(open(getenv("NVML_ASKED"), O_WRONLY | O_CREAT, 060
 int nvmlInit_v2(void) { return hang(); }
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return hang(); }
 """
-"""A driver library whose first call hangs forever; it creates the file that ``NVML_ASKED`` says."""
+"""A driver library whose first call hangs forever; it creates the file named by ``NVML_ASKED``."""
 METRICS = ("hangs", "garbage", "huge", "large", "drips", "halfway")
-"""Kinds of faults of ``strange_server.py``."""
+"""Faults of ``strange_server.py``."""
 
 
 class Scene:
@@ -50,7 +50,7 @@ class Scene:
         self._consoles: list[Any] = []
 
     def servers(self, count: int) -> subprocess.Popen[str]:
-        """So many servers of this person, each with a history that grows; returns the process that makes them up."""
+        """Start that many servers of this user with growing histories; returns the process that simulates them."""
         box = self._run([sys.executable, str(FAKES / "busy_box.py"), str(self.state), str(count)])
         assert box.stdout is not None
         assert box.stdout.readline() == "ready\n"
@@ -115,10 +115,11 @@ class Scene:
 
 
 def press(console: Any, times: int, seed: int = 0, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
-    """Move the cursor down and up so often, at moments drawn by ``seed``; the seconds until each move was seen.
+    """Move the cursor down and up ``times`` times, at moments drawn from ``seed``; returns each move's delay in
+    seconds.
 
-    ``meanwhile`` is called again and again. A move that is not seen within `FROZEN_SECONDS` counts as that long, and
-    ends it.
+    ``meanwhile`` is called repeatedly. If a move does not appear within `FROZEN_SECONDS`, it counts as that long, and
+    the remaining moves are skipped.
     """
     chance = random.Random(seed)
     waits = []
@@ -143,7 +144,7 @@ def _rest(console: Any, seconds: float, meanwhile: Callable[[], None]) -> None:
 
 
 def _read(console: Any) -> float | None:
-    """Read briefly; returns the time of the read, None if nothing came."""
+    """Read briefly; returns the time of the read, or None if there was no output."""
     if not select.select([console.master], [], [], 0.01)[0]:
         return None
     now = time.monotonic()
@@ -152,14 +153,14 @@ def _read(console: Any) -> float | None:
 
 
 def _marked(console: Any) -> set[str]:
-    """The names of the servers in the table that the cursor is on."""
+    """Names of the servers in the table rows with the cursor."""
     return {found[1] for line in console.text.splitlines() if (found := MARKED.match(line))}
 
 
 def resizing(console: Any, every: float = 0.05) -> Callable[[], None]:
-    """Makes the terminal a little larger and smaller again all the time, as often as the emulator can follow.
+    """Keep making the terminal slightly larger and smaller, as often as the emulator can follow.
 
-    It is small, since the emulator is slow; what waits unread in the terminal would count as the console's delay.
+    The sizes are small because the emulator is slow: unread output in the terminal would count as the console's delay.
     """
     sizes = [(80, 24), (84, 25), (78, 23), (88, 26)]
     state = {"next": 0.0, "turn": 0}
@@ -189,7 +190,6 @@ def stalling_environment(scene: Scene, library: Path) -> dict[str, str]:
 
 
 def build_stalling(compiler: str, folder: Path) -> Path:
-    """Compile ``stalling.c``."""
     return build(compiler, (FAKES / "stalling.c").read_text(), folder / "stalling.so")
 
 

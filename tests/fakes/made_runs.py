@@ -11,7 +11,7 @@ from vllm_console.runs.windows import RunWindow
 
 BEGAN = 1_767_263_467.0
 NOISE = {"mean": 0.06, "p50": 0.06, "p90": 0.1, "p99": 0.2}
-"""Relative scatter of a minute's values: of about 120 requests, only a few are slow."""
+"""Relative scatter of a minute's values. A minute has about 120 requests, few of which are slow."""
 SPREAD = {"mean": 1.2, "p50": 1.0, "p90": 2.1, "p99": 4.0}
 
 
@@ -29,9 +29,11 @@ def minutes(
     seconds: float = 60.0,
     drift: tuple[float, float] = (0.0, 0.0),
 ) -> list[RunWindow]:
-    """Minutes of a steady server; ``slower`` multiplies all latencies. With ``in_flight`` so many clients wait for
-    answers, and the rate is what the server makes of it; else requests come at a rate of their own. ``drift`` is how
-    much of its level a minute takes over from the one before, and by what share levels scatter.
+    """Minutes of a steady server; ``slower`` multiplies all latencies.
+
+    With ``in_flight``, that many closed-loop clients determine the request rate; otherwise the load is open-loop with
+    ``rate`` requests per second. ``drift`` is the share of its level that a minute keeps from the previous one, and the
+    relative scatter of levels.
     """
     chance, wandering = random.Random(seed), random.Random(f"drift {seed}")
     kept, spread = drift
@@ -95,7 +97,7 @@ def run(number: int = 1, flags: dict[str, object] | None = None, **more: object)
 def pair(
     before: list[RunWindow], after: list[RunWindow], flags: dict[str, object] | None = None, **more: object
 ) -> tuple[Recorded, Recorded]:
-    """Two runs with these minutes, all of them warm; the second one with these flags."""
+    """Two runs with these minutes, all of them warm; the second has these flags."""
     one = run(
         1, windows=len(before), ended_at=BEGAN + 7200.0, ended={"requested": True, "reason": "stopped as requested"}
     )
@@ -104,7 +106,7 @@ def pair(
 
 
 def runs() -> tuple[Run, ...]:
-    """Two runs with their figures, as a list shows them."""
+    """Two runs with their metrics, as a list shows them."""
     figures = {"requests_per_second": 2.0, "ttft_p99": 0.61, "itl_p99": 0.074, "e2e_p99": 11.2,
                "generation_tokens_per_second": 402.0}  # fmt: skip
     changed = (FlagChange("max-num-seqs", 256, 64),)

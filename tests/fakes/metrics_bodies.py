@@ -165,7 +165,7 @@ def sample() -> Callable[..., Sample]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], None]:
-    """Waits until a finding holds; fails after a deadline."""
+    """Waits until a condition holds; fails after a deadline."""
 
     def wait(finding: Callable[[], object], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds

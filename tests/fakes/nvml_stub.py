@@ -115,7 +115,7 @@ def header(host: Host) -> str:
 
     def ancestor(a: int, b: int) -> int:
         link = host.link(a, b)
-        # An NVLink pair also has some PCIe path, which the document does not specify.
+        # An NVLink pair also has a PCIe path, which the document does not specify.
         kind = link.kind if link is not None else None
         return 50 if kind is not None and kind.startswith("NV") else {v: k for k, v in ANCESTORS.items()}.get(kind, -1)
 
@@ -145,13 +145,12 @@ class Stub:
         return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "NVML_STUB_CONTROL": str(self.control)}
 
     def set(self, *lines: str) -> None:
-        """Replace the control file atomically."""
         new = self.control.with_suffix(".new")
         new.write_text("".join(f"{line}\n" for line in lines))
         new.replace(self.control)
 
     def run(self, source: str, *words: str) -> Any:
-        """Run Python with this driver; returns its output parsed as JSON."""
+        """Run Python with this driver and parse its output as JSON."""
         done = subprocess.run(
             [sys.executable, "-c", source, *words],
             env=self.environment,
@@ -175,7 +174,7 @@ class Stub:
         )
 
     def sample(self, *lines: str) -> Host:
-        """The host as `GpuReader` reads it while the control file says ``lines``."""
+        """The host as `GpuReader` reads it with ``lines`` in the control file."""
         self.set(*lines)
         return decode_host(json.dumps(self.run(SAMPLE)).encode())
 
@@ -193,7 +192,7 @@ reader.close()
 
 @pytest.fixture(scope="session")
 def compiler() -> str:
-    """The C compiler; without one these tests are skipped, but not in CI."""
+    """The C compiler; without one, these tests are skipped, except in CI."""
     found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if found is None:
         if os.environ.get("CI"):
@@ -209,8 +208,6 @@ def stub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_stub(compiler: str, stub_cache: Path, tmp_path: Path) -> Callable[[Host], Stub]:
-    """Compile the stub for a host."""
-
     def make_stub(host: Host) -> Stub:
         data = header(host)
         folder = stub_cache / hashlib.sha256(data.encode()).hexdigest()[:16]
@@ -230,13 +227,12 @@ def make_stub(compiler: str, stub_cache: Path, tmp_path: Path) -> Callable[[Host
 
 @pytest.fixture
 def recorded() -> Callable[[str], Host]:
-    """A recorded host by name."""
     return lambda name: decode_host(recorded_hosts()[name].read_bytes())
 
 
 @pytest.fixture(scope="session")
 def stub_functions() -> list[str]:
-    """Every NVML function that the stub has."""
+    """All NVML functions of the stub."""
     source = SOURCE.read_text()
     named = r"\b(nvml[A-Z]\w+)\((?:const|void|struct|unsigned|char|int|u64)|^PROCESSES\((nvml\w+)"
     return sorted({one or other for one, other in re.findall(named, source, re.MULTILINE)})

@@ -1,4 +1,4 @@
-"""The records of an engine that schedules each step while the one before it runs, as vLLM does on GPUs, or without."""
+"""Records of an engine with or without asynchronous scheduling, which vLLM uses on GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGAN = 1_000_000.0
 class _Request:
     arrival: Arrival
     missing: int
-    """Tokens of its prompt that are not scheduled yet."""
+    """Prompt tokens that are not scheduled yet."""
     left: int
     """Output tokens that are not scheduled yet."""
     reached_at: float
@@ -31,18 +31,18 @@ class _Request:
 @dataclass
 class _Step:
     chunks: list[tuple[_Request, int, int]]
-    """Request, tokens, tokens before them."""
+    """Request, its tokens in this step, and its tokens before them."""
     decodes: list[_Request]
     seconds: float
     ends: float = 0.0
-    """When the GPU finished it."""
+    """When the GPU finishes it."""
     firsts: list[_Request] = field(default_factory=list)
     last: list[_Request] = field(default_factory=list)
 
 
 @dataclass
 class Run:
-    """What was recorded, and the truth: the seconds and the prompt tokens of each recorded step."""
+    """What was recorded, and the truth: seconds and prompt tokens of each recorded step."""
 
     requests: list[FinishedRequest] = field(default_factory=list)
     steps: list[EngineStep] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Run:
 
 
 class OverlappedEngine:
-    """Computes requests with ``budget`` tokens per step, up to ``seqs`` at once. Each has the ``blocks`` of its prompt
-    from its begin to its end.
+    """Computes requests with ``budget`` tokens per step, up to ``seqs`` at once. A request holds the ``blocks`` of its
+    prompt while it runs.
 
-    ``ahead``: a step is scheduled when the one before it begins. Launching a prefill then takes ``launch`` seconds, for
-    which the result of the step before waits. The times of requests are ``skew`` seconds late. Each spends ``front``
-    seconds before it reaches the engine, or up to a third less or more.
+    With ``ahead``, each step is scheduled when the previous one begins. Launching a prefill then takes ``launch``
+    seconds, which delays the previous step's result. Recorded request times are ``skew`` seconds late. A request takes
+    ``front`` seconds, give or take a third, to reach the engine.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class OverlappedEngine:
         self._made = Run()
 
     def run(self, arrivals: Sequence[Arrival]) -> Run:
-        """Compute them all."""
         made = (_Request(one, one.prompt_tokens, one.output_tokens, self._reaches(one)) for one in arrivals)
         queue = deque(sorted(made, key=lambda one: one.reached_at))
         now = 0.0
@@ -133,7 +132,7 @@ class OverlappedEngine:
         return step
 
     def _begins(self, one: _Request) -> bool:
-        """Whether a request can begin, which it does then; the ones behind it can't overtake it."""
+        """Start a request if it fits and no earlier request is waiting; returns whether it started."""
         if self._blocked or self._begun >= self._seqs or self._blocks(one) > self._free:
             self._blocked = True
             return False

@@ -1,4 +1,4 @@
-"""Unique ports for servers of tests, also across parallel test processes."""
+"""Unique ports for test servers, also across parallel test processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import socket
 
 FIRST, EACH, WORKERS = 20000, 1500, 8
-"""Below the ephemeral ports, which a client could occupy first."""
+"""Below the ephemeral ports, which clients could occupy."""
 
 
 def _numbers() -> itertools.cycle[int]:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     first = FIRST + int(worker) % WORKERS * EACH
-    begin = os.getpid() % EACH  # another run on this machine begins elsewhere
+    begin = os.getpid() % EACH  # another test run on this machine starts elsewhere
     return itertools.cycle([*range(first + begin, first + EACH), *range(first, first + begin)])
 
 
@@ -33,7 +33,6 @@ def free_port() -> int:
 
 
 def binds(port: int, *options: int, listen: bool = True) -> bool:
-    """Whether another program of this user can take the port."""
     with socket.socket() as taken:
         for option in options:
             taken.setsockopt(socket.SOL_SOCKET, option, 1)

@@ -62,13 +62,13 @@ class Prepared:
         self._lines = self.socket.makefile("r")
 
     def step(self) -> dict[str, Any]:
-        """The next step that it reports; empty when it has closed the socket."""
+        """The next step that it reports; empty once it has closed the socket."""
         line = self._lines.readline()
         answer: dict[str, Any] = json.loads(line) if line else {}
         return answer
 
     def until(self, name: str) -> dict[str, Any]:
-        """Its steps up to one of this name, which is returned."""
+        """Read steps up to the one with this name, and return that."""
         seen = []
         while step := self.step():
             seen.append(step)
@@ -77,16 +77,13 @@ class Prepared:
         pytest.fail(f"never {name}: {seen}\n{self.own_output.read_text()}")
 
     def go(self) -> None:
-        """Tell it to serve."""
         with self.server_output.open("wb") as output:
             socket.send_fds(self.socket, [b"g"], [output.fileno()])
 
     def wait(self) -> int:
-        """Its exit code."""
         return self.process.wait(SECONDS)
 
     def close(self) -> None:
-        """Close the socket to it."""
         self._lines.close()
         self.socket.close()
 

@@ -1,7 +1,7 @@
 """A fake ``vllm serve`` that records every request and can run as another user.
 
-``python .../vllm serve MODEL --port N``; with ``VLLM::APIServer`` as its title it says nothing. With ``NOTE_SIGNALS``
-in its environment it writes down every signal that reaches it as well, and ends by none that can be noted.
+``python .../vllm serve MODEL --port N``; it prints nothing. With ``NOTE_SIGNALS`` in its environment it also records
+every signal that it receives, and only ends by signals that can't be caught.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ vllm:num_requests_running{model_name="tiny",engine="0"} 3
 PR_SET_DUMPABLE = 4
 
 
-# Opened while it is still the one who may.
+# Opened before switching to another user.
 RECORDED = os.open(os.environ["RECORDED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
@@ -54,7 +54,7 @@ if __name__ == "__main__":
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc would show root as its owner
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise /proc would show root as its owner
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if "NOTE_SIGNALS" in os.environ:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # caused by a response whose client is gone

@@ -1,4 +1,4 @@
-"""The estimated KV cache blocks and tokens, given the cache memory reported by a start."""
+"""Estimated KV cache blocks and tokens for the cache memory reported at startup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_launchers.vllm.release_defaults import Release
 def cache_tokens(
     facts: ModelFacts, flags: Flags, kv_gib: float, gpu: GpuShape, *, release: Release | None = None
 ) -> tuple[int, float | None] | None:
-    """Tokens and concurrency of a KV cache of a known size per GPU, as reported by a start; None if unknown."""
+    """Tokens and concurrency of a KV cache of a known size per GPU; None if unknown."""
     assumed: list[str] = []
     settings = effective_flags(facts, flags, release, {}, gpu, assumed)
     cache = layout(facts, settings, assumed)

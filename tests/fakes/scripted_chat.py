@@ -18,7 +18,6 @@ def event(**body: Any) -> bytes:
 
 
 def delta(**fields: Any) -> bytes:
-    """A chat event with text."""
     return event(choices=[{"index": 0, "delta": fields, "finish_reason": None}])
 
 
@@ -31,7 +30,7 @@ class Script:
 
     pieces: list[bytes | None] = field(default_factory=list)
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """By path, a status and a message."""
+    """Status and message by path."""
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     gone: threading.Event = field(default_factory=threading.Event)
@@ -89,7 +88,6 @@ def script() -> Iterator[Script]:
 
 @pytest.fixture
 def said() -> Callable[..., bytes]:
-    """Builds an event of a chat."""
     return delta
 
 

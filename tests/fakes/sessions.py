@@ -1,4 +1,4 @@
-"""The processes of a session, whose id is the pid of the server that a keeper started."""
+"""Processes of a session, whose id is the pid of the server that a keeper started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def processes_of(session: int) -> list[psutil.Process]:
-    """Every live process of a server's session."""
+    """The live processes of a server's session."""
     found = []
     for process in psutil.process_iter():
         try:

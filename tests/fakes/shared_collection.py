@@ -1,7 +1,7 @@
-"""What a first collection computes for each file: pytest rewrites the asserts of the tests, two thirds of its time, and
-Hypothesis collects the constants of the product, a fourth.
+"""Shares between processes the work that a first collection does for each file: pytest rewrites assertions of the tests
+(two thirds of the time), and Hypothesis collects constants of the product (a quarter).
 
-With several processes, each would do so for all files. Here each does its part first, and reads the rest from the
+Otherwise each process would do this for all files. Here each process does its share first, and reads the rest from the
 caches.
 """
 
@@ -20,7 +20,7 @@ PRODUCT = ("console", "launchers")
 
 
 def prepare_own_part(config: pytest.Config) -> None:
-    """Do this process's share of what isn't cached yet: the requested test files, and the product's modules."""
+    """Do this process's share of what isn't cached yet: the requested test files and the product's modules."""
     worker = getattr(config, "workerinput", None)
     if worker is None or sys.dont_write_bytecode:
         return
@@ -41,7 +41,7 @@ def _asked_for(config: pytest.Config) -> Iterator[Path]:
 
 
 def _rewrite(file: Path, config: pytest.Config) -> None:
-    """What `AssertionRewritingHook.exec_module` does before it runs the file. One with an error is reported by that."""
+    """Like `AssertionRewritingHook.exec_module` before it runs the file, which also reports any error."""
     state = config.stash[rewrite.assertstate_key]
     folder = rewrite.get_cache_dir(file)
     cached = folder / (file.stem + rewrite.PYC_TAIL)

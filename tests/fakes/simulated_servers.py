@@ -1,4 +1,4 @@
-"""Engines in virtual time built from a command line, traffic, and the real process."""
+"""Engines in virtual time built from a command line, traffic, and a real server process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEADLINE = 120.0
 
 @dataclass(slots=True)
 class Simulation:
-    """What :func:`simulate` measured: all iterations' reports added up, and the highest share of the pool in use."""
+    """Result of :func:`simulate`: the sum of all step reports, and peak use of the KV cache."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -47,7 +47,7 @@ class Simulation:
     finished: list[Request] = field(default_factory=list)
 
     def add(self, report: StepReport, usage: float) -> None:
-        """Take in one iteration."""
+        """Add one step."""
         self.steps += 1
         self.tokens += report.batch.token_count
         self.generated += len(report.advanced)
@@ -61,7 +61,7 @@ class Simulation:
 
 
 def simulate(core: Core, requests: Iterable[Request]) -> Simulation:
-    """Run ``requests`` (each at its ``arrival``, in seconds) to their ends in virtual time."""
+    """Run ``requests`` (each at its ``arrival``, in seconds) to completion in virtual time."""
     queue = [(request.arrival, index, request) for index, request in enumerate(requests)]
     heapq.heapify(queue)
     result = Simulation()
@@ -104,7 +104,7 @@ def lab() -> Callable[..., Lab]:
 
 @pytest.fixture
 def traffic() -> Callable[..., list[Request]]:
-    """Poisson arrivals of requests with equal lengths; ``shared`` first tokens of each prompt are the same."""
+    """Poisson arrivals of requests with equal lengths; the first ``shared`` tokens of all prompts are the same."""
 
     def make(count: int, *, rate: float, prompt: int, output: int, shared: int = 0, seed: int = 1) -> list[Request]:
         rng = random.Random(seed)
@@ -168,7 +168,7 @@ class Process:
         return self
 
     def metric(self, name: str) -> float:
-        """The sum of a family's samples of exactly this name."""
+        """The sum of all samples of a metric."""
         body = httpx.get(f"{self.url}/metrics").text
         return sum(
             float(line.rsplit(" ", 1)[1]) for line in body.splitlines() if line.startswith((name + "{", name + " "))
@@ -187,7 +187,7 @@ IMPORTED = (
 
 @cache
 def _forks() -> Forks:
-    """Starts servers in forks of a process with their modules imported, since imports dominate the startup cost."""
+    """Starts servers in forks of a process that has imported their modules, since imports dominate the startup cost."""
     forks = Forks(sys.executable, os.environ, IMPORTED)
     atexit.register(forks.close)
     return forks
@@ -195,8 +195,6 @@ def _forks() -> Forks:
 
 @dataclass
 class Launcher:
-    """Starts simulated servers and ends them all."""
-
     folder: Path
     started: list[Process] = field(default_factory=list)
 

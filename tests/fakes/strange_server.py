@@ -1,8 +1,8 @@
 """A program detected as a vLLM server with unusual ``/metrics``: ``vllm serve MODEL --port N``.
 
-Linked as ``vllm`` and run by a Python. The model's name says how: ``well``, ``hangs``, ``garbage``, ``huge`` (50 MB
-without a length), ``large`` (4 MB of metrics, about as much as is read), ``drips`` (a byte a second) and ``halfway``
-(closes in the middle). It says on its output how often it was asked. Standard library only.
+It is linked as ``vllm`` and run by Python. MODEL selects the behavior: ``well``, ``hangs``, ``garbage``, ``huge`` (50
+MB without a length), ``large`` (4 MB of metrics, about the limit of what is read), ``drips`` (one byte per second) and
+``halfway`` (closes halfway). It prints a line per request. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n"
 
 
 def body() -> bytes:
-    """Metrics as they should be."""
+    """Valid metrics."""
     return ("# TYPE vllm:num_requests_running gauge\n" + METRIC.format(0) * 20).encode()
 
 
 def answer(kind: str) -> Iterator[bytes]:
-    """The pieces of a response."""
     good = body()
     if kind == "hangs":
         time.sleep(3600)

@@ -34,7 +34,7 @@ class Terminal:
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(child)
         self._child = child
-        # A test runner may have set a size, which would override the terminal's.
+        # The test runner may have set a size, which would override the terminal's.
         around = {name: value for name, value in {**os.environ, **env}.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             list(words),
@@ -54,24 +54,23 @@ class Terminal:
             with contextlib.suppress(OSError):
                 data = os.read(self.master, 1 << 16)
                 self.raw += data
-                # The emulator does not know these requests of newer terminals and would print their tails.
+                # The emulator does not know these escape sequences of newer terminals and would print their tails.
                 self._stream.feed(data.replace(b"\x1b[>", b"\x1b[?"))
 
     @property
     def text(self) -> str:
-        """All rows of the screen."""
         return "\n".join(map(self._row, range(self.screen.lines)))
 
     def _row(self, y: int) -> str:
-        """A row. While a wide character is being overwritten, only its right half may be left: that cell is blank, as
-        in a terminal. pyte's own `display` fails there."""
+        """A row of the screen. While a wide character is being overwritten, its right half may remain: that cell is
+        blank, as in a terminal, but pyte's `display` fails."""
         cells, row = self.screen.buffer[y], ""
         for x in range(self.screen.columns):
             row += cells[x].data or ("" if x and cell_len(cells[x - 1].data) == 2 else " ")
         return row.rstrip()
 
     def wait_for(self, wanted: str | Callable[[str], bool], seconds: float = DEADLINE) -> str:
-        """Read until the screen shows it; fails with the screen when it never does."""
+        """Read until the screen shows it; on timeout, fail and show the screen."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.pump()
@@ -82,7 +81,6 @@ class Terminal:
         raise AssertionError(f"never saw {wanted!r} (exit {self.process.poll()}); the screen:\n{self.text}")
 
     def press(self, keys: str) -> None:
-        """Type."""
         os.write(self.master, keys.encode())
 
     def resize(self, columns: int, rows: int) -> None:
@@ -92,7 +90,7 @@ class Terminal:
         self.process.send_signal(signal.SIGWINCH)
 
     def wait_end(self, seconds: float = DEADLINE) -> int:
-        """Read until the program ended; its exit code."""
+        """Read until the program has ended; returns its exit code."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it did not end; the screen:\n{self.text}"
@@ -109,7 +107,7 @@ class Terminal:
         self.master = -1
 
     def restored(self) -> bool:
-        """Whether terminal modes, screen, cursor and mouse were restored."""
+        """Whether terminal modes, screen, cursor and mouse are restored."""
         now = termios.tcgetattr(self._child)
         flags = [(now[i], self.before[i]) for i in range(4)]
         return (
@@ -120,7 +118,7 @@ class Terminal:
         )
 
     def close(self) -> None:
-        """End the program if it still runs."""
+        """End the program if it is still running."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

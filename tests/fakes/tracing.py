@@ -1,6 +1,6 @@
 """Faults at system calls: a traced child is killed at its n-th file operation, or that operation fails.
 
-By ptrace, so that what SQLite and the C library do is met as well as what Python does. Needs no compiler and no root.
+Uses ptrace, so it also covers SQLite and the C library, and needs no compiler and no root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHANGING = {
     "rename": 82, "mkdir": 83, "unlink": 87, "chmod": 90, "fchmod": 91, "openat": 257, "mkdirat": 258, "unlinkat": 263,
     "renameat": 264, "fallocate": 285, "pwritev": 296, "renameat2": 316,
 }  # fmt: skip
-"""File operations on x86-64; elsewhere a child is killed at every system call, and none is made to fail."""
+"""File operations on x86-64. On other machines a child is killed at any system call, and none can be made to fail."""
 
 DONE, TOLD, RAISED = 0, 3, 4
 
@@ -47,14 +47,14 @@ def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``struck``: the fault happened. ``code``: what the child ended with (DONE, TOLD, RAISED), None when killed."""
+    """``struck``: whether the fault happened. ``code``: the child's exit code (DONE, TOLD, RAISED), None if killed."""
 
     struck: bool
     code: int | None
 
 
 def strike(act: Callable[[], int], at: int, error: int | None = None) -> Outcome:
-    """Run ``act`` in a child and kill it before its ``at``-th file operation, or let that fail with ``error``.
+    """Run ``act`` in a child and kill it before its ``at``-th file operation, or make that fail with ``error``.
 
     ``act`` returns DONE or TOLD; RAISED means an uncaught exception.
     """

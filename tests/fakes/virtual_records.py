@@ -1,4 +1,4 @@
-"""Records of the probe and the recorder for a simulated engine under traffic, in virtual time."""
+"""Probe and recorder records of a simulated engine under traffic, in virtual time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run's records, its engine's limits, and optionally its ``/metrics`` of each second."""
+    """A run's records, its engine's limits, and optionally its ``/metrics`` at each second."""
 
     requests: Sequence[FinishedRequest]
     steps: Sequence[EngineStep]
@@ -56,7 +56,8 @@ class _Recorder:
 def record(
     line: str, requests: Iterable[Request], *, model: str = MODEL, speed: float = 1.0, sampled: bool = False
 ) -> Recorded:
-    """Run ``requests`` to their ends on an engine with the flags of ``line``; ``sampled`` as its recorder would."""
+    """Run ``requests`` to completion on an engine with the flags of ``line``; with ``sampled``, also sample its
+    metrics."""
     settings = resolve_settings(parse_flags(["serve", model, *line.split()]), Simulated.from_environment({}))
     memory = plan_memory(settings)
     core = build_core(settings, memory)
@@ -104,7 +105,7 @@ def _run(
 
 
 def finished_request(request: Request) -> FinishedRequest:
-    """The record of a request that has ended."""
+    """The record of a finished request."""
     scheduled, first, last = (
         one or 0.0 for one in (request.scheduled_at, request.first_token_at, request.last_token_at)
     )
@@ -125,9 +126,10 @@ def traffic(
     burst: float = 1.0,
     seed: int = 1,
 ) -> list[Request]:
-    """Poisson arrivals of requests with lengths drawn evenly. The first ``shared`` tokens of all prompts are the same.
+    """Poisson arrivals of requests with uniformly distributed lengths; the first ``shared`` tokens of all prompts are
+    the same.
 
-    With ``burst`` above 1 the rate changes every ten seconds between that multiple and what keeps the mean.
+    With ``burst`` above 1, the rate alternates every ten seconds between ``burst`` times ``rate`` and a lower rate.
     """
     dice = random.Random(seed)
     common = [dice.randrange(50_000) for _ in range(shared)]
@@ -144,7 +146,7 @@ def traffic(
 
 
 def known_by_length(id: str, tokens: Sequence[int], output: int, arrival: float, seed: int) -> Request:
-    """A request of which only the hashes of its prompt's blocks are known, as two of one prefix share them."""
+    """A request with only the hashes of its prompt's blocks, which are equal for equal prefixes."""
     hashes: list[int] = []
     for end in range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE):
         hashes.append(extend_chain(hashes[-1] if hashes else 0, tokens[end - BLOCK_SIZE : end]))

@@ -1,7 +1,7 @@
 """Runs ``vllm-console`` under an audit hook that records started processes, signals and socket connections.
 
-``python watched_program.py FILE [--each]``: with ``--each`` standard input has a JSON list of command lines, which are
-run one after the other; else the console itself, with the words in ``WORDS``. ``ADMIN`` is an administrator's file.
+``python watched_program.py FILE [--each]``: with ``--each``, standard input has a JSON list of command lines to run in
+sequence; otherwise it runs one command line, given in ``WORDS``. ``ADMIN`` is the path of an administrator's file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def closed_afterwards() -> list[Any]:
 
 
 def run(words: list[str], opened: list[Any]) -> dict[str, object]:
-    """Run one command line; ``watch`` ends after a moment."""
+    """Run one command line; ``watch`` is ended after a second."""
     from vllm_console.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()

