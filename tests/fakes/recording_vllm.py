@@ -1,7 +1,7 @@
 """A fake ``vllm serve`` that records every request and can run as another user.
 
-``python .../vllm serve MODEL --port N``; it prints nothing. With ``NOTE_SIGNALS`` in its environment it also records
-every signal that it receives, and only ends by signals that can't be caught.
+``python .../vllm serve MODEL --port N``, or titled ``VLLM::APIServer`` without arguments. With ``NOTE_SIGNALS`` in its
+environment it also records every signal that it receives, and only ends by signals that can't be caught.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Real vLLM on the CPU: its environment (built once), a tiny model, and servers that always end with the test.
+"""Real vLLM on the CPU: its environment (built once), a tiny model, and servers that are always ended.
 
-Where it is not available the tests skip with the reason; with ``CI=true`` in the environment they fail instead.
+Where it is not available, the tests skip with the reason; with ``CI=true`` in the environment they fail instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vllm_launchers.probe.environment import with_probe
 
 BUILDER = Path(__file__).with_name("environment") / "build.py"
 ENVIRONMENT = dict(os.environ)
-"""The environment before tests set separate folders; the cache is shared by all test runs."""
+"""The environment before tests set separate folders; all test runs share the cache."""
 
 UNAVAILABLE = 3
 """The builder's exit code for an unsupported machine."""
@@ -40,7 +40,7 @@ IMPORTED = (
     "vllm.v1.worker.cpu_model_runner",
     "vllm.model_executor.models.llama",
 )
-"""Modules that `forks` imports: all that a server on the CPU needs."""
+"""Modules that `forks` imports: everything that a server on the CPU needs."""
 
 BUILD_SECONDS = 1800
 READY_SECONDS = 600
@@ -84,14 +84,15 @@ def tiny_model(real_environment: Mapping[str, str]) -> Path:
 def real_env(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, str]:
     """Environment variables for a real server: offline, small, one thread per process, nothing in the home folder.
 
-    Its engine is forked, which halves a start; a test whose subject is the start has it spawned, as vLLM does.
+    Its engine is forked, which halves the startup time; tests of startup itself override this to spawn it, as vLLM
+    does.
     """
     caches = tmp_path_factory.mktemp("vllm-caches")
     return {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HOME": str(caches / "hf"),
-        "VLLM_CACHE_ROOT": str(tiny_model.parent / "vllm-cache"),  # cached model facts, from a start's import
+        "VLLM_CACHE_ROOT": str(tiny_model.parent / "vllm-cache"),  # keeps model facts that the first use cached
         "VLLM_CONFIG_ROOT": str(caches / "vllm-config"),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -119,11 +120,10 @@ class RealServer:
     log: Path
 
     def log_lines(self) -> list[str]:
-        """Log lines so far."""
         return self.log.read_text(errors="replace").splitlines()
 
     def wait_ready(self) -> None:
-        """Return once ``/health`` answers; fails with the end of the log if it dies or takes too long."""
+        """Wait until ``/health`` responds; fails with the end of the log if the server dies or takes too long."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(httpx.HTTPError):
@@ -133,7 +133,7 @@ class RealServer:
         pytest.fail("the real server did not come up:\n" + "\n".join(self.log_lines()[-40:]))
 
     def wait_for(self, words: str) -> None:
-        """Return once a line with these words is in the log; fails if it ends before or takes too long."""
+        """Wait until the log contains these words; fails if the server dies or takes too long."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             if any(words in line for line in self.log_lines()):
@@ -142,11 +142,10 @@ class RealServer:
         pytest.fail(f"never in the log: {words}:\n" + "\n".join(self.log_lines()[-40:]))
 
     def wait_exit(self) -> int:
-        """The exit code."""
         return self.process.wait(READY_SECONDS)
 
     def end(self) -> None:
-        """End it and its children: they share a session, whose id is the server's pid."""
+        """End it and its children, which share a session whose id is the server's pid."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -226,10 +225,10 @@ def start_for(
 def start_server(
     start_for: Callable[[list[RealServer], Forks | None], StartServer], forks: Forks
 ) -> Iterator[StartServer]:
-    """Runs ``vllm serve`` in a fork: ``start_server(*words, port=…, model=…, env=…)``; all end with the module.
+    """Run ``vllm serve`` in a fork: ``start_server(*words, port=…, model=…, env=…)``; servers end with the module.
 
-    The processes of a fork can't give themselves titles; with ``titled=True`` it is started as usual.
-    The words stand after the CPU's own flags, so that they win. Several threads may start servers.
+    Processes of a fork can't set their titles; with ``titled=True`` the server is started normally. ``words`` follow
+    the CPU flags, so they win. Several threads may start servers.
     """
     servers: list[RealServer] = []
     yield start_for(servers, forks)
@@ -239,7 +238,7 @@ def start_server(
 
 @pytest.fixture(scope="session")
 def probed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `shared_server`, as a keeper would have it: its probe records there."""
+    """The folder of `shared_server` with its probe records, like a keeper's folder."""
     return tmp_path_factory.mktemp("probed")
 
 
@@ -260,7 +259,8 @@ _shared: list[RealServer] = []
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the shared server with the last test here, not with the session; other consoles would observe it."""
+    """End the shared server with the last test here, not with the session, because other tests' consoles would see
+    it."""
     if nextitem is None or nextitem.path.parent != item.path.parent:
         for server in _shared:
             server.end()

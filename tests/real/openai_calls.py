@@ -1,6 +1,7 @@
-"""Calls of the OpenAI Python client on a server; run with the Python of a vLLM installation, which has the client.
+"""Calls of the OpenAI Python client to a server. Run with the Python of a vLLM installation, which has the client.
 
-Usage: ``python openai_calls.py URL``. Prints one line per call: what came back in short, or what the client raised.
+Usage: ``python openai_calls.py URL``. Prints one line per call: a short form of the response, or the client's
+exception.
 """
 
 from __future__ import annotations
@@ -18,26 +19,23 @@ USAGE: Any = {"include_usage": True}
 
 
 def complete(**fields: Any) -> Any:
-    """A completion of five tokens."""
     given = {"model": "tiny", "prompt": "Hello there my friend", "max_tokens": 5, "extra_body": EXTRA, **fields}
     return client.completions.create(**given)
 
 
 def chat(**fields: Any) -> Any:
-    """A chat of five tokens."""
     messages = [{"role": "user", "content": "Hello there"}]
     given = {"model": "tiny", "messages": messages, "max_tokens": 5, "extra_body": EXTRA, **fields}
     return client.chat.completions.create(**given)
 
 
 def respond(**fields: Any) -> Any:
-    """A response of sixteen tokens."""
     given = {"model": "tiny", "input": "Hello", "max_output_tokens": 16, "extra_body": EXTRA, **fields}
     return client.responses.create(**given)
 
 
 def streamed(events: Any) -> Any:
-    """How a stream ended, and how many tokens it counted."""
+    """How a stream ended, and how many tokens it contained."""
     reason = tokens = None
     for event in events:
         if event.choices:
@@ -48,7 +46,7 @@ def streamed(events: Any) -> Any:
 
 
 def first_of_each(items: list[str]) -> list[str]:
-    """The first occurrence of every item."""
+    """The first occurrence of each item."""
     return list(dict.fromkeys(items))
 
 
@@ -96,7 +94,6 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """Result of a call."""
     try:
         return f"-> {call()!r}"
     except openai.APIStatusError as error:

@@ -1,4 +1,4 @@
-"""The builder of the real environment: builds once, rebuilds when its recipe changes, and reports errors."""
+"""The builder of the real environment builds once, rebuilds when its recipe changes, and reports errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def builder() -> ModuleType:
 
 @pytest.fixture
 def installs(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Records the install location and installs nothing."""
+    """Records the install location without installing anything."""
     done: list[Path] = []
     monkeypatch.setattr(builder, "NEEDED_BYTES", 0)
     monkeypatch.setattr(builder, "_interpreter", lambda: sys.executable)

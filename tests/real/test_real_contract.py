@@ -59,7 +59,7 @@ def simulated(
 
 
 TRIES = 3
-"""A response that a stop string happens to end at its first letter has no text, and so other fields."""
+"""If a stop string happens to match the first character, the response has no text and therefore other fields."""
 
 
 def _healthy(url: str) -> bool:

@@ -1,6 +1,6 @@
 """Two data-parallel engines of real vLLM: one server, metrics of both, ended together.
 
-Both cores are busy for a minute: it runs with ``-m slow`` only.
+Keeps both cores busy for a minute, so it only runs with ``-m slow``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path, real_env: Mapping[str, str]) -> Iterator[Program]:
-    """The program; its servers end afterwards."""
     shared = {**os.environ, **real_env}
     del shared["VLLM_ENABLE_V1_MULTIPROCESSING"], shared["VLLM_WORKER_MULTIPROC_METHOD"]
     try:

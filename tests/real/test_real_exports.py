@@ -73,7 +73,7 @@ def plan_of(flags: Mapping[str, FlagValue], model: str = "org/some model's") -> 
 
 
 def any_value(spec: FlagSpec, chance: random.Random) -> FlagValue:
-    """A value that the flag takes."""
+    """A valid value of the flag."""
     if spec.kind is ValueKind.BOOL:
         return chance.random() < 0.5
     if spec.choices:
@@ -102,7 +102,7 @@ def flag_sets(count: int) -> list[dict[str, FlagValue]]:
 
 @pytest.fixture(scope="module")
 def answers(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The real parser's result for all cases."""
+    """The real parser's results for all cases."""
     folder = tmp_path_factory.mktemp("configs")
     plans = [plan_of(flags) for flags in flag_sets(100)]
     plans += [plan_of({"chat-template": text, "served-model-name": text}) for text in NASTY]
@@ -138,7 +138,7 @@ def test_config_file_matches_command_line(answers: dict[str, Any]) -> None:
 
 
 def without_ids(read: Any) -> Any:
-    """Without randomly generated identifiers."""
+    """The result without randomly generated identifiers."""
     return json.loads(re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", json.dumps(read)))
 
 
@@ -156,7 +156,7 @@ def test_name_is_rejected_like_in_vllm(index: int, answers: dict[str, Any]) -> N
 
 
 def test_release_table_matches_parser(answers: dict[str, Any]) -> None:
-    """Names, choices and forms of all flags; choices added by a device are not in the table."""
+    """Names, choices and forms of all flags. Choices that depend on the device are not in the table."""
     table = release_table("0.32.0").flags
     assert set(table) == set(answers["known"])
     for name, real in answers["known"].items():

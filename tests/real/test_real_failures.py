@@ -1,6 +1,6 @@
-"""Failures of real vLLM that can be caused on a CPU: the logged cause and the fix.
+"""Failures of real vLLM that can be provoked on a CPU: the logged cause and the fix.
 
-An engine that is killed: `test_real_findings`.
+A killed engine is tested in `test_real_findings`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ else:
 pytestmark = pytest.mark.real
 
 SIDE_BY_SIDE = 3
-"""Concurrent server starts; importing vLLM is half waiting."""
+"""Number of servers started concurrently; importing vLLM is half waiting."""
 
 WITH_A_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
@@ -46,7 +46,7 @@ Get = Callable[[str], Failed]
 
 @pytest.fixture(scope="module")
 def failed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
-    """Returns a case by name. The first call starts all cases, a few at a time, the longest first."""
+    """Return a case by name. The first call starts all cases, a few at a time, the longest first."""
     nowhere = tmp_path_factory.mktemp("models") / "nope"
     cases: Mapping[str, Callable[[], RealServer]] = {
         "killed worker": lambda: killed(start_server(env=WITH_A_WORKER, titled=True), "VLLM::Worker"),
@@ -77,7 +77,7 @@ def ended(start: Callable[[], RealServer]) -> Failed:
 
 
 def killed(server: RealServer, name: str) -> RealServer:
-    """One of its processes is killed while it serves."""
+    """Kill one of its processes while it serves."""
     server.wait_ready()
     family = psutil.Process(server.process.pid).children(recursive=True)
     next(one for one in family if name in " ".join([one.name(), *one.cmdline()])).kill()
@@ -85,7 +85,7 @@ def killed(server: RealServer, name: str) -> RealServer:
 
 
 def interrupted(start_server: StartServer) -> RealServer:
-    """Like ctrl+c during engine startup: asyncio delays the signal until the engine is up, then ends."""
+    """Like Ctrl+C during engine startup: asyncio delays the signal until the engine is up, then the server ends."""
     server: RealServer = start_server()
     server.wait_for("Initializing a V1 LLM engine")
     server.process.send_signal(signal.SIGINT)

@@ -31,13 +31,13 @@ FINDING_SECONDS = 150.0
 """A finding takes 30 to 50 s of bad frames; a busy machine needs longer."""
 
 PACED = Path(__file__).parent / "environment" / "paced"
-"""A vLLM plugin that slows its engine to the speed of a larger model, since these tests load it for minutes."""
+"""A vLLM plugin that slows the engine down to the speed of a larger model, since these tests load it for minutes."""
 
 SHORT = ("max-model-len=256", "num-gpu-blocks-override=20")
-"""Half of the context and of the cache, so responses end sooner."""
+"""Half of the context and of the cache, so that responses end sooner."""
 
 SIDE_BY_SIDE = 2
-"""Concurrent scenarios; each mostly waits."""
+"""Number of concurrent scenarios; they mostly wait."""
 
 Scene = Callable[[Any], None]
 
@@ -46,7 +46,7 @@ Scene = Callable[[Any], None]
 def played(
     tmp_path_factory: pytest.TempPathFactory, real_env, real_vllm, tiny_model, cpu_flags, free_port
 ) -> Iterator[Callable[[Scene], None]]:
-    """Returns a scenario's outcome. The first call starts all scenarios, each with its own server and home."""
+    """Return a scenario's outcome. The first call starts all scenarios, each with its own server and home."""
 
     def play(scene: Scene) -> None:
         home = tmp_path_factory.mktemp("home")
@@ -61,7 +61,7 @@ def played(
 
 
 def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port) -> Iterator[Any]:
-    """``vllm-console`` with a separate home on the real engine; ends its servers and loads afterwards."""
+    """``vllm-console`` with a separate home and the real engine; ends its servers and load generators afterwards."""
     paths = os.pathsep.join(filter(None, (str(PACED), os.environ.get("PYTHONPATH"))))
     env = {**os.environ, **real_env, "HOME": str(home), "PYTHONPATH": paths, "PACED_STEP_SECONDS": "0.05"}
     env |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
@@ -80,7 +80,6 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port
         return run(*words, "--port", str(free_port()), *flags, "--wait")
 
     def load(*more: str) -> subprocess.Popen[bytes]:
-        """Run load in the background until it is ended."""
         quiet = subprocess.DEVNULL
         loads.append(
             subprocess.Popen([*console, "load", "chat", *more], env=env, stdin=quiet, stdout=quiet, stderr=quiet)
@@ -98,7 +97,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port
 
 
 def find(program: Any, code: str) -> dict[str, Any]:
-    """The finding with that code, once reported; on timeout, fail with the other findings."""
+    """The finding with that code, once reported; on timeout, fail and show the server's status."""
     try:
         return until(lambda: named(program).get(code), code)
     except AssertionError as error:
@@ -113,16 +112,16 @@ def named(program: Any) -> dict[str, dict[str, Any]]:
 
 
 def running(program: Any) -> float:
-    """Running requests as last reported by the engine; a stopped engine reports nothing."""
+    """Running requests in the engine's last sample; a stopped engine reports nothing."""
     return (program("status", "chat")["metrics"] or {}).get("requests_running") or 0.0
 
 
 def stopped_at_work(program: Any, engine: psutil.Process) -> bool:
-    """Stop the engine while requests run; continue it if its last report shows none."""
+    """Stop the engine while requests run; resume it if its last sample shows none."""
     if running(program) < 1:
         return False
     engine.suspend()
-    time.sleep(3)  # by then the recorder has read its last sample
+    time.sleep(3)  # so that the recorder has read its last sample
     if at_work := running(program) >= 1:
         return at_work
     engine.resume()
@@ -130,7 +129,6 @@ def stopped_at_work(program: Any, engine: psutil.Process) -> bool:
 
 
 def until(check: Callable[[], Any], what: str, seconds: float = FINDING_SECONDS, every: float = 3.0) -> Any:
-    """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
@@ -139,7 +137,7 @@ def until(check: Callable[[], Any], what: str, seconds: float = FINDING_SECONDS,
 
 
 def learned(finding: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A finding whose fix is based on the lengths of finished responses."""
+    """The finding, once its fix is based on the lengths of finished responses."""
     return finding if finding is not None and "still grows" not in finding["fixes"][0]["why"] else None
 
 
@@ -152,7 +150,7 @@ def preemption(program: Any) -> None:
     started = program.start("max-num-seqs=6")
     load = program.load(*PRESSURE)
     assert find(program, "preempting")["severity"] == "critical"
-    # The fix improves with more finished responses: at first only the concurrency is known.
+    # The fix improves as responses finish: at first only the concurrency is known.
     finding = until(lambda: learned(named(program).get("preempting")), "a fix by the lengths of answers")
     assert [set(fix["set"]) for fix in finding["fixes"] if fix["set"]] == [{"max-num-seqs"}], "all there is on a CPU"
     before = program("status", "chat")["metrics"]["preemptions_total"]
@@ -172,10 +170,10 @@ def preemption(program: Any) -> None:
 
 
 def restarted_with_fix(program: Any) -> str:
-    """Stage the best fix in the console, restart, and leave it; returns the new limit of sequences."""
+    """Stage the best fix in the console, restart, and exit; returns the new ``max-num-seqs``."""
     console = Terminal([sys.executable, "-m", "vllm_console"], 120, 40, program.env)
     try:
-        # The title of the preemptions pane says how many there are a minute.
+        # The title of the preemptions pane shows the rate per minute.
         console.wait_for(lambda text: re.search(r"2 Preempt[^\n]*?[1-9]\d*/min", text))
         console.press("f")
         screen = console.wait_for("--max-num-seqs 6 → ")
@@ -194,7 +192,7 @@ def restarted_with_fix(program: Any) -> str:
 
 
 def killed_api_server_leaves_no_process(program: Any) -> None:
-    """Killed while it serves the load."""
+    """The server is killed while it serves the load."""
     server = program("status", "chat")
     assert len(processes_of(server["pid"])) >= 2
     os.kill(server["pid"], signal.SIGKILL)
@@ -251,7 +249,7 @@ def prefixes_and_a_stopped_engine(program: Any) -> None:
     until(lambda: stopped_at_work(program, engine), "stopped while requests run")
     try:
         finding = find(program, "engine_hung")
-        assert program("status", "chat")["state"] == "ready"  # /health does not show it
+        assert program("status", "chat")["state"] == "ready"  # /health does not show that the engine hangs
         assert finding["severity"] == "critical"
         assert "no answer" in finding["measures"][0]["value"]
     except BaseException:

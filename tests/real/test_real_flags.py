@@ -1,4 +1,4 @@
-"""Flags learned from the source, and their validation, compared with real vLLM's parser and configuration."""
+"""Learned flags and their validation, compared with real vLLM's parser and configuration."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def run_real(forks: Forks, model: Path, code: str, given: object = None) -> list
 
 @pytest.fixture(scope="module")
 def own(forks: Forks, tiny_model: Path) -> dict[str, Any]:
-    """The real parser's options, by their first long name, and the variables that real vLLM reads."""
+    """The real parser's options by their first long name, and the environment variables that real vLLM reads."""
     answer: dict[str, Any] = run_real(forks, tiny_model, OWN_PARSER)[-1]
     return answer
 
@@ -128,10 +128,10 @@ def test_flag_names_match_vllm(learned: FlagTable, options: dict[str, Any]) -> N
 
 
 def own_default(text: str) -> object:
-    """The table's form of a default, from the ``repr`` of the real one; None for computed objects.
+    """A real default in the table's form, from its ``repr``; None for computed objects.
 
-    Tolerated: an enumeration's member is its value, a set is a list, a configuration's object and what is left out of
-    the namespace (``==SUPPRESS==``) are no default.
+    Differences that are allowed: enum members are their values, and sets are lists. Configuration objects and defaults
+    that are omitted from the namespace (``==SUPPRESS==``) count as no default.
     """
     if text.startswith("<") and ": " in text:
         text = text.partition(": ")[2].rstrip(">")
@@ -150,7 +150,7 @@ def own_default(text: str) -> object:
 
 def test_defaults_match_vllm(learned: FlagTable, options: dict[str, Any]) -> None:
     own = {name: own_default(option["default"]) for name, option in options.items()}
-    # The one configuration whose ``repr`` is that of a dictionary.
+    # The only configuration whose ``repr`` is that of a dictionary.
     own["compilation-config"] = None
     assert {name: spec.default for name, spec in learned.flags.items()} == own
 
@@ -181,7 +181,7 @@ def test_help_matches_vllm(learned: FlagTable, options: dict[str, Any]) -> None:
         return " ".join(text.replace("%%%%", "%").replace("%%", "%").split())
 
     for name, option in options.items():
-        # The parser adds how JSON and short numbers are written, and where the documentation is.
+        # The parser appends the notation of JSON and short numbers, and a link to the documentation.
         assert plain(option["help"]).startswith(plain(learned.flags[name].help)), name
     assert sum(bool(spec.help) for spec in learned.flags.values()) > 300
 
@@ -214,7 +214,7 @@ print(json.dumps(refused))
 
 
 def test_validation_of_variable_values_matches_vllm(learned: FlagTable, forks: Forks, tiny_model: Path) -> None:
-    """Every variable with every text: we reject a value exactly if real vLLM does."""
+    """For every variable and every value, we reject the value exactly if real vLLM does."""
     own = run_real(forks, tiny_model, OWN_VARIABLES.replace("TEXTS", repr(TEXTS)))[-1]
     ours = {
         name: refused
@@ -234,7 +234,7 @@ def test_cpu_build_limits_are_known(learned: FlagTable) -> None:
 
 NEEDS_MORE = {
     *("model", "config", "host", "port", "uds", "api-key", "hf-token"),  # not set by users
-    # Files, the network, a package or another model.
+    # Need files, the network, a package or another model.
     *("hf-config-path", "chat-template", "log-config-file", "logging-config", "show-hidden-metrics-for-version"),
     *("tokenizer", "revision", "code-revision", "tokenizer-revision", "grpc-port", "grpc", "otlp-traces-endpoint"),
     *("quantization", "quantization-config", "config-format", "default-mm-loras", "runner", "convert", "engram-config"),
@@ -242,7 +242,7 @@ NEEDS_MORE = {
     *("enable-mamba-cache-stochastic-rounding", "kv-transfer-config", "ec-transfer-config", "weight-transfer-config"),
     *("speculative-config", "spec-method", "spec-model", "watermark-config", "diffusion-config", "model-impl"),
     *("model-class-overrides", "media-io-kwargs", "custom-histogram-buckets", "hf-overrides", "pooler-config"),
-    # A GPU, or another machine.
+    # Need a GPU or another machine.
     *("enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay", "enable-sleep-mode", "nnodes"),
     *("enable-cumem-allocator", "device-ids", "prefill-context-parallel-size", "enable-batch-sharded-sampling"),
     *("ubatch-size", "enable-dbo", "kda-prefill-backend", "enable-eplb", "enable-elastic-ep", "numa-bind"),
@@ -253,7 +253,7 @@ NEEDS_MORE = {
     # Rejected by us because a server could not use it, although vLLM accepts the configuration.
     *("default-chat-template-kwargs", "allowed-origins", "allowed-methods", "allowed-headers"),
 }
-"""Flags whose validity depends on facts the checks ignore; includes all multimodal flags (their own group)."""
+"""Flags whose validity depends on more than the flags; also all multimodal flags (their own group)."""
 
 
 def few_values(name: str, spec: FlagSpec) -> st.SearchStrategy[FlagValue]:
@@ -286,7 +286,7 @@ TOGETHER = (
     *("enable-log-requests", "enable-per-request-metrics", "disable-log-stats", "enable-lora", "max-loras"),
     *("max-cpu-loras", "gpu-memory-utilization", "offload-group-size", "offload-num-in-group", "reasoning-parser"),
 )
-"""Flags with conditions between them, so that sets often contain some."""
+"""Flags that depend on each other, chosen more often so that sets often contain several."""
 
 
 RESOLVED: dict[str, FlagValue] = {"max-model-len": 4096, "max-num-seqs": 128, "max-num-batched-tokens": 2048}
@@ -294,7 +294,7 @@ RESOLVED: dict[str, FlagValue] = {"max-model-len": 4096, "max-num-seqs": 128, "m
 
 
 def flag_sets(table: FlagTable) -> st.SearchStrategy[dict[str, FlagValue]]:
-    """Sets of up to five flags: flags with conditions appear more often, sometimes an unknown flag."""
+    """Sets of up to five flags: flags with dependencies appear more often, sometimes an unknown flag."""
     known = {
         name: spec
         for name, spec in table.flags.items()
@@ -494,7 +494,7 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"compilation-config": "null"},
     {"seed": 2**64 - 1},
     {"attention-backend": "CPU_ATTN", "attention-config.backend": "auto"},
-    # Keys that are set by themselves replace the whole object.
+    # Keys given as separate flags replace the whole object.
     {
         "attention-backend": "CPU_ATTN",
         "attention-config": '{"backend": "CPU_ATTN"}',
@@ -565,11 +565,11 @@ PLANS: list[dict[str, FlagValue]] = [
         for length in (2048, 4096, 6000, 6001, 8192)
     ),
 ]
-"""Flags whose verdicts need the model, a draft model (``TINY`` is the model's folder), a file or a package."""
+"""Flags whose verdict depends on the model, a draft model (``TINY`` is the model's folder), a file or a package."""
 
 
 def errors_of_plans(vllm: Path, table: FlagTable, model: Path, sets: Sequence[dict[str, FlagValue]]) -> list[list[str]]:
-    """The errors of a plan with only these flags."""
+    """The errors of plans with only these flags."""
     engine, facts, preset = engine_at(str(vllm)), model_facts(str(model)), read_presets(None)[0]["chatbot"]
     found = []
     for flags in sets:
@@ -584,7 +584,6 @@ def errors_of_plans(vllm: Path, table: FlagTable, model: Path, sets: Sequence[di
 
 
 def test_errors_of_plans_match_vllm(real_vllm: Path, learned: FlagTable, forks: Forks, tiny_model: Path) -> None:
-    """Both reject or both accept."""
     sets = [{name: str(tiny_model) if value == "TINY" else value for name, value in one.items()} for one in PLANS]
     ours = errors_of_plans(real_vllm, learned, tiny_model, sets)
     answers = run_real(forks, tiny_model, VERDICTS, [list(flag_words(flags)) for flags in sets])
@@ -608,10 +607,10 @@ STORED: dict[str, dict[str, Any]] = {
     "quark": {"quant_method": "quark", "export": {"kv_cache_group": []}},
     "torchao": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
 }
-"""Quantizations of checkpoints, as their configs have them."""
+"""Quantization configs of checkpoints."""
 
 REFUSED_WHEN_LOADED = (("gptq-asymmetric", "moe_wna16"),)
-"""Their linear layers are those of GPTQ."""
+"""Combinations that are only refused when the model is loaded, because their linear layers are those of GPTQ."""
 
 METHODS = """
 import json, logging, sys
@@ -639,7 +638,7 @@ for folder in folders:
 def test_quantizations_of_checkpoints_match_vllm(
     real_vllm: Path, learned: FlagTable, forks: Forks, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Each format with each method: both reject or both accept."""
+    """For each format and method, both reject or both accept."""
     config = json.loads((tiny_model / "config.json").read_text())
     for name, stored in STORED.items():
         shutil.copytree(tiny_model, tmp_path / name)
@@ -662,7 +661,7 @@ def test_quantizations_of_checkpoints_match_vllm(
 
 @pytest.fixture(scope="module")
 def verdicts(learned: FlagTable, forks: Forks, tiny_model: Path) -> tuple[list[dict[str, FlagValue]], list[str]]:
-    """All flag sets, those with conditions first, and real vLLM's verdict on each, from one process."""
+    """All flag sets (those with dependencies first) and real vLLM's verdicts on them, from one process."""
     sets = [*CONDITIONS, *generated(learned)]
     return sets, run_real(forks, tiny_model, VERDICTS, [list(flag_words(flags)) for flags in sets])
 
@@ -690,7 +689,7 @@ def check(table: FlagTable, sets: Sequence[dict[str, FlagValue]], answers: Seque
 def assert_alike(
     sets: Sequence[dict[str, FlagValue]], ours: Sequence[Sequence[object]], answers: Sequence[str]
 ) -> None:
-    """Both reject or both accept, and both do both."""
+    """We and real vLLM accept the same sets, and each does both."""
     assert len(answers) == len(sets)
     differing = [
         f"{flags}\n  ours: {mine or 'takes it'}\n  vLLM: {answer or 'takes it'}"

@@ -1,4 +1,4 @@
-"""Starting, restarting, stopping and killing real vLLM with the commands; `test_real_findings` plays the whole loop."""
+"""Start, restart, stop and kill real vLLM with the commands; `test_real_findings` plays the whole loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 
 
 def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Callable[..., object]]:
-    """``vllm-console`` with a separate home on the real engine; ends its servers afterwards."""
+    """``vllm-console`` with a separate home and the real engine; ends its servers afterwards."""
     env = {
         **os.environ,
         **real_env,
@@ -69,7 +69,6 @@ def steady(tmp_path_factory, real_env, real_vllm, tiny_model, cpu_flags):
 
 
 def until(check: Callable[[], object], what: str, seconds: float = 60.0) -> object:
-    """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
@@ -185,7 +184,7 @@ def test_forced_restart_fails_with_vllm_message_and_is_rolled_back(steady):
 
 
 def test_keeper_and_console_are_killed_separately(steady):
-    """The last test on this server, since it ends the server."""
+    """The last test on this server, because it ends the server."""
     program, _ = steady
     server = program("status", "steady")
     record = json.loads((program.state / "servers" / "steady" / "record.json").read_text())

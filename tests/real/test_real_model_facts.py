@@ -1,4 +1,4 @@
-"""Facts that we read from a config match those of real vLLM."""
+"""Facts that we read from model configs match those of real vLLM."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ print(json.dumps({"configs": configs, "states": states}))
 
 @pytest.fixture(scope="module")
 def real(forks: Forks) -> dict[str, Any]:
-    """Facts that real vLLM reads from all configs, and its state shapes."""
+    """Facts that real vLLM reads from all configs, and their state shapes."""
     printed = forks.run(["-c", READ], json.dumps(configs()), {"VLLM_LOGGING_LEVEL": "ERROR"})
     answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return answer

@@ -1,6 +1,6 @@
-"""One model over two machines, exported or started: two network namespaces, real vLLM in each.
+"""One model on two machines, exported or started: two network namespaces with real vLLM in each.
 
-Those marked ``slow`` keep both cores busy for minutes: they run with ``-m slow`` only.
+Tests marked ``slow`` keep both cores busy for minutes; they only run with ``-m slow``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def machines() -> Iterator[tuple[str, str]]:
-    """Two network namespaces, joined by a pair of interfaces of the same names."""
+    """Two network namespaces joined by a pair of interfaces of the same names."""
     names = (f"vc{os.getpid()}a", f"vc{os.getpid()}b")
     try:
         try:
@@ -78,7 +78,7 @@ class Node:
             )  # fmt: skip
 
     def ask(self, path: str) -> bool:
-        """Whether it answers 200 on its machine."""
+        """Whether it responds with 200 on its machine."""
         words = ["ip", "netns", "exec", self.machine, sys.executable, "-c", ASK, path]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return done.returncode == 0 and json.loads(done.stdout) == [200]
@@ -109,7 +109,6 @@ def _one_line(script: str) -> str:
 
 
 def exported(vllm: Path, model: Path, flags: Sequence[str], rank: int, folder: Path) -> str:
-    """The script that ``plan`` exports for a node."""
     words = ["--vllm", str(vllm), "--model", str(model), "--nodes", "2", "--node-rank", str(rank), "--port", "8402"]
     words += ["--master-addr", ADDRESSES[0], "--set", "served-model-name=tiny", "--set", "max-num-seqs=4"]
     words += [word for flag in flags for word in ("--set", flag)]
@@ -163,7 +162,7 @@ def test_two_exported_nodes_serve_and_a_lost_node_ends_the_other(
 
 
 class Machine:
-    """A machine with this program, and its node."""
+    """A machine with this program and its node."""
 
     def __init__(self, rank: int, namespace: str, root: Path, vllm: Path, environment: Mapping[str, str]) -> None:
         self.rank, self.namespace, self.root, self.vllm = rank, namespace, root / f"machine{rank}", vllm

@@ -1,5 +1,5 @@
-"""Real vLLM whose processes are killed, with one worker and with two, while it starts, serves and stops: nothing of it
-remains, and leftovers in shared memory are found and can be removed."""
+"""Processes of real vLLM are killed while it starts, serves and stops, with one worker and with two: no process is
+left, and leftovers in shared memory are found and can be removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRec
 pytestmark = pytest.mark.real
 
 SECONDS = 120.0
-"""Timeout. Ten seconds are enough on an idle machine; an overloaded one needed more than thirty."""
+"""Timeout. An idle machine needs less than ten seconds; an overloaded one needed more than thirty."""
 UP_SECONDS = 600.0
 LAUNCH = """
 import json, sys, time
@@ -39,7 +39,7 @@ time.sleep(600)
 
 @dataclass(frozen=True)
 class Case:
-    """Which processes are killed, in this order, and when; ``workers`` separate worker processes, 0 for none."""
+    """Which processes are killed in this order, and when; ``workers`` is the number of separate workers, 0 for none."""
 
     moment: str
     workers: int
@@ -53,7 +53,7 @@ CASES = {
     "starting-two": Case("starting", 2, ("keeper", "engine")),
 }
 KEPT = {name for name, case in CASES.items() if "keeper" not in case.order}
-"""Cases in which the keeper ends the leftovers by itself."""
+"""Cases in which the keeper cleans up."""
 
 
 def wait(condition, what, seconds=SECONDS):
@@ -65,7 +65,7 @@ def wait(condition, what, seconds=SECONDS):
 
 @pytest.fixture
 def spec_of(real_env, real_vllm, tiny_model, cpu_flags, free_port):
-    """The launch spec of a case: real vLLM on a CPU with the maximum number of processes."""
+    """The launch spec of a case: real vLLM on a CPU with as many processes as possible."""
 
     def make(case: Case) -> LaunchSpec:
         port = free_port()
@@ -93,14 +93,14 @@ def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
         seen.update(process_group.recorded(client.folder(tmp_path, record.name)).members)
     for one in seen:
         processes.send(one, signal.SIGKILL)
-    # Processes killed during startup left files unseen by a keeper; these are offered after a minute.
+    # Processes killed during startup left files that no keeper has seen; these are offered after a minute.
     for file in shared_files.find(now=time.time() + 120.0, whole_machine=True).found:
         if Path(file.path).name.startswith("vllm_dist_") and Path(file.path) not in before:
             Path(file.path).unlink()
 
 
 def tree(record: ServerRecord) -> dict[str, ProcessIdentity]:
-    """Its keeper and the server's processes by role: api, tracker, engine, worker, worker2, or by pid."""
+    """The keeper and the server's processes by role (api, tracker, engine, worker, worker2) or by pid."""
     table = processes.table()
     found = {"keeper": record.keeper, "api": record.server}
     below = sorted(processes.descendants(table, [record.server.pid]))

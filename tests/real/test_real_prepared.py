@@ -1,4 +1,4 @@
-"""Real vLLM in the prepared state: its verdict on flags, what it holds while it waits, and the server it becomes."""
+"""Prepared real vLLM: its verdict on flags, the resources it holds while it waits, and the server it becomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.real
 
 READY_SECONDS = 600
 SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-"""As in vLLM: only then does a spare process replace the engine's process."""
+"""vLLM's default; only then does a spare process replace the engine's process."""
 
 Start = Callable[..., Prepared]
 
@@ -37,9 +37,9 @@ def start(
     forks: Forks,
     tmp_path: Path,
 ) -> Iterator[Start]:
-    """Starts the bootstrap of the real vLLM with the CPU's own flags and more: ``start("--port", "81")``.
+    """Start real vLLM's bootstrap with the CPU flags and more: ``start("--port", "81")``.
 
-    Variables are given by name. With ``forked=True`` it finds vLLM imported.
+    Environment variables are keyword arguments. With ``forked=True``, vLLM is already imported.
     """
     begun: list[Prepared] = []
 
@@ -58,7 +58,7 @@ def start(
 
 
 def completion(prepared: Prepared, port: int) -> str:
-    """The text of its first completion; a first prompt of many tokens, since short ones end some CPUs' servers."""
+    """The text of its first completion. The first prompt is long because short ones crash servers on some CPUs."""
     deadline = time.monotonic() + READY_SECONDS
     body = {"model": "tiny", "prompt": "one two three " * 12, "max_tokens": 4}
     while time.monotonic() < deadline and prepared.process.poll() is None:

@@ -1,4 +1,4 @@
-"""The probe in real vLLM: its records agree with what a client sends, counts and measures, and with ``/metrics``."""
+"""The probe in real vLLM: its records agree with ``/metrics`` and with what a client sends, counts and measures."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ else:
 pytestmark = pytest.mark.real
 
 CLOCK = 0.01
-"""Seconds by which times on two clocks may differ."""
+"""Allowed difference between times on two clocks, in seconds."""
 
 SLACK = 0.1
-"""Seconds by which the output delay of a request's last token may differ from that of its first."""
+"""Allowed difference between the output delays of a request's first and last token, in seconds."""
 
 LENGTHS = ((40, 12), (200, 30), (200, 5), (64, 1))
 """Prompt tokens and tokens to generate; the third shares a prefix with the second."""
@@ -54,15 +54,15 @@ class Records:
         self._reader.resumed()
 
     def resumed(self) -> list[Resumed]:
-        """New records of resumed requests, written after the requests."""
+        """New records of resumed requests, which are written after the requests."""
         return self._reader.resumed()
 
     def first_tokens(self) -> list[FirstToken]:
-        """Those that were read with the newest requests: they are written after the steps, and before the requests."""
+        """The ones read with the newest requests; they are written after the steps and before the requests."""
         return self._first_tokens
 
     def after(self, count: int) -> tuple[list[EngineStep], list[FinishedRequest]]:
-        """New steps and the given number of new requests, once on disk. Requests are written last."""
+        """New steps and ``count`` new requests, once they are on disk. Requests are written last."""
         steps: list[EngineStep] = []
         requests: list[FinishedRequest] = []
         self._first_tokens = []
@@ -85,7 +85,6 @@ def records(shared_server: RealServer, probed_folder: Path) -> Records:
 
 
 def send(server: RealServer, tokens: Sequence[int], length: int) -> Sent:
-    """Stream one completion of exactly ``length`` tokens."""
     body = {
         "model": "tiny", "prompt": list(tokens), "max_tokens": length, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True},

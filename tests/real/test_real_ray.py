@@ -1,7 +1,7 @@
 """Workers on a Ray cluster: real vLLM with its own raylet, started, restarted, and failing.
 
-It takes both cores for some minutes and a network namespace: it runs with ``-m slow`` only, as
-root. vLLM refuses Ray on the CPU; a plugin of the environment lets it (``environment/ray_on_cpu``).
+Takes both cores for some minutes and a network namespace, so it only runs with ``-m slow`` and as root. vLLM refuses
+Ray on the CPU; a plugin in the environment enables it (``environment/ray_on_cpu``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ray:
     environment: Mapping[str, str]
     state: Path
     scratch: Path
-    """Ray's own folder. Its sockets' paths must be short."""
+    """Ray's own folder; its path must be short, because it contains sockets."""
 
     def run(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = ["ip", "netns", "exec", self.namespace, *words]
@@ -50,7 +50,7 @@ class Ray:
         return done
 
     def program(self, *words: str) -> Any:
-        """JSON output of a command; a plan with errors ends with code 1."""
+        """JSON output of a command; a plan with errors exits with code 1."""
         own = [sys.executable, "-m", "vllm_console", "--state", str(self.state), *words, "--json"]
         return json.loads(self.run(*own, check=words[0] != "plan").stdout)
 
@@ -60,7 +60,6 @@ class Ray:
         self.run(self.paths["ray"], "start", *words)
 
     def pids(self) -> list[int]:
-        """Every process of the namespace."""
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False)
         return [int(word) for word in listed.stdout.split()]
 
@@ -68,17 +67,17 @@ class Ray:
         return client.read(self.state, "onray")
 
     def both(self) -> list[ProcessIdentity]:
-        """The two workers, once the keeper knows them; it polls again soon after the server is ready."""
+        """The two workers, once the keeper knows them: it polls again soon after the server is ready."""
         until(lambda: len(self.workers()) == 2, "the keeper's poll")
         return self.workers()
 
     def workers(self) -> list[ProcessIdentity]:
-        """The workers that the keeper knows."""
+        """The workers known to the keeper."""
         members = process_group.recorded(client.folder(self.state, "onray")).members
         return [one for one in members if processes.alive(one) and processes.title(one.pid).startswith("ray::")]
 
     def ended(self, state: State = State.FAILED) -> Mapping[str, Any]:
-        """The server's status once it has ended, and its workers with it."""
+        """The server's status, once it and its workers have ended."""
         workers = self.workers()
         client.wait_for(self.state, "onray", lambda record: record.state is state, SECONDS)
         assert not [one for one in workers if processes.alive(one)]
@@ -99,7 +98,7 @@ def ray(tmp_path: Path, real_environment: Mapping[str, str], real_env: Mapping[s
             pytest.skip(f"no network namespace can be made here: {done.stderr.strip()}")
     shared = {**os.environ, **real_env, "RAY_USAGE_STATS_ENABLED": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     shared["TORCHDYNAMO_DISABLE"] = (
-        "1"  # Ray's workers are niced: compiling a kernel at the first request takes minutes
+        "1"  # Ray runs its workers with low priority: compiling a kernel at the first request takes minutes
     )
     del shared["VLLM_ENABLE_V1_MULTIPROCESSING"], shared["VLLM_WORKER_MULTIPROC_METHOD"]
     scratch = Path(tempfile.mkdtemp(prefix="ray-"))
@@ -121,7 +120,7 @@ def ray(tmp_path: Path, real_environment: Mapping[str, str], real_env: Mapping[s
 
 
 def words(ray: Ray, model: Path, flags: Sequence[str], tensor: int = 2) -> list[str]:
-    """A launch on the cluster. vLLM refuses the CPU without the plugin, hence ``--force`` where it is started."""
+    """A launch on the cluster. Starting needs ``--force``, since vLLM refuses the CPU without the plugin."""
     named = (*flags, "served-model-name=tiny", f"tensor-parallel-size={tensor}", "distributed-executor-backend=ray")
     sets = [word for flag in named for word in ("--set", flag)]
     vllm = ["--vllm", ray.paths["vllm"], "--model", str(model), "--env", f"RAY_ADDRESS={ADDRESS}"]

@@ -1,8 +1,8 @@
-"""The model of vLLM's scheduler against the real one: the same requests and tokens in every iteration, the same
-preemptions, with and without prefix caching and chunked prefill.
+"""The model of vLLM's scheduler compared with the real one: the same requests, tokens and preemptions in every
+iteration, with and without prefix caching and chunked prefill.
 
-So a preempted request costs what it costs in vLLM: its prompt and what it has generated are computed again, in chunks
-within the token budget, less what is left of them in the prefix cache.
+This includes the cost of preemption: the prompt and the generated tokens are recomputed in chunks within the token
+budget, except what remains in the prefix cache.
 """
 
 from __future__ import annotations

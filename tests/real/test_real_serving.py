@@ -1,4 +1,4 @@
-"""Real vLLM serves, answers the load generator, and preempts when its KV cache is too small for the load."""
+"""Real vLLM serves, handles the load generator, and preempts when its KV cache is too small for the load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def server(shared_server: RealServer) -> RealServer:
 
 
 def counter(server: RealServer, name: str) -> float:
-    """A counter's sum over its series in ``/metrics``."""
     text = httpx.get(f"{server.url}/metrics", trust_env=False).text
     return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 

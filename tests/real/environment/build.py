@@ -1,8 +1,8 @@
 """Build a CPU vLLM and a tiny model once, for the tests under ``tests/real``: ``build.py [CACHE]``.
 
-Prints one JSON line ``{"vllm": …, "model": …, "python": …}`` once both are there. Takes about a minute and 2.5 GB the
-first time, nothing after: the folder's name is a hash of the recipe, so that a changed recipe is built anew.
-Exit code 3 with one sentence on stderr: this machine can't have it. Standard library only.
+Prints one JSON line ``{"vllm": …, "model": …, "python": …}`` when done. The first build takes about a minute and 2.5
+GB; later calls find it. The folder's name is a hash of the recipe, so a changed recipe is built separately. If this
+machine is unsupported, exits with code 3 and one sentence on stderr. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ UV_SETTINGS = {
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_CERT": "SSL_CERT_FILE",
 }
-"""What pip calls a setting and what uv calls it."""
+"""pip's settings and their names for uv."""
 FIRST_USE = """
 import vllm.entrypoints.cli.serve, vllm.v1.worker.cpu_model_runner
 from vllm.model_executor.models import registry
 registry._run_in_subprocess = lambda function: function()
 registry.ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
 """
-"""Compiles what servers import, a fourth of the files, where pip would compile all of them, and keeps what vLLM finds
-out about the model's class: the first servers, which start at once, would each do both."""
+"""Compiles only the files that servers import (a quarter of all files; pip would compile all), and caches vLLM's
+inspection of the model class. Otherwise the first servers, which start concurrently, would each do both."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class UnavailableError(Exception):
-    """This machine cannot have the environment; the text says why."""
+    """This machine cannot have the environment; the message says why."""
 
 
 def default_cache() -> Path:
-    """``$VLLMCONSOLE_TEST_CACHE``, else a folder in the user's cache."""
+    """``$VLLMCONSOLE_TEST_CACHE``, or a folder in the user's cache."""
     if folder := os.environ.get("VLLMCONSOLE_TEST_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-console-tests"
 
 
 def recipe_key() -> str:
-    """A short hash over everything that decides what is built."""
+    """A short hash of everything that determines what is built."""
     digest = hashlib.sha256(repr(PYTHON).encode())
     for name in ("requirements.txt", "make_tiny_model.py", "sitecustomize.py", "vllm-alias/pyproject.toml"):
         digest.update((HERE / name).read_bytes())
@@ -64,7 +64,7 @@ def recipe_key() -> str:
 
 
 def build(cache: Path) -> dict[str, str]:
-    """The environment's paths; built first if this recipe was never built to its end.
+    """The environment's paths; builds it first unless this recipe was already built completely.
 
     Raises:
         UnavailableError: with the reason.
@@ -122,9 +122,9 @@ def _install(interpreter: str, root: Path, log: Path) -> None:
     run([interpreter, "-m", "venv", str(root / "venv")], log, "a virtual environment")
     try:
         _install_with_uv(pip, root, log)
-    except UnavailableError:  # uv does not read pip's files of settings: where they name the index, only pip reaches it
+    except UnavailableError:  # uv does not read pip's config files: if the index is configured there, only pip finds it
         run([*pip, "-r", str(REQUIREMENTS)], log, "the packages")
-    with tempfile.TemporaryDirectory() as scratch:  # a build leaves files beside its source
+    with tempfile.TemporaryDirectory() as scratch:  # a build leaves files next to its source
         alias = shutil.copytree(HERE / "vllm-alias", Path(scratch) / "vllm-alias")
         run([*pip, "--no-build-isolation", str(alias)], log, "the package that lends vLLM its name")
     packages = root / f"venv/lib/python{PYTHON[0]}.{PYTHON[1]}/site-packages"
@@ -132,17 +132,17 @@ def _install(interpreter: str, root: Path, log: Path) -> None:
 
 
 def _install_with_uv(pip: Sequence[str], root: Path, log: Path) -> None:
-    """uv takes 10 seconds of CPU for what takes pip a minute. It gets pip's settings from the environment."""
+    """uv takes 10 seconds of CPU where pip takes a minute. It gets pip's settings from the environment."""
     run([*pip, UV], log, "uv")
     settings = {uv: value for pip_name, uv in UV_SETTINGS.items() if (value := os.environ.get(pip_name))}
-    cache = root / "uv-cache"  # on the same file system: files are linked, not copied
+    cache = root / "uv-cache"  # on the same file system, so that files are linked, not copied
     command = [str(root / "venv/bin/uv"), "pip", "install", "--quiet", "--no-deps", "--cache-dir", str(cache)]
     run([*command, "-p", pip[0], "-r", str(REQUIREMENTS)], log, "the packages", **settings)
     shutil.rmtree(cache)
 
 
 def run(command: Sequence[str], log: Path, what: str, **variables: str) -> None:
-    """Run one step; its words go to the log, from which the reason of a failure is taken."""
+    """Run one step; its output goes to the log, from which the reason for a failure is taken."""
     left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out} | OFFLINE | variables
     with log.open("ab") as file:
@@ -157,14 +157,14 @@ def run(command: Sequence[str], log: Path, what: str, **variables: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Only one builder at a time; the second waits and then finds the work done."""
+    """Let one builder run at a time; the next one waits and then finds the work done."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build, and print where."""
+    """Build, and print the paths."""
     try:
         print(json.dumps(build(Path(arguments[0]) if arguments else default_cache())))
     except (UnavailableError, OSError) as error:

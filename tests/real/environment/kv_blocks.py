@@ -1,7 +1,7 @@
-"""Run by the real vLLM's Python: for each case on standard input, what vLLM's own planning of the KV cache says.
+"""Run by real vLLM's Python: results of vLLM's own KV cache planning for each case on standard input.
 
-A case is a JSON object on one line: ``kinds`` of the layers, sizes of their heads, and the settings that matter. The
-answer has ``block_bytes``, ``concurrency`` and, for pipelines, the ``stages`` as pairs of first and last layer.
+A case is a JSON object on one line: ``kinds`` of the layers, head sizes, and relevant settings. The result has
+``block_bytes``, ``concurrency`` and, with pipeline parallelism, the ``stages`` as pairs of first and last layer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def spec_of(kind: str, case: dict[str, Any]) -> KVCacheSpec:
 
 
 def config_of(case: dict[str, Any]) -> Any:
-    """As much of a ``VllmConfig`` as planning the cache looks at."""
+    """The part of a ``VllmConfig`` that cache planning reads."""
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=case["one_kind"]),
         cache_config=SimpleNamespace(

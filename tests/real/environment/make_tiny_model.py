@@ -1,7 +1,7 @@
-"""Write a Llama of random weights with a byte-level tokenizer and a chat template: ``make_tiny_model.py FOLDER``.
+"""Write a Llama with random weights, a byte-level tokenizer and a chat template: ``make_tiny_model.py FOLDER``.
 
-About 115,000 parameters and 375 tokens: it loads at once, and vLLM treats it as any other model.
-Runs inside the environment that `build.py` makes, without network; the same seed gives the same weights.
+It has about 115,000 parameters and 375 tokens: it loads at once, and vLLM treats it like any other model. Runs inside
+the environment that `build.py` makes, without network; the weights come from a fixed seed.
 """
 
 # mypy: ignore-errors
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """All 256 bytes, three special tokens and the merges that the sentences above bring."""
+    """All 256 bytes, three special tokens, and the merges learned from the sentences above."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -47,7 +47,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model() -> LlamaForCausalLM:
-    """Two layers, two heads, 64 wide."""
+    """Two layers, two heads, hidden size 64."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512,
@@ -67,7 +67,7 @@ def model() -> LlamaForCausalLM:
 
 
 def main(folder: str) -> None:
-    """Write both into ``folder``."""
+    """Write model and tokenizer into ``folder``."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     tokenizer().save_pretrained(folder)
     model().save_pretrained(folder)

@@ -1,7 +1,7 @@
-"""Put Ray on top of the environment that `build` makes: ``ray_layer.py [CACHE]``.
+"""Add Ray to the environment that `build` makes: ``ray_layer.py [CACHE]``.
 
-Prints one JSON line like ``build.py``, with ``ray`` in addition. The layer is a virtual environment whose packages are
-links to those of the other one, which stays as it is, plus Ray and a plugin that lets vLLM use it on the CPU.
+Prints one JSON line like ``build.py``, plus ``ray``. The layer is a virtual environment that links to the packages of
+the other one, which is not changed, and adds Ray and a plugin that lets vLLM use Ray on the CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEEDED_BYTES = 5 * 10**8
 
 
 def layer(cache: Path) -> dict[str, str]:
-    """The paths; built first if this recipe was never built to its end.
+    """The paths; builds the layer first unless this recipe was already built completely.
 
     Raises:
         UnavailableError: with the reason.
@@ -55,7 +55,7 @@ def _install(below: Path, root: Path, log: Path) -> None:
         if path.name != "__pycache__":
             (packages / path.name).symlink_to(path)
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PLUGIN, packages, dirs_exist_ok=True, ignore=ignored)  # the layer outlives the checkout
+    shutil.copytree(PLUGIN, packages, dirs_exist_ok=True, ignore=ignored)  # not linked: it outlives the checkout
     python = root / "venv/bin/python"
     pip = [str(below), "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
     build.run([*pip, "--no-deps", *PACKAGES], log, "Ray")
@@ -65,7 +65,7 @@ def _install(below: Path, root: Path, log: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build, and print where."""
+    """Build, and print the paths."""
     try:
         print(json.dumps(layer(Path(arguments[0]) if arguments else build.default_cache())))
     except (build.UnavailableError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Run by the real vLLM's Python: what vLLM's own scheduler schedules, iteration by iteration, without a model.
+"""Run by real vLLM's Python: what vLLM's own scheduler schedules in each iteration, without a model.
 
-Each case on standard input is a JSON object on one line: the model's folder, the limits, the blocks of the KV cache,
-and requests with the step of their arrival, their prompts and how many tokens they generate. The answer has a list per
-step: the tokens scheduled of each request, and the requests preempted.
+Each case on standard input is a JSON object on one line: the model's folder, the limits, the number of KV cache blocks,
+and the requests with their arrival step, prompt and number of generated tokens. The result has a list per step: the
+scheduled tokens of each request, and the preempted requests.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Runs in every Python of the environment, before anything else.
+"""Runs first in every Python of the environment.
 
-vLLM's CPU platform has the engine's process spawned, whatever the environment says, and a spawned process imports vLLM
-once more: half of what a start costs. A test whose server may as well be forked sets ``VLLM_WORKER_MULTIPROC_METHOD``
-to ``fork``, and this keeps it.
+vLLM's CPU platform spawns the engine's process regardless of the environment, and a spawned process imports vLLM again,
+which is half of the startup time. Tests whose servers may be forked set ``VLLM_WORKER_MULTIPROC_METHOD`` to ``fork``;
+this file keeps vLLM from changing it.
 
-Python's garbage collections, 1,700 during an import of vLLM, find next to nothing: a tenth of what a start computes.
+During an import of vLLM, Python runs 1,700 garbage collections that find next to nothing: a tenth of the CPU time of a
+start. A higher threshold avoids them.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""A vLLM plugin for tests and benchmarks under load: a step of the engine takes at least ``PACED_STEP_SECONDS``, and
-``PACED_TOKEN_SECONDS`` more for each token that it computes (0 by default).
+"""A vLLM plugin for tests and benchmarks under load: an engine step takes at least ``PACED_STEP_SECONDS``, plus
+``PACED_TOKEN_SECONDS`` for each token that it computes (0 by default).
 
-The tiny model's steps take a few milliseconds, so that an engine under load, and the process that streams its tokens,
-take all of a machine. With the pace of a model of usual size they take a fraction of it, and behave alike.
+The tiny model's steps take a few milliseconds, so a loaded engine and the process that streams its tokens use the whole
+machine. With the pace of a typical model they use a fraction of it and behave alike.
 """
 
 import functools
@@ -11,7 +11,7 @@ import time
 
 
 def pace():
-    """Called by vLLM in each of its processes, before an engine is made."""
+    """Called by vLLM in each of its processes, before an engine is created."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     schedule, update = Scheduler.schedule, Scheduler.update_from_output
@@ -29,7 +29,7 @@ def pace():
 
     @functools.wraps(update)
     def updated(self, scheduler_output, *args, **kwargs):
-        # Before the step's results get their time.
+        # Before vLLM takes the timestamps of the step's results.
         time.sleep(max(0.0, scheduler_output.paced_end - time.monotonic()))
         return update(self, scheduler_output, *args, **kwargs)
 

@@ -1,8 +1,8 @@
-"""vLLM's CPU platform with Ray, which vLLM itself refuses there: a rank takes what Ray calls a GPU. For tests only."""
+"""For tests only: lets vLLM's CPU platform use Ray, which vLLM refuses. Each rank takes what Ray calls a GPU."""
 
 
 def platform():
-    """The name of the platform's class, for vLLM's entry point ``vllm.platform_plugins``."""
+    """Entry point of vLLM's ``vllm.platform_plugins``: the name of the platform's class."""
     return "ray_on_cpu.RayOnCpu"
 
 
