@@ -16,8 +16,6 @@ from fakes.keeper_bench import end_servers
 
 
 class Program:
-    """Runs ``vllm-console`` and reads its output."""
-
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {
@@ -39,7 +37,7 @@ class Program:
         own_port: bool = True,
         timeout: float = 180.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run it. A server that it starts gets a free port chosen by the test."""
+        """Run it. Servers that it starts get a free port chosen by the test."""
         words = with_own_port(words) if own_port else words
         return run_command(words, {**self.env, **(env or {})}, typed, timeout=timeout)
 
@@ -52,7 +50,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """``vllm-console`` with a server ``chat`` that is ready, for all tests of a module that leave it as it is."""
+    """``vllm-console`` with a ready server ``chat``, for all tests of a module that don't change it."""
     runner = Program(tmp_path_factory.mktemp("served"))
     runner.env["XDG_DATA_HOME"] = str(runner.home / "data")
     try:

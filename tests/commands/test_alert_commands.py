@@ -30,7 +30,7 @@ def start(program, name="chat", preset="chatbot"):
 
 
 def write_presets(program):
-    """One preset whose objectives always hold, and one whose objectives never do."""
+    """Write one preset whose objectives always hold, and one whose objectives never do."""
     folder = program.home / "config/vllm-console/presets"
     folder.mkdir(parents=True)
     (folder / "patient.toml").write_text(PRESET.format(seconds=3600))
@@ -38,7 +38,7 @@ def write_presets(program):
 
 
 def checked(program, *words):
-    """The output of ``check`` once samples were recorded."""
+    """The output of ``check`` once samples are recorded."""
     deadline = time.monotonic() + PATIENCE
     while True:
         answer = program("check", "chat", "--json", *words)

@@ -19,7 +19,7 @@ KEYS = {"FAR_KEY": "far-s3cret", "VLLM_API_KEY": "own-s3cret"}
 
 @pytest.fixture
 def fake() -> Iterator[FakeEndpoint]:
-    """An endpoint elsewhere."""
+    """A remote endpoint."""
     endpoint = FakeEndpoint()
     yield endpoint
     endpoint.close()
@@ -27,7 +27,7 @@ def fake() -> Iterator[FakeEndpoint]:
 
 @pytest.fixture
 def far(program: Any, fake: FakeEndpoint) -> Iterator[dict[str, Any]]:
-    """It, attached as ``far`` with a key."""
+    """The endpoint, attached as ``far`` with a key."""
     yield program.json("attach", f"{fake.url}/v1", "--name", "far", "--key-env", "FAR_KEY", env=KEYS)
     program("detach", "far")
 

@@ -40,7 +40,6 @@ def gpubox(program: Any, tmp_path: Path) -> Iterator[Path]:
 
 
 def settled(fleet: LocalFleet, done: Callable[[Any], bool]) -> Any:
-    """Wait until a snapshot meets the condition."""
     deadline = time.monotonic() + PATIENCE
     while not done(found := fleet.snapshot()):
         assert time.monotonic() < deadline, found.servers
@@ -80,7 +79,7 @@ def test_commands_for_remote_servers_run_on_their_machine(program: Any, gpubox: 
 
 
 def test_does_not_wait_for_process_holding_ssh_pipe(program: Any, gpubox: Path, tmp_path: Path) -> None:
-    """Like the master of a shared connection, which stays for later commands."""
+    """For example the master process of a shared connection, which stays for later commands."""
     left = tmp_path / "left"
     says = f"sleep 600 </dev/null >/dev/null & echo $! >{left}; echo done; echo last words >&2; exit 7"
     answer = program("status", "gpubox/chat", env={"FAKE_SSH_SAYS": says})
@@ -120,7 +119,7 @@ def test_console_uses_one_connection_and_reconnects(
 
 
 def fleet_changes() -> Any:
-    """Another limit of running sequences."""
+    """A different limit of running sequences."""
     from vllm_launchers.vllm.flags.changes import Changes
 
     return Changes(set={"max-num-seqs": 32})

@@ -22,7 +22,7 @@ MACHINE = platform.machine()
 
 
 def pip_env(program: Any, wheels: Path) -> dict[str, str]:
-    """pip with these wheels alone, and no uv."""
+    """Environment in which pip uses only these wheels, without uv."""
     return {
         "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PATH": "/usr/bin:/bin",
         "XDG_DATA_HOME": str(program.home / "data"), "PIP_EXTRA_INDEX_URL": "", "PIP_INDEX_URL": "",

@@ -70,7 +70,7 @@ def test_http_responses_are_shown(program, tmp_path):
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Sends the invalid response that the path names."""
+    """Sends the invalid response named by the path."""
 
     def do_GET(self):
         self.send_response(200)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_model(folder: Path, layers: int = 32) -> None:
-    """A folder like that of an 8B model; weights are sparse files."""
+    """Make a folder like that of an 8B model; weights are sparse files."""
     folder.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -22,7 +22,7 @@ def make_model(folder: Path, layers: int = 32) -> None:
     )
     with (folder / name).open("wb") as file:
         file.write((2).to_bytes(8, "little") + b"{}")
-        file.truncate(total)  # sparse files use no disk space
+        file.truncate(total)  # sparse files take no disk space
 
 
 def test_models_are_listed_with_plan(program, tmp_path):

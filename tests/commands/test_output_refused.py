@@ -1,4 +1,4 @@
-"""Failed output and invalid file names end in a one-line error and no crash report."""
+"""Failed output and invalid file names cause a one-line error and no crash report."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
     index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": {"lm_head.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with (folder / name).open("wb") as file:
-        file.truncate(16_060_522_496)  # sparse files use no disk space
+        file.truncate(16_060_522_496)  # sparse files take no disk space
     return folder
 
 
@@ -96,7 +96,7 @@ def test_plan_uses_memory_of_mig_slice(program, model: Path):
 
 @pytest.mark.parametrize("given", [(), ("--gpus", "auto"), ("--gpus", "0")])
 def test_reasons_and_memory_refer_to_the_same_slice(program, given: tuple[str, ...]):
-    """The largest slice is in use by another user: no reason may be based on its size."""
+    """The largest slice is in use by another user; no reason may be based on its size."""
     words = ("plan", "chatbot", "--host", "1xa100-mig", *RELEASE, "--model", "Qwen/Qwen3-8B-AWQ", "--json")
     document = json.loads(program(*words, *given).stdout)
     held = document["memory"]["concurrency_p95"]
@@ -196,7 +196,7 @@ def test_exports(program, model: Path, tmp_path: Path, form: str, part: str):
 
 @pytest.mark.parametrize("form", ["compose", "kubernetes", "systemd", "shell", "config"])
 def test_export_ignores_problems_of_this_machine(program, tmp_path: Path, form: str):
-    """Offline and without the model: reported on stderr, and the file is complete."""
+    """Offline and without the model: reported on stderr, but the file is complete."""
     missing = tmp_path / "models" / "not-here"
     for model, env in (("org/model-7B", {"HF_HUB_OFFLINE": "1"}), (str(missing), {})):
         words = ("plan", "chatbot", "--host", "8xh100", *RELEASE, "--model", model)
@@ -220,7 +220,7 @@ def test_export_fails_for_machine_independent_errors(program):
 
 @pytest.mark.parametrize("form", ["compose", "systemd"])
 def test_export_uses_vllm_default_port(program, monkeypatch, capsys, form: str):
-    """Runs in this process: really occupying port 8000 would affect servers of other tests."""
+    """Runs in this process: occupying the real port 8000 would affect servers of other tests."""
     for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, program.env[name])
     monkeypatch.setattr(environment, "check_port", lambda _host, port: PortUse(4711) if port < 8002 else None)

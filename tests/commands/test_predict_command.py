@@ -14,7 +14,7 @@ REQUESTS = 110
 
 
 def send(program):
-    """Send the same requests each time; returns when all are on disk. The probe writes four times per second."""
+    """Send the same requests each time; return when all are on disk. The probe writes four times per second."""
     program.json("load", "chat", "--requests", str(REQUESTS), "--rate", "20", "--output-p95", "120")
     deadline = time.monotonic() + PATIENCE
     while len(program.json("requests", "chat")) < REQUESTS:

@@ -1,4 +1,4 @@
-"""remove, runs and replay: data kept of a removed server, and its replay."""
+"""remove, runs and replay: the data kept of a removed server, and its replay."""
 
 from __future__ import annotations
 

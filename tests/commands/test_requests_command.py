@@ -18,7 +18,7 @@ def start(program, *words, name="chat"):
 
 
 def recorded(program, count, *words):
-    """The requests, once that many are on disk. The probe writes four times per second."""
+    """The requests, once ``count`` of them are on disk. The probe writes four times per second."""
     deadline = time.monotonic() + PATIENCE
     while len(found := program.json("requests", "chat", *words)) < count:
         assert time.monotonic() < deadline

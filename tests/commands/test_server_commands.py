@@ -138,7 +138,7 @@ def test_logs(served):
 
 
 def counted(program):
-    """Prompt and generated tokens that the server has counted so far: its warm-up request is among them."""
+    """Prompt and generated tokens counted by the server so far, including its warm-up request."""
     found = program.json("metrics", f"http://127.0.0.1:{program.json('status', 'chat')['port']}")
     return found["prompt_tokens_total"], found["generation_tokens_total"]
 

@@ -16,7 +16,7 @@ WORDS = ("tune", "chat", "--objective", "throughput", "--input-p95", "200", "--o
 
 
 def generation(program: Any) -> int:
-    """Read from the record; polling with the command would slow down the tuning."""
+    """Read from the record, because polling with the command would slow down the tuning."""
     return client.read(program.home / "state" / "vllm-console", "chat").current.number
 
 
@@ -26,7 +26,8 @@ def flags(program: Any) -> tuple[str, int, Any]:
 
 
 def tuning(program: Any) -> subprocess.Popen[str]:
-    """A tuning ended from outside, long before its budget. With many trials, each measurement is short."""
+    """Start a tuning that is ended from outside, long before its budget. With many trials, each measurement is
+    short."""
     return subprocess.Popen(
         [sys.executable, "-m", "vllm_console", *WORDS, "--trials", "50", "--budget", "8m"], env=program.env,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -34,8 +35,8 @@ def tuning(program: Any) -> subprocess.Popen[str]:
 
 
 def tuned(program: Any) -> dict[str, Any]:
-    """Result of one trial. On a slow machine, prediction takes so long that a short budget leaves no time for it; where
-    other work disturbs the measurements, short ones can't be told apart, and the server gets its flags back."""
+    """Result of one trial, retried with longer budgets. On a slow machine, prediction uses up a short budget; if other
+    work disturbs the measurements, short ones can't be told apart, and the flags are reverted."""
     for budget in ("70s", "3m", "8m"):
         done = program(*WORDS, "--trials", "1", "--budget", budget, "--json", timeout=900.0)
         if done.returncode == 2 and "too short for a single trial" in done.stderr:

@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class FullDisk:
-    """A separate file system that can be filled to the last byte and freed again."""
+    """A separate file system that can be filled completely and freed again."""
 
     error = "No space left on device"
 
@@ -53,7 +53,7 @@ class FullDisk:
 
 
 class ShutDisk:
-    """No file system: a resource limit that keeps the keeper from writing to files."""
+    """A resource limit instead of a file system: it keeps the keeper from writing to files."""
 
     error = "File too large"
 
@@ -75,7 +75,7 @@ class ShutDisk:
 
 @pytest.fixture(params=["tmpfs", "limit"])
 def disk(request: pytest.FixtureRequest, bench: Any) -> Iterator[FullDisk | ShutDisk]:
-    """The bench's root as a disk that can be full: a small tmpfs where one may be mounted, and a limit anywhere."""
+    """The bench's root on a disk that can be full: a small tmpfs where one can be mounted, and a limit everywhere."""
     if request.param == "limit":
         yield ShutDisk(bench.root)
         return

@@ -101,7 +101,8 @@ def keepers(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rare_probes(monkeypatch):
-    """For many servers: ten probes per second of each would take a core while others are being restarted."""
+    """Probe rarely: with many servers, ten probes per second each would take a core while others are being
+    restarted."""
     monkeypatch.setitem(TUNING, "probe_ready", 2.0)
 
 
@@ -207,7 +208,7 @@ def _command_line(pid):
 
 
 def test_unadoptable_server_does_not_block_others(bench):
-    """Both keepers are dead and one server's output is a pipe. Verbs on the other server still work."""
+    """Both keepers are dead and one server's output is a pipe. Actions on the other server still work."""
     for name in ("a", "b"):
         bench.orphaned(bench.ready(bench.spec(), name))
     output, aside = bench.file("server.output", "b"), bench.file("aside", "b")

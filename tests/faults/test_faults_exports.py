@@ -53,7 +53,7 @@ VALUES = (
 
 @pytest.fixture
 def argv_file(tmp_path: Path) -> Path:
-    """A program in a folder with a hostile name that records its arguments and variables; the record's path."""
+    """A program in a folder with a hostile name that records its arguments and variables; returns the record's path."""
     folder = tmp_path / "a $(touch pwned) b'\"\\"
     folder.mkdir()
     (folder / "vllm").write_text(RECORDS.format(python=sys.executable, path=str(tmp_path / "argv_file")))
@@ -62,7 +62,7 @@ def argv_file(tmp_path: Path) -> Path:
 
 
 def plan_of(program: str, value: str) -> Plan:
-    """A plan with the value in every field, unvalidated, like a record of another version."""
+    """An unvalidated plan with the value in every field, like a record of another version."""
     flags = {"served-model-name": value, "chat-template": value, "max-num-seqs": 8}
     engine = Engine(EngineKind.VLLM, (program,), "0.33.0", "cuda", program)
     made = make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags), host="127.0.0.1", port=8000)
@@ -128,7 +128,7 @@ def test_rules_and_dashboards_parse_to_the_intended_values(value: str) -> None:
 
 
 def test_unquoted_argument_is_executed_by_the_shell() -> None:
-    """Check of the tests above: an unquoted argument is executed."""
+    """Verifies the tests above: an unquoted argument is executed."""
     folder = Path(os.environ["XDG_CACHE_HOME"])
     subprocess.run(["sh", "-c", "echo $(touch pwned)"], cwd=folder, check=True, capture_output=True)
     assert (folder / "pwned").exists()

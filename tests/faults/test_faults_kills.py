@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a record write: readers then see the old record or the new one, nothing in between."""
+"""SIGKILL at every step of a record write: readers then see either the old record or the new one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, 
 from vllm_launchers.values import replace
 
 STEPS = 400
-"""An upper bound of the number of steps."""
 
 
 def make_record(state):

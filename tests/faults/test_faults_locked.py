@@ -31,7 +31,7 @@ from vllm_launchers.vllm.startup_reports import remembered
 
 @contextlib.contextmanager
 def locked_database(path: Path) -> Iterator[None]:
-    """A foreign transaction that blocks readers and never ends."""
+    """Another process's transaction that blocks readers and never ends."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -78,7 +78,7 @@ def test_locked_databases_do_not_block_sampling_or_verbs(bench, monkeypatch):
     fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     try:
         with locked_database(folder / "history.sqlite"), locked_database(bench.root / "runs.sqlite"):
-            within(20, lambda: fleet.snapshot("one"))  # a console's first snapshot enters no runs
+            within(20, lambda: fleet.snapshot("one"))  # the first snapshot of a console does not write runs
             seen = within(20, lambda: fleet.snapshot("one"))
             server = seen.server("one")
             assert (server.state, server.pid) == (State.READY, ready.server.pid)
@@ -159,7 +159,7 @@ def locked_keeper(bench: Any, ready: Any) -> Iterator[None]:
 
 
 def test_short_write_is_rolled_back(tmp_path, monkeypatch):
-    """The findings log: a partial line would corrupt the next one."""
+    """Of the findings log: a partial line would corrupt the next one."""
     log = FindingsLog(tmp_path)
     assert log.mine()
     log.append({"code": "old"})

@@ -51,7 +51,6 @@ NASTY = [
 
 
 def numbers(text: str) -> list[int]:
-    """The line numbers in file order."""
     return [int(number) for number in re.findall(r"line (\d{8}) of a log\n", text)]
 
 
@@ -68,7 +67,6 @@ def size_of(bench) -> int:
 
 
 def ended(bench) -> bool:
-    """Whether the writer has written its last line."""
     try:
         return "rate" in bench.file("server.log").read_text()
     except FileNotFoundError:
@@ -92,7 +90,6 @@ def test_50k_lines_per_second_arrive_complete(bench):
 
 
 def test_fast_writer_loses_no_lines(bench):
-    """At full speed, every line arrives."""
     lines = 1_000_000
     bench.launch(flood(bench, lines, 0))
     bench.wait(State.FAILED)
@@ -119,7 +116,7 @@ def test_keeper_killed_under_flood_loses_and_duplicates_no_line(bench, wait_unti
 
 @pytest.mark.parametrize("keeper", ["stopped", "killed"])
 def test_server_without_keeper_is_not_blocked_and_output_is_kept(bench, wait_until, keeper):
-    """Twenty times the capacity of a pipe, and the server's exit, while no keeper runs."""
+    """Twenty times the capacity of a pipe and the server's exit, while no keeper runs."""
     lines = 1_000_000
     argv = (sys.executable, "-S", "-c", "import sys; open(sys.argv.pop(1)).readline()\n" + WRITER)
     start = bench.root / "start"

@@ -97,7 +97,7 @@ class Life:
         found = {}
         for top in (self.home / "local", self.home / "new"):
             for path in (top, *top.rglob("*")):
-                with contextlib.suppress(FileNotFoundError):  # a new record that is just replacing the old one
+                with contextlib.suppress(FileNotFoundError):  # a new record that is about to replace the old one
                     if not path.is_symlink():
                         found[str(path.relative_to(self.home))] = path.lstat().st_mode
         return found
@@ -149,7 +149,7 @@ def test_file_modes_do_not_depend_on_umask(lives, mask):
 
 
 def test_server_files_use_umask_of_launch(lives):
-    """The umask is inherited: the user decides about files that vLLM writes."""
+    """The umask is inherited: the user decides on the mode of files that vLLM writes."""
     for mask, (life, _, _) in lives.items():
         record = json.loads((life.state / "servers" / "chat" / "record.json").read_text())
         assert record["inherited"]["umask"] == mask

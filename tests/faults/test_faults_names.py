@@ -119,7 +119,7 @@ class HostileConsole:
         return [segment.text for strip in self.app.screen._compositor.render_strips() for segment in strip]
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for a condition; fails with ``what``, the console's message and its screen."""
+        """Wait for a condition; on timeout, fail with ``what``, the console's message and its screen."""
         for _ in range(1000):
             if condition():
                 return

@@ -1,4 +1,4 @@
-"""A server usable by others without an API key is shown with a warning everywhere."""
+"""A server that others can use without an API key is shown with a warning everywhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ WORDS = "it listens on all addresses (0.0.0.0) without an API key: anyone who ca
 
 
 def shared_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home with a shared board, and no key in its environment."""
     for name in ("STATE", "CONFIG", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(root / name.lower()))
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
@@ -129,7 +128,7 @@ def observed(port: int | None, *words: str, host: str = "0.0.0.0", pid: int = 0)
         ("0.0.0.0", (), "0.0.0.0", True),
         ("0.0.0.0", ("--host", "gpubox"), "gpubox", True),
         ("::", ("--host", "::"), "::", True),
-        ("127.0.0.1", (), "0.0.0.0", False),  # the kernel's answer wins, as with --config and a process title
+        ("127.0.0.1", (), "0.0.0.0", False),  # the kernel's answer wins over --config and a process title
         ("127.0.0.1", ("--host", "gpubox"), "gpubox", False),
         ("::1", ("--host", "localhost6"), "localhost6", False),
         ("0.0.0.0", ("--api-key", "•••"), "0.0.0.0", False),

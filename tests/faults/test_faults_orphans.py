@@ -1,4 +1,4 @@
-"""SIGKILL to processes of a server in any order: nothing is left, or leftovers are listed and can be ended."""
+"""Processes of a server are killed in any order: nothing is left, or leftovers are listed and can be ended."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from vllm_launchers.values import replace
 TREE = FAKE.with_name("fake_tree.py")
 SECONDS = 30.0
 LIMIT_SECONDS = 120.0
-"""Timeout. On a machine that is not overloaded, ten seconds are enough."""
+"""Timeout. A machine that is not overloaded needs less than ten seconds."""
 PARTS = ("api", "engine", "worker0", "worker1")
 BESIDE = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
 MOMENTS = ("starting", "serving", "stopping")
 
 
 def orders():
-    """Moment, number of workers, who is killed in turn.
+    """Moment, number of workers, and the processes to kill in order.
 
-    Of API server, engine, worker and keeper with two workers: one or two in every order in every moment, three and four
-    in every order with one moment each; with one worker one or two in every order, a moment each. The recorder with
-    the keeper and with the API server in every moment.
+    Of API server, engine, worker and keeper: with two workers, every ordered selection of one or two at every moment,
+    and of three or four at one moment each; with one worker, of one or two at one moment each. The recorder is combined
+    with the keeper and with the API server at every moment.
     """
     four = ("api", "engine", "worker0", "keeper")
     few = [order for length in (1, 2) for order in itertools.permutations(four, length)]
@@ -73,7 +73,7 @@ class Server:
         bench.seen.update(self.who.values())
 
     def kill(self, order):
-        """Kill the processes in order; returns those that were still alive then."""
+        """Kill the processes in order; returns those that were still alive when killed."""
         killed = []
         for name in order:
             if processes.send(self.who[name], signal.SIGKILL):
@@ -108,7 +108,7 @@ def another(bench):
 
 def play(bench, moment, workers, order):
     options = {"starting": ["--never-ready"], "serving": [], "stopping": ["--stubborn"]}[moment]
-    # The keeper's stop is slow, so the test kills the processes itself.
+    # The keeper stops slowly, so the test kills the processes itself.
     server = Server(bench, *options, "--workers", str(workers), recorded="recorder" in order, terminate=SECONDS)
     assert len(server.parts) == 2 + workers
     if moment != "starting":
@@ -121,7 +121,7 @@ def play(bench, moment, workers, order):
         wait(lambda: not client.keeper_alive(bench.root, "one"), "the end of a keeper's lock")
 
     def seen(ended):
-        """What a console does on each refresh; another refresh may briefly hold the lock of a dead keeper."""
+        """Refresh like a console; another refresh may briefly hold the lock of a dead keeper."""
         bench.adopt()
         return ended()
 
@@ -243,7 +243,7 @@ def test_leftovers_of_earlier_generation_are_found_in_active_folder(bench):
     left = subprocess.Popen(["sleep", "600"], stdout=output, stderr=output, start_new_session=True)
     os.close(output)
     try:
-        bench.until(lambda _: bench.log().count("child up") == 2)  # one that ends earlier prints nothing
+        bench.until(lambda _: bench.log().count("child up") == 2)  # processes that end earlier print nothing
         bench.restart(bench.spec("--children", "2"))
         bench.wait(State.READY, generation=2)
         bench.until(lambda _: bench.log().count("child up") == 4)
@@ -299,7 +299,7 @@ def offered(paths, *, later=120.0, whole_machine=True, recorded=None):
 def test_shared_memory_is_offered_only_when_unused(shared):
     process, paths = shared
     assert offered(paths)[0] == [], "mapped: the semaphore has another name in the mapping"
-    os.killpg(process.pid, signal.SIGKILL)  # with Python's resource tracker, which would remove them
+    os.killpg(process.pid, signal.SIGKILL)  # including Python's resource tracker, which would remove them
     process.wait()
     wait(lambda: len(offered(paths)[0]) == 2, "both files")
     assert offered(paths, later=0.0)[0] == [], "created less than a minute ago"

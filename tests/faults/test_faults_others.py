@@ -1,4 +1,4 @@
-"""Foreign processes with every forgeable mark of a server: no verb signals them or changes their files."""
+"""Other users' processes with every forgeable mark of a server: no action signals them or changes their files."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ LIES = {
 
 @pytest.mark.parametrize("uid", [0, NOBODY], ids=["same user", "another user"])
 def test_forged_record_never_affects_foreign_process(bench, foreign, uid):
-    """Every state and verb with its exact identity, and every other forgery in each state, in one folder."""
+    """Every state and action with its exact identity, and every other forgery in each state, in one folder."""
     there = foreign(uid).identity
     cases = {}
     verbs = ("stop", "restart", "adopt")
@@ -140,7 +140,7 @@ def test_forged_record_never_affects_foreign_process(bench, foreign, uid):
 
 
 def client_errors():
-    """Ignore refusals of a verb; they are not tested here."""
+    """Ignore refused actions; they are not tested here."""
     return contextlib.suppress(errors.KeeperError)
 
 

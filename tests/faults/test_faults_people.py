@@ -122,7 +122,7 @@ def test_servers_of_other_users_are_shown_but_all_verbs_refused(program, theirs,
 
 
 def page_of(board: Path, uid: int, text: bytes, *, owner: int | None = None, mode: int = 0o644) -> Path:
-    """Write a file to the board as another user."""
+    """Write a board page as another user."""
     path = board / f"{uid}.json"
     path.write_bytes(text)
     path.chmod(mode)

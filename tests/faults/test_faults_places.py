@@ -54,7 +54,7 @@ def at_once(what, times=8):
 
 
 def settled(bench) -> bool:
-    """Whether the only living keeper is the one in the record and is not about to yield."""
+    """Whether the only live keeper is the one in the record and is not about to yield."""
     return [bench.read().keeper] == claim.keepers_of(bench.file(""))
 
 
@@ -64,7 +64,7 @@ def test_concurrent_adoption_without_working_locks_leaves_one_keeper(bench, wait
         processes.send(bench.read().keeper, signal.SIGKILL)
         wait_until(lambda: not client.keeper_alive(bench.root, "one"), "the keeper's death")
         at_once(lambda: client.adopt(bench.root, "one"))
-        # Keepers that saw each other may all have yielded, and some may be about to.
+        # Keepers that saw each other may all have yielded, or be about to.
         wait_until(lambda: not client.adopt(bench.root, "one") and settled(bench), "one keeper that wrote the record")
         alive = claim.keepers_of(bench.file(""))
         for _ in range(10):
@@ -106,7 +106,7 @@ def test_yielding_second_keeper_keeps_files_of_the_first(bench, granting):
 
 @pytest.fixture
 def contained(bench):
-    """Runs ``vllm-console`` in a container: separate PIDs, process table and host name, the same state folder."""
+    """Run ``vllm-console`` in a container: separate PIDs, process table and host name, but the same state folder."""
     probe = subprocess.run([*CONTAINER, "true"], capture_output=True, check=False)
     if os.geteuid() != 0 or probe.returncode:
         pytest.skip("a container can be made by root only")

@@ -1,4 +1,4 @@
-"""Ray workers: children of a raylet without a parent, next to workers of the user's other jobs."""
+"""Ray workers: children of a raylet that has no parent, next to workers of the user's other jobs."""
 
 from __future__ import annotations
 

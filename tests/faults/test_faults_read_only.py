@@ -1,7 +1,7 @@
 """Read-only mode, by option or by administrator setting: everything is shown and nothing changes.
 
-Around it: a server whose keeper is dead, one whose keeper writes down every order that it gets, a stopped one, and one
-that somebody else started. Servers write down every request.
+The home has a server whose keeper is dead, one whose keeper records every request, a stopped one, and one started by
+another user. Servers record every request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ READING = {
     "remote": [],
     "doctor": [], "leftovers": [], "web": ["--port", "70000"], "predict": ["ordered", "--set", "max-num-seqs=8"],
 }  # fmt: skip
-"""Read-only commands with arguments. A new command must be listed here or be refused."""
+"""Read-only commands with arguments. A new command must be listed here, or be refused."""
 
 REFUSED = {
     "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
@@ -64,7 +64,7 @@ REFUSED_WORDS = (
     ["models", "get", "org/model", "--yes"], ["models", "remove", "org/model", "--yes"],
     ["engines", "install", "--cpu", "--yes"], ["engines", "remove", "0.32.0-cpu", "--yes"],
 )  # fmt: skip
-"""Changing subcommands of otherwise read-only commands."""
+"""Subcommands that change something, of otherwise read-only commands."""
 
 READING_VERBS = {
     "ramp", "launch_name",
@@ -100,7 +100,7 @@ READING_ACTIONS = {
 }  # fmt: skip
 
 CHANGING_KEYS = {"findings": {"findings_stage"}, "compare": {"compare_revert"}, "help": set(), "describe": set()}
-"""Keys of screens that a read-only console also opens."""
+"""Keys of screens that a read-only console can open."""
 
 KEYS = {
     "tab": "\t", "shift+tab": "\x1b[Z", "escape": "\x1b", "enter": "\r", "space": " ", "backspace": "\x7f",
@@ -156,9 +156,9 @@ class Box:
         return {line.split()[0] for line in path.read_text().splitlines()} if path.exists() else set()
 
     def check(self, before: dict[str, object], watched: Path) -> None:
-        """Assert that nothing changed."""
+        """Assert that nothing changed since ``before``."""
         assert self.tree() == before
-        # Python's platform.platform(), which `doctor` prints, runs uname.
+        # `doctor` prints Python's platform.platform(), which runs uname.
         started = [line for line in watched.read_text().splitlines() if "['uname', '-p']" not in line]
         assert started == [], "a process was started, a signal sent or a keeper contacted"
         assert self.orders == b""
@@ -355,11 +355,11 @@ def test_pressing_every_key_in_read_only_console_changes_nothing(box, tmp_path, 
     watched.touch()
     words = [sys.executable, str(FAKES / "watched_program.py"), str(watched)]
     env = {**box.env, "WORDS": "--read-only --refresh 0.25"}
-    terminal = terminal_module.Terminal(words, 120, 40, env, tmp_path)  # pictures are saved in the current folder
+    terminal = terminal_module.Terminal(words, 120, 40, env, tmp_path)  # screenshots are saved in the current folder
     try:
         terminal.wait_for("ordered")
         terminal.wait_for("read-only (--read-only): nothing can be changed here")
-        terminal.press("j")  # to one that has nothing to say itself
+        terminal.press("j")  # to a server without a message of its own
         terminal.wait_for("a keeper died")
         for key in keys:
             for keystroke in (typed(key), "\x1b"):
@@ -370,7 +370,7 @@ def test_pressing_every_key_in_read_only_console_changes_nothing(box, tmp_path, 
             terminal.pump(0.3)
         terminal.wait_for("read-only (--read-only)")
         assert terminal.process.poll() is None
-        # A key read together with a preceding escape is parsed as another key; on an open screen, q closes it.
+        # A key right after escape is parsed as another key; on an open screen, q closes it.
         for _ in range(120):
             if terminal.process.poll() is None:
                 terminal.press("q")
@@ -382,7 +382,7 @@ def test_pressing_every_key_in_read_only_console_changes_nothing(box, tmp_path, 
 
 
 def test_same_checks_detect_changes_without_read_only(box, tmp_path):
-    """Check that the hash, the audit hook and the recording keeper detect changes."""
+    """Verifies that the hash, the audit hook and the recording keeper detect changes."""
     before, watched = box.tree(), tmp_path / "watched"
     answers = run_each(box, watched, [["claim", "0", "--until", "2h"], ["list"]])
     assert [answer["code"] for answer in answers] == [0, 0]

@@ -37,7 +37,7 @@ MOST_STEPS = 1000
 
 @dataclass(frozen=True)
 class Kept:
-    """Stored data: how to create the old state, how to write the new one, and how to read it."""
+    """Stored data: how to create the old state, write the new one, and read it."""
 
     old: Callable[[Path], object]
     act: Callable[[Path], int]

@@ -1,4 +1,4 @@
-"""A keeper that keeps running while its file system fails, while it is stopped, and while its code is replaced."""
+"""A keeper that continues while its file system fails, while it is stopped, and while its code is replaced."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_full_log_folder_reports_lost_line_count_and_server_runs_on(bench, disk)
 
 
 def test_keepers_recover_from_exhausted_file_descriptors(bench):
-    """No descriptor is left: no connections, no record writes, no new log files, no process checks.
+    """No descriptor is left: no connections, record writes, new log files or process checks.
 
     One keeper started its server, the other has adopted it.
     """
@@ -122,7 +122,7 @@ def test_keepers_recover_from_exhausted_file_descriptors(bench):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
     for name in ready:
         home = client.folder(bench.root, name)
-        wire.ask(home, {"do": "read"}, 10.0)  # using the descriptor opened earlier to wait for it
+        wire.ask(home, {"do": "read"}, 10.0)  # waits for it with the descriptor that was opened earlier
         with pytest.raises(errors.SilentError):
             wire.ask(home, {"do": "read"}, 0.3)
     older = [bench.file(f"server.log.{number}").read_bytes() for number in (1, 2)]
@@ -162,7 +162,7 @@ def test_keeper_answers_malformed_requests(bench):
 
 
 def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatch):
-    """SIGSTOP: it holds its lock and its socket, and does not respond."""
+    """SIGSTOP: it holds its lock and its socket and does not respond."""
     monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.4)
     ready, other = bench.ready(bench.spec()), bench.ready(bench.spec(), "two")
     processes.send(ready.keeper, signal.SIGSTOP)
@@ -238,7 +238,7 @@ print(json.dumps([late, said]))
 
 
 def test_probe_modules_are_imported_before_first_probe(port):
-    """Also over TLS: by then an upgrade may have replaced the files on disk."""
+    """Also over TLS: an upgrade may have replaced the files on disk by the time of the first probe."""
     where = str(Path(keeper_package.__file__).parents[2])
     words = [sys.executable, "-I", "-S", "-c", IMPORTS, where, str(port)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""Restart policy: non-retryable failures by their log, and crash loops with dying keepers."""
+"""Restart policy: failures that are not retried according to their log, and crash loops with dying keepers."""
 
 from __future__ import annotations
 

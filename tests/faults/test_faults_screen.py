@@ -42,8 +42,8 @@ def scene(tmp_path, terminal_module):
 def test_every_key_responds_under_every_fault(scene, compiler, tmp_path):
     """32 servers and a series of faults, some persistent: no key takes many times longer than without faults.
 
-    The benchmark ``key_to_paint.py`` measures how much longer. A screen that waits for one of these sources, all
-    of which hang for seconds or forever, takes hundreds of times longer.
+    The benchmark ``key_to_paint.py`` measures how much longer. All faults hang for seconds or forever, so a screen that
+    waits for one of them takes hundreds of times longer.
     """
     box = scene.servers(32)
     environment = keys.stalling_environment(scene, keys.build_stalling(compiler, tmp_path))

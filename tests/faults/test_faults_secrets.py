@@ -111,7 +111,7 @@ class Box:
         return found
 
     def files(self) -> list[str]:
-        """Canaries in any file below the folders of the program, databases and the shared board included."""
+        """Canaries in any file below the program's folders, including databases and the shared board."""
         paths = [path for name in ("state", "config", "cache", "board") for path in (self.home / name).rglob("*")]
         files = [path for path in paths if path.is_file() and path not in self.given]
         assert len(files) > 5
@@ -119,7 +119,7 @@ class Box:
 
     @property
     def given(self) -> list[Path]:
-        """Files that this test wrote canaries into."""
+        """Files that this test wrote canaries to."""
         return [self.home / "config/vllm-console/config.toml", *(self.home / "config/vllm-console/presets").glob("*")]
 
 

@@ -1,6 +1,6 @@
 """Soak test: eight servers under load with restarts, kills and consoles; then all invariants are checked.
 
-``python -m pytest tests/faults/test_faults_soak.py -s --soak-minutes 20 --soak-seed 7`` runs the long version.
+Long version: ``python -m pytest tests/faults/test_faults_soak.py -s --soak-minutes 20 --soak-seed 7``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Actions of a soak: operator verbs, monitoring, load, and faults."""
+"""Actions of a soak: user actions, monitoring, load, and faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ Act = Callable[[World, Action], str]
 
 
 def act(world: World, action: Action) -> None:
-    """Run one action and record its result."""
     try:
         outcome = ACTS[action.kind](world, action)
     except Exception as error:  # noqa: BLE001 - a thread's boundary: whatever went wrong is a finding
@@ -35,7 +34,7 @@ def _told(said: Said) -> str:
 
 
 def order(world: World, server: str, verb: str, words: tuple[str, ...] = ()) -> Said:
-    """One of the operator's verbs."""
+    """Run one of the user's actions."""
     match verb:
         case "start":
             return world.start(server)
@@ -96,19 +95,19 @@ def _is_ready(world: World, server: str) -> bool:
 
 
 def _from(server: str) -> tuple[str, ...]:
-    """All servers, beginning with this one: for cards that one which is down would make void."""
+    """All servers, starting with this one, so that an action is not wasted on a server that is down."""
     begin = SERVERS.index(server)
     return (*SERVERS[begin:], *SERVERS[:begin])
 
 
 def _find(world: World, server: str, *parts: str) -> tuple[str, dict[str, ProcessIdentity]]:
-    """The first server, from this one on, that has all these parts; no name where none has."""
+    """The first server, starting with this one, that has all these parts; an empty name if none has."""
     found = ((name, world.parts(name)) for name in _from(server))
     return next(((name, who) for name, who in found if set(parts) <= who.keys()), ("", {}))
 
 
 def _strike(world: World, server: str, number: signal.Signals, parts: tuple[str, ...]) -> str:
-    """Signal these parts of a server, one after the other."""
+    """Signal these parts of a server one after the other."""
     name, who = _find(world, server, *parts)
     if not name:
         return "no server has that now"
@@ -130,7 +129,7 @@ def _end_keeper(world: World, action: Action) -> str:
 
 
 def _freeze(world: World, action: Action) -> str:
-    """SIGSTOP to a server or its keeper, and SIGCONT after a while in any case."""
+    """SIGSTOP to a server or its keeper, and always SIGCONT after a while."""
     part = "keeper" if action.kind == "freeze keeper" else "api"
     name, parts = _find(world, action.server, part)
     who = parts.get(part)

@@ -1,8 +1,8 @@
-"""A simulated vLLM with vLLM's tree of processes: API server (the simulated engine), engine, worker.
+"""A simulated vLLM with vLLM's process tree: API server (the simulated engine), engine, worker.
 
-As measured on vLLM: an API server ends, with code 0, when its engine has died, an engine when its worker has, and both
-outlive an API server that was killed; what shares memory removes it only at an orderly end. The worker writes numbered
-lines into the log when it gets SIGUSR1, and below ``SOAK_NOTES`` how many it has written, and what memory is shared.
+As measured on vLLM: the API server exits with code 0 when its engine dies, the engine exits when its worker dies, and
+both outlive a killed API server. Shared memory is only removed in an orderly shutdown. On SIGUSR1, the worker writes
+numbered lines to the log, and notes below ``SOAK_NOTES`` how many it has written. Shared memory is noted there as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT = "flood {worker} {number:08d} {text}\n"
 
 
 def main() -> int:
-    """Be ``vllm``, with ``sys.argv`` as its command line."""
+    """Act as ``vllm``, with ``sys.argv`` as its command line."""
     if sys.argv[1:2] != ["serve"]:
         print("0.33.0")
         return 0

@@ -16,13 +16,13 @@ from vllm_launchers.keeper.records import RestartMode, ServerRecord, State
 REST_SECONDS = 900.0
 """A generous timeout for all running actions."""
 GONE_SECONDS = 60.0
-"""More than the guaranteed 10 s: on a busy machine, keepers take longer to write their last records."""
+"""More than the guaranteed 10 s, because keepers on a busy machine take longer to write their last records."""
 SERVING = (State.READY, State.UNRESPONSIVE)
-"""On an overloaded machine a server may be unresponsive for a while."""
+"""An overloaded machine may make a server unresponsive for a while."""
 UNSEEN = ("while no keeper watched", "no keeper was watching", "its keeper died before starting it")
-"""Exits that were not observed, whose cause is unknown: no restart follows."""
+"""Unobserved exits, whose cause is unknown: no restart follows."""
 END_WORDS = ("gave up after", "not restarted")
-"""Reasons of a server that stays down despite its restart policy."""
+"""Reasons why a server stays down despite its restart policy."""
 
 
 def rest(world: World) -> dict[str, ServerRecord]:
@@ -49,7 +49,7 @@ def _at_rest(world: World, record: ServerRecord) -> bool:
 
 
 def states(world: World, records: dict[str, ServerRecord]) -> None:
-    """Every server is in the requested state or failed for an injected reason, and the commands report it."""
+    """Every server is in the requested state or failed for an injected reason, and the commands report that."""
     told = {one["name"]: one for one in read_json(world.command("list", "--ours", "--json").out)}
     if set(told) != set(records):
         world.journal.blame(f"'list' tells of {sorted(told)}, there are {sorted(records)}")
@@ -86,7 +86,7 @@ def _state(world: World, record: ServerRecord, wanted: frozenset[str]) -> None:
 
 
 def runs(world: World, records: dict[str, ServerRecord]) -> int:
-    """Every unrequested exit had a cause; ledger and records agree. Returns the number of runs."""
+    """Every unrequested exit has a cause, and ledger and records agree. Returns the number of runs."""
     found = [run for name in SERVERS for run in read_json(world.command("runs", name, "--json").out or "[]")]
     for run in found:
         end = run["exit"]
@@ -112,7 +112,7 @@ def runs(world: World, records: dict[str, ServerRecord]) -> int:
 
 
 def files(world: World) -> int:
-    """Complete, private, without secrets, and no temporary files. Returns the number of files."""
+    """Files are complete, private and without secrets, and no temporary files are left. Returns the number of files."""
     seen = 0
     tops = [world.home / name / "vllm-console" for name in ("state", "config", "cache")]
     for path in (found for top in tops if top.exists() for found in (top, *top.rglob("*"))):
@@ -146,7 +146,7 @@ def _look_into(world: World, path: Path) -> None:
 
 
 def others(world: World) -> None:
-    """No foreign process was signaled or asked to change anything; no foreign file changed."""
+    """No foreign process was signaled or received a changing request, and no foreign file changed."""
     notes = (world.home / "bystander").read_text().splitlines()
     if strange := [line for line in notes if line != "ready" and not line.startswith("GET ")]:
         world.journal.blame(f"somebody else's server was told {strange[:5]}")
@@ -158,10 +158,10 @@ def others(world: World) -> None:
 
 
 def nothing_left(world: World) -> tuple[int, int]:
-    """All servers have been stopped: no process is left, and `leftovers` knows of none.
+    """After all servers are stopped, no process is left, and `leftovers` finds none.
 
-    Returns how many files of shared memory killed engines left, and how many of them are named. (In a container that
-    is less than all: there only those count that a keeper has seen.)
+    Returns the number of shared memory files left by killed engines, and the number of them that `leftovers` lists. (In
+    a container it lists only those that a keeper has seen.)
     """
     deadline = time.monotonic() + GONE_SECONDS
     while (left := world.ours()) and time.monotonic() < deadline:

@@ -11,13 +11,13 @@ from pathlib import Path
 from soak.schedule import Action
 
 RUN, STOP, REMOVE = "running", "stopped", "absent"
-"""Results of an order."""
+"""Possible outcomes for a server."""
 DONE, REFUSED, UNSURE = "done", "refused", "unsure"
 
 
 @dataclass(frozen=True)
 class Order:
-    """A request: ``wanted`` are its possible results, times are Unix seconds."""
+    """A request: ``wanted`` are its possible results; times are Unix seconds."""
 
     server: str
     wanted: frozenset[str]
@@ -28,7 +28,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Injury:
-    """A killed part of a server, and when."""
+    """A killed part of a server, and when it was killed."""
 
     server: str
     part: str
@@ -37,7 +37,7 @@ class Injury:
 
 @dataclass
 class Journal:
-    """Written by many threads."""
+    """Thread-safe."""
 
     path: Path
     orders: list[Order] = field(default_factory=list)
@@ -49,12 +49,12 @@ class Journal:
     _began: float = field(default_factory=time.monotonic)
 
     def say(self, text: str) -> None:
-        """A line of the file."""
+        """Write a line to the file."""
         with self._mutex, self.path.open("a") as file:
             file.write(f"{time.monotonic() - self._began:8.2f} {text}\n")
 
     def acted(self, action: Action, outcome: str) -> None:
-        """An action has ended."""
+        """Record a finished action."""
         with self._mutex:
             self.counts[action.kind] += 1
         self.say(f"{action} → {outcome}")
@@ -74,7 +74,6 @@ class Journal:
             self.say(f"WRONG {text}")
 
     def order(self, order: Order) -> None:
-        """Record an order and its result."""
         with self._mutex:
             self.orders.append(order)
 
@@ -84,16 +83,16 @@ class Journal:
             self.injuries.append(Injury(server, part, time.time()))
 
     def injured(self, server: str, since: float, until: float, *parts: str) -> bool:
-        """Whether one of these parts (any, where none is named) was killed in that time."""
+        """Whether one of these parts (any part, if none is given) was killed in that time."""
         return any(
             one.server == server and since - 1.0 <= one.at <= until and (not parts or one.part in parts)
             for one in self.injuries
         )
 
     def expected(self, server: str) -> frozenset[str]:
-        """What may have become of a server by the orders that count: those that no later one that was done follows.
+        """Possible states of a server according to its orders, except those followed by a later one that was completed.
 
-        In the beginning there is none.
+        Initially, the server does not exist.
         """
         orders = [one for one in self.orders if one.server == server and one.outcome != REFUSED]
         done = [one for one in orders if one.outcome == DONE]

@@ -17,12 +17,12 @@ from vllm_launchers.keeper import client
 LINE = re.compile(rb"flood (\w{8}) (\d{8}) " + TEXT.encode() + rb"\n")
 
 Said = dict[str, tuple[str, int]]
-"""Worker to its server, and how many lines it wrote."""
+"""Maps a worker to its server and the number of lines it wrote."""
 
 
 @dataclass
 class Logs:
-    """Result: lines written and read, and the gaps between them."""
+    """Result: lines written and found, and the gaps between them."""
 
     workers: int = 0
     written: int = 0
@@ -61,7 +61,7 @@ def check(world: World) -> Logs:
 
 
 def _unseen(world: World, server: str, said: Said, seen: Iterable[str]) -> list[str]:
-    """Workers of the current record whose complete floods are missing without a killed keeper as the reason."""
+    """Workers of the current record whose complete output is missing although no keeper was killed."""
     record = world.record(server)
     if record is None or _keepers_killed(world, server):
         return []

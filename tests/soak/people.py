@@ -21,7 +21,7 @@ BETWEEN_KEYS = 0.15
 
 @contextlib.contextmanager
 def console(world: World, action: Action, *words: str) -> Iterator[Terminal]:
-    """The program in a terminal, once it shows something; at the end its screen is searched for secrets."""
+    """The program in a terminal, once it shows something. At the end, its screen is searched for secrets."""
     columns, rows = ((80, 24), (120, 40), (200, 60))[action.chance % 3]
     terminal = Terminal([*PROGRAM, *words], columns, rows, world.env)
     try:
@@ -44,7 +44,7 @@ def _type(terminal: Terminal, keys: tuple[str, ...]) -> None:
 
 
 def _leave(world: World, action: Action, terminal: Terminal, wanted: tuple[int, ...] = (0,)) -> str:
-    """Wait for its end; it must have restored the terminal."""
+    """Wait for it to exit; it must have restored the terminal."""
     code = terminal.wait_end(END_SECONDS)
     if code not in wanted:
         world.journal.blame(f"{action}: it ended with {code}\n{terminal.text}")
@@ -54,7 +54,7 @@ def _leave(world: World, action: Action, terminal: Terminal, wanted: tuple[int, 
 
 
 def quits(world: World, action: Action) -> str:
-    """``ctrl+q`` from any screen."""
+    """Press ``ctrl+q`` on any screen."""
     with console(world, action) as terminal:
         _type(terminal, action.words)
         return _quit(world, action, terminal)
@@ -71,7 +71,6 @@ def _quit(world: World, action: Action, terminal: Terminal) -> str:
 
 
 def is_killed(world: World, action: Action) -> str:
-    """SIGKILL while running."""
     with console(world, action) as terminal:
         _type(terminal, action.words)
         terminal.process.kill()
@@ -80,7 +79,6 @@ def is_killed(world: World, action: Action) -> str:
 
 
 def is_ended(world: World, action: Action) -> str:
-    """SIGTERM."""
     with console(world, action) as terminal:
         _type(terminal, action.words)
         terminal.process.send_signal(signal.SIGTERM)
@@ -96,7 +94,7 @@ def is_hung_up(world: World, action: Action) -> str:
 
 
 def is_closed(world: World, action: Action) -> str:
-    """Its terminal is closed."""
+    """Close its terminal."""
     with console(world, action) as terminal:
         _type(terminal, action.words)
         terminal.hang_up()
@@ -108,14 +106,14 @@ def is_closed(world: World, action: Action) -> str:
 
 
 def may_only_look(world: World, action: Action) -> str:
-    """``--read-only`` with arbitrary keys: any change would be an unrequested order."""
+    """``--read-only`` with arbitrary keys: any change would count as an unrequested order."""
     with console(world, action, "--read-only") as terminal:
         _type(terminal, action.words)
         return _quit(world, action, terminal)
 
 
 def acts(world: World, action: Action) -> str:
-    """Filters for one server, then restarts or stops it and confirms."""
+    """Filter for one server, then restart or stop it and confirm."""
     with console(world, action) as terminal:
         began = time.time()
         _type(terminal, ("/",))

@@ -20,7 +20,8 @@ AT_ONCE = 6
 """Maximum number of concurrent actions; the next one waits."""
 ROUND = sum(DECK.values())
 PACE = 2.0
-"""One action every two seconds takes about half a core, a sixth of a core of which is for eight servers."""
+"""Mean pause between actions in seconds. Two seconds use about half a core, including a sixth of a core for eight
+servers."""
 MEGABYTE = 1 << 20
 KEEPER_BYTES = 40 * MEGABYTE
 """Maximum memory of a keeper; it starts at about 16 MB."""
@@ -38,8 +39,6 @@ MUST = ("SIGKILL to keeper", "SIGKILL to api", "SIGKILL to engine", "SIGKILL to 
 
 @dataclass
 class Result:
-    """Result of a soak."""
-
     seed: int
     journal: Journal
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""``vllm-console``, with server logs limited to a size that a soak reaches: ``python program.py …``."""
+"""``vllm-console`` with server logs limited to a size that a soak reaches: ``python program.py …``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOKING = frozenset(
 
 
 def bound_logs() -> None:
-    """Servers launched from now on have small logs."""
+    """Give small logs to servers that are launched from now on."""
     from vllm_launchers.launch.launch_plan import LaunchPlan
 
     spec = LaunchPlan.spec

@@ -1,7 +1,7 @@
 """The schedule of a soak, derived only from its seed: actions, servers, order and delays.
 
-Actions are dealt like cards: each round holds every kind as often as `DECK` says, shuffled. So every kind comes about
-early, and the same seed gives the same order, however fast the machine is.
+Actions are dealt like cards: each round has every kind as often as `DECK` says, shuffled. So every kind occurs early,
+and the order depends only on the seed, not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SERVERS = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel")
-"""The first half are process trees like vLLM's; the others are only the simulated engine."""
+"""The first half have vLLM's process tree; the others are only the simulated engine."""
 TREES = SERVERS[: len(SERVERS) // 2]
 PRESETS = ("chatbot", "code-generation", "batch")
 SEQUENCES = (16, 32, 64, 128, 256)
 
 DECK = {
-    # what an operator orders
+    # user actions
     "start": 2, "stop": 3, "restart": 6, "previous": 1, "switch": 2, "renew": 2, "at once": 3,
-    # what breaks
+    # faults
     "kill keeper": 3, "kill api": 2, "kill engine": 1, "kill worker": 1, "kill recorder": 1, "kill two": 2,
     "end keeper": 1, "freeze server": 1, "freeze keeper": 1,
-    # who looks, and how they leave
+    # consoles, and how they exit
     "console quit": 1, "console killed": 1, "console hung up": 1, "console closed": 1, "console ended": 1,
     "console read-only": 1, "console acting": 1, "look": 8,
-    # what servers do
+    # server activity
     "load": 4, "flood": 4,
 }  # fmt: skip
 """Actions of each kind per round."""
@@ -35,13 +35,13 @@ TWICE = (("restart", "restart"), ("restart", "stop"), ("stop", "stop"), ("stop",
 PAIRS = (("keeper", "api"), ("api", "keeper"), ("keeper", "engine"), ("engine", "keeper"), ("keeper", "recorder"))
 LOOKING_KEYS = ("j", "k", "d", "\x1b", "l", "\x1b", "i", "\x1b", "c", "\x1b", "G", "\x1b", "?", "\x1b", "1", "3", "4",
                 "5", "6", "\t", "+", "-", " ", " ", "[", "]", "p", "\x7f", "/", "\x1b", "\x1b[B", "\x1b[A")  # fmt: skip
-"""Keys that change no server; staged changes are dropped with the console."""
+"""Keys that change no server; staged changes are discarded with the console."""
 ALL_KEYS = (*LOOKING_KEYS, "r", "s", "x", "X", "w", "b", "n", "y", "\r", "e", "f", "t", "z", "C", "\x13", "v", "P")
 
 
 @dataclass(frozen=True)
 class Action:
-    """One card: ``pause`` is how many seconds it begins after the one before, ``chance`` a seed for its details."""
+    """One card: ``pause`` is its delay after the previous one in seconds, ``chance`` a seed for its details."""
 
     number: int
     kind: str
@@ -49,7 +49,7 @@ class Action:
     pause: float
     chance: int
     words: tuple[str, ...] = ()
-    """Arguments of the kind: flags, a preset, parts of a server, keys."""
+    """Arguments of the action: flags, a preset, parts of a server, keys."""
 
     def __str__(self) -> str:
         return " ".join([f"{self.number:>4} {self.kind} {self.server}", *map(repr, self.words)])

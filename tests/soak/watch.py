@@ -19,9 +19,9 @@ from vllm_launchers.procfs import PROC
 
 EVERY_SECONDS = 2.0
 LEFT_SECONDS = 10.0
-"""Seconds after a server's end in which all of its processes must be gone."""
+"""Seconds after a server's end by which all of its processes must be gone."""
 LOOKS = 4
-"""Minimum number of sightings, so that a paused machine does not look like a remaining process."""
+"""Minimum number of sightings, so that a paused machine does not look like a leftover process."""
 PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
@@ -50,12 +50,10 @@ class Watch:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start checking."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop checking."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -68,7 +66,7 @@ class Watch:
                 self.world.journal.blame(f"the watch: {error!r}")
 
     def look(self) -> None:
-        """Once."""
+        """Check once."""
         world = self.world
         self.checks += 1
         ours = world.ours()
@@ -95,7 +93,7 @@ class Watch:
             return
         left = {who for pid, one in ours.items() if one.server == name and (who := processes.identity(pid)) is not None}
         if client.stamp(world.state, name) != before:
-            return  # it continued meanwhile
+            return  # it resumed meanwhile
         now = time.monotonic()
         for who in left:
             since, checks = self._left.get((name, who), (now, 0))
@@ -131,7 +129,7 @@ class Watch:
 
     def _look_at_disk(self) -> None:
         total = 0
-        for folder, _, names in os.walk(self.world.state):  # which tolerates files deleted meanwhile
+        for folder, _, names in os.walk(self.world.state):  # `os.walk` tolerates files deleted meanwhile
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(OSError):
                     size = path.lstat().st_size

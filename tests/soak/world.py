@@ -28,9 +28,9 @@ from vllm_launchers.procfs import PROC, pids
 HERE = Path(__file__).parent
 SCRIPT_FILE = HERE / "program.py"
 PROGRAM = (sys.executable, "-P", str(SCRIPT_FILE))
-"""``-P``: modules in the same folder may shadow other modules."""
+"""``-P``, because modules in the same folder may shadow others."""
 COMMAND_SECONDS = 1200.0
-"""Timeout of every command, also on an overloaded machine: the longest waits 300 s itself."""
+"""Timeout of every command on an overloaded machine. The longest command waits up to 300 s itself."""
 SCRIPT = """#!{python}
 import sys
 sys.path.insert(0, {tests!r})
@@ -48,8 +48,6 @@ REPORTING = ("check", "doctor")
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended."""
-
     code: int
     out: str
     err: str
@@ -80,7 +78,6 @@ class World:
 
     @property
     def state(self) -> Path:
-        """The state folder."""
         return self.home / "state" / "vllm-console"
 
     @property
@@ -117,7 +114,7 @@ class World:
             self.things[path] = digest(path)
 
     def _start_others(self) -> None:
-        """A foreign server, and a simulated engine that lookalike like ours; neither was started by a keeper."""
+        """Start a foreign server, and a simulated engine that looks like ours; no keeper started either."""
         place = self.home / "others" / "vllm"
         place.parent.mkdir()
         place.write_text((HERE.parent / "fakes" / "recording_vllm.py").read_text())
@@ -178,7 +175,7 @@ class World:
                 self.journal.blame(f"{what}: told {name}")
 
     def order(self, server: str, wanted: str, *words: str) -> Said:
-        """A command that changes a server; its expected results are recorded."""
+        """Run a command that changes a server; its possible results are recorded."""
         began = time.time()
         said = self.command(*words)
         outcome = DONE
@@ -189,7 +186,7 @@ class World:
         return said
 
     def start(self, server: str, preset: str = "chatbot") -> Said:
-        """Start one of the eight with its fixed settings: half are process trees, every second one restarts."""
+        """Start one of the eight with its fixed settings: half have vLLM's process tree, every second one restarts."""
         engine = ("--vllm", str(self.home / "vllm")) if server in TREES else ("--engine", "simulated")
         policy = "on-failure" if SERVERS.index(server) % 2 else "never"
         place = ("--port", str(self.ports[server]), "--restart", policy)
@@ -236,7 +233,7 @@ class World:
         return found
 
     def _server(self, words: str) -> str:
-        """The owner of a process: of a server by port, of a recorder by its output file."""
+        """The server of a process, found by its port, or for a recorder by its output file."""
         found = re.search(r" serve .*--port (\d+)| .*/servers/(\w+)/history", words)
         if found is None or "program.py" in words:
             return ""

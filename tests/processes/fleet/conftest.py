@@ -16,7 +16,7 @@ __all__ = ["compiler", "end_leftover_servers", "make_stub", "recorded", "stub_ca
 
 @pytest.fixture(autouse=True)
 def own_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port of a server that a process of the test starts."""
+    """Own ports for servers that processes of the test start."""
     monkeypatch.setenv("OWN_PORT", str(free_port()))
 
 

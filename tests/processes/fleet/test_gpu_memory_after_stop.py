@@ -145,5 +145,5 @@ def test_stop_waits_for_gpu_memory_and_names_its_holder(
     state, stderr, pid, user = answer
     assert state == "stopped"
     held = f"19.5 GiB did not come back; pid {pid} of {user} still holds 20.0 GiB"
-    # The other process grew meanwhile; its memory is its own.
+    # The other process has grown meanwhile by its own memory.
     assert stderr == ("" if memory == "freed" else f"! chat: ended, but GPU 0: {held}\n")

@@ -1,4 +1,4 @@
-"""The recorder as a real process, with another process in place of the server."""
+"""The recorder as a real process, with a stand-in for the server process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def processes():
 
 @pytest.fixture
 def sleeper(processes, server):
-    """Takes the place of vLLM: it holds the socket on which `server` answers, unless ``listening`` is off."""
+    """A stand-in for vLLM: it holds the socket on which `server` responds, unless ``listening`` is off."""
 
     def start(*, listening=True):
         words = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -71,7 +71,7 @@ def test_records_until_server_exits(server, body, sleeper, recorder, tmp_path, u
     until(lambda: len(entries(tmp_path / "history.sqlite")) >= 3)
     server.serve_text(body(engines=[{"running": 6.0}]))
     until(lambda: entries(tmp_path / "history.sqlite")[-1].sample.engines["0"].requests_running == 6.0)
-    watched.kill()  # not reaped yet: a zombie is gone too
+    watched.kill()  # not reaped yet: a zombie counts as ended
     assert process.wait(PATIENCE) == 0
     rows = entries(tmp_path / "history.sqlite")
     assert {row.generation for row in rows} == {3}
@@ -132,7 +132,7 @@ def test_refused_connection_is_not_reported(sleeper, recorder, tmp_path, until):
 
 
 def test_metrics_of_foreign_process_on_port_are_not_recorded(server, body, sleeper, recorder, tmp_path, until):
-    """After the server's end or before it listens, another process may answer there with forged metrics."""
+    """After the server ends or before it listens, another process may respond there with forged metrics."""
     server.serve_text(body())
     process = recorder(sleeper(listening=False))
     said = process.stderr.readline()
@@ -180,7 +180,7 @@ def test_waiting_recorder_can_be_stopped(server, body, sleeper, recorder, tmp_pa
 
 
 def test_recorder_requests_new_keeper_after_keeper_death(server, body, sleeper, tmp_path, until):
-    """The recorder's parent ends; the recorder requests a new keeper, here a stub that only records its start."""
+    """Its parent, the keeper, dies; it requests a new keeper, here a stub that only records the call."""
     package = tmp_path / "stand_in"
     package.mkdir()
     (package / "sitecustomize.py").write_text(

@@ -36,7 +36,7 @@ def keepers(bench):
 
 @pytest.mark.parametrize("streams", ["opened", "closed"])
 def test_keeper_holds_lock_with_all_standard_streams_closed(bench, streams):
-    """Otherwise the lock would get descriptor 0 to 2, which a child's streams replace."""
+    """Otherwise the lock would get descriptor 0, 1 or 2, which a child's streams replace."""
     spec = json.dumps(wire.to_plain(bench.spec()))
     subprocess.run([sys.executable, "-c", LOCK_FIRST, str(bench.root), streams, spec], check=True, close_fds=False)
     record = bench.wait(State.READY)

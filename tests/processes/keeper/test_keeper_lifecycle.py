@@ -214,7 +214,7 @@ def test_failures_are_retried_up_to_limit(bench):
 
 
 def replaced(tmp_path):
-    """A program that can be missing for a while, as during a reinstallation."""
+    """A program that is temporarily missing, as during a reinstallation."""
     program = tmp_path / "program"
     program.symlink_to(sys.executable)
     return program

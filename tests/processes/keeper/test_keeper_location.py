@@ -65,7 +65,7 @@ def test_server_on_another_machine_is_shown_read_only(bench, monkeypatch, change
 
 
 def test_keeperless_server_in_other_container_is_not_declared_dead(bench, monkeypatch):
-    """Its output stays locked while any of its processes lives; every container sees that lock."""
+    """Its output stays locked while any of its processes lives, and every container sees that lock."""
     record = bench.ready(bench.spec())
     bench.orphaned(record)
     with monkeypatch.context() as patched:

@@ -58,7 +58,7 @@ class Nodes:
         processes.send(server, number)
 
     def why(self, rank: int) -> tuple[Cause, str]:
-        """What ``diagnose`` finds in a node's log."""
+        """Result of ``diagnose`` on a node's log."""
         found = diagnose(self.bench.log(f"node{rank}").splitlines())
         return found.cause, found.evidence
 

@@ -22,7 +22,7 @@ def test_server_waiting_for_restart_keeps_its_port(bench) -> None:
 
 
 def test_restart_keeps_port_while_old_processes_end(bench) -> None:
-    """Its API server and socket are gone; a process that ignores SIGTERM delays the restart."""
+    """The API server and its socket are gone, and a process that ignores SIGTERM delays the restart."""
     spec = bench.spec("--children", "1", "--children-ignore-term")
     bench.ready(spec)
     bench.until(lambda _: "child up" in bench.log())

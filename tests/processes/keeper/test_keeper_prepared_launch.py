@@ -34,7 +34,6 @@ def process_of(prepared):
 
 
 def gone(process):
-    """Whether a process ends in time."""
     try:
         descriptor = processes.open_pidfd(process)
     except ProcessLookupError:

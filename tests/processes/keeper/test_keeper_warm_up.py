@@ -237,8 +237,11 @@ def test_chunks_are_joined() -> None:
 
 
 class Api:
-    """A server in this process. ``answers`` gives status and content to a path and a rank; None holds the answer back
-    until the test is over: who asked has waited too long as soon as that is certain (`read`), and never before."""
+    """A server in this process.
+
+    ``answers`` maps a path and a rank to status and content. With None, the response is withheld until the test ends,
+    and `read` then times out immediately.
+    """
 
     def __init__(self, answers: Callable[[str, str | None], tuple[int, object] | None]) -> None:
         api = self
@@ -271,14 +274,14 @@ class Api:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def read(self, connection: socket.socket, deadline: float) -> bytes:
-        """Replaces `server_client._read` to avoid depending on a clock."""
+        """Replacement of `server_client._read` that does not depend on a clock."""
         while not select.select([connection], [], [], 0.01)[0]:
             if self.held.acquire(blocking=False):
                 raise TimeoutError
         return READ(connection, deadline + 60)
 
     def warm_up(self, order: WarmUp = ORDER, **more: Any) -> WarmUpReport:
-        """Run the warm-up and return its result."""
+        """Run the warm-up and return its report."""
         owner, posted = Owner.of(os.getpid()), list[Event]()
         assert owner is not None
         health.WarmUpRun(ProbeTarget(1, owner, "127.0.0.1", self.port, 0.0), order, "", posted.append, **more).run()
@@ -294,7 +297,6 @@ class Api:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Api]]:
-    """Create a server in this process."""
     monkeypatch.setattr(health, "PAUSE_SECONDS", 0.0)
     made: list[Api] = []
 
@@ -309,7 +311,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Api]]:
 
 
 class Engines:
-    """Counts completions as vLLM's ``/metrics`` does; failures are set per rank."""
+    """Counts completions like vLLM's ``/metrics``; failures are set per rank."""
 
     def __init__(self, **bad: tuple[int, object]) -> None:
         self._bad, self._completed = bad, 0
@@ -380,7 +382,7 @@ def test_connection_timeout_is_inconclusive(api: Callable[..., Api], monkeypatch
 
     def refused(owner: Owner, port: int, timeout: float) -> Any:
         tried.append(port)
-        if len(tried) > 2:  # /metrics and /v1/models succeeded, so this is the completion's connection
+        if len(tried) > 2:  # /metrics and /v1/models succeeded, so this is the connection for the completion
             raise TimeoutError("timed out")
         return connect(owner, port, timeout)
 

@@ -39,7 +39,7 @@ Plan = Callable[..., LaunchPlan]
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     planner = Planner(tmp_path, PlanInputsReader(), StartupReportStore(tmp_path / "reports.json"))
-    port = free_port()  # the default is the first free one, which other tests take meanwhile
+    port = free_port()  # the default is the first free port, which other tests may take meanwhile
 
     def plan(**flags: object) -> LaunchPlan:
         request = LaunchRequest("chatbot", engine="simulated", port=port, changes=Changes(set=flags))
@@ -55,7 +55,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """The engine never answers; returns the pids of its process and of that process's child, once they run."""
+    """Make the engine hang; returns a function for the pids of its process and of that process's child, once they
+    run."""
     pipe = tmp_path / "pids"
     os.mkfifo(pipe)
     monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", HANGS, str(pipe)))
@@ -79,7 +80,7 @@ def gone(pids: list[int]) -> bool:
 
 
 def in_thread(call: Callable[[], object]) -> Callable[[], object]:
-    """Runs it; returns what waits for its result."""
+    """Run it in a thread; returns a function that waits for its result."""
     results: list[object] = []
     thread = threading.Thread(target=lambda: results.append(call()))
     thread.start()

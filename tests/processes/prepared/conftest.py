@@ -1,4 +1,4 @@
-"""A small vLLM of a few modules, and the bootstrap started with it as the keeper starts it."""
+"""A small fake vLLM, and its bootstrap started as the keeper starts it."""
 
 from __future__ import annotations
 
@@ -229,7 +229,6 @@ Start = Callable[..., Prepared]
 
 @pytest.fixture
 def fake_vllm(tmp_path: Path) -> Path:
-    """A folder with the fake packages."""
     folder = tmp_path / "packages"
     for name, text in MODULES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +238,7 @@ def fake_vllm(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(fake_vllm: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts the bootstrap with the fake vLLM: ``start(*words, script=…, bootstrap=…, **environment)``."""
+    """Start the bootstrap with the fake vLLM: ``start(*words, script=…, bootstrap=…, **environment)``."""
     script = tmp_path / "bin" / "vllm"
     script.parent.mkdir()
     script.touch()

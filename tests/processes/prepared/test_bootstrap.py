@@ -30,7 +30,7 @@ def server_facts(prepared: Prepared) -> dict[str, Any]:
 
 
 def served(prepared: Prepared) -> dict[str, Any]:
-    """Let an accepted one serve to its end."""
+    """Let an accepted server run to its end."""
     prepared.until("accepted")
     prepared.go()
     assert prepared.step() == {"step": "started"}
@@ -77,7 +77,7 @@ def test_server_survives_the_keepers_death(start: Start) -> None:
 
 
 def test_socket_and_output_are_closed_in_the_server(start: Start) -> None:
-    # One more: the listing's own.
+    # One extra descriptor is used by the listing itself.
     assert len(served(start(FAKE_RANKS="2"))["descriptors"]) == 4
 
 
@@ -104,7 +104,7 @@ def test_users_multiprocessing_method_is_kept(start: Start) -> None:
 
 
 def spawned(prepared: Prepared) -> list[str]:
-    """What a server that spawns processes has written about them, after the line about itself."""
+    """Output of a server about the processes that it spawns, after the line about itself."""
     served(prepared)
     lines = prepared.server_output.read_text().splitlines()
     return lines[next(number for number, line in enumerate(lines) if line.startswith("{")) + 1 :]
@@ -138,7 +138,7 @@ def test_process_that_must_import_by_itself_does(start: Start, environment: dict
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Path:
-    """The bootstrap, without patience for its spare and for the driver."""
+    """The bootstrap with near-zero timeouts for its spare and for the driver."""
     text, changes = re.subn(r"(?m)^(SPARE|FREED)_SECONDS = .*", r"\1_SECONDS = 0.001", BOOTSTRAP.read_text())
     assert changes == 2
     path = tmp_path / "bootstrap.py"
@@ -157,7 +157,7 @@ def test_late_spare_takes_over_after_its_imports(start: Start, impatient: Path, 
     prepared.go()
     prepared.until("started")
     with ending(spare) as ended:
-        gate.write_text("")  # waits until it is read
+        gate.write_text("")  # blocks until it is read
         assert prepared.wait() == 7
         assert ended()
     assert "in the child" in prepared.server_output.read_text()
@@ -212,7 +212,7 @@ def test_nothing_is_left_when_killed_while_the_spare_imports(start: Start) -> No
 
 @contextlib.contextmanager
 def ending(pid: int) -> Iterator[Callable[[], bool]]:
-    """Tells whether a process ends; begun while it lives."""
+    """Tells whether a process ends; enter while it lives."""
     descriptor = os.pidfd_open(pid)
     try:
         yield lambda: bool(select.select([descriptor], [], [], 60)[0])
@@ -221,14 +221,12 @@ def ending(pid: int) -> Iterator[Callable[[], bool]]:
 
 
 def wait_for(prepared: Prepared, words: str) -> None:
-    """Return once it has printed these words."""
     while words not in prepared.own_output.read_text():
         assert prepared.process.poll() is None
         time.sleep(0.01)
 
 
 def children(prepared: Prepared) -> list[int]:
-    """The pids of its children."""
     pid = prepared.process.pid
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -353,7 +351,6 @@ def test_parser_refuses_without_a_gpu(start: Start) -> None:
 
 @pytest.fixture
 def holder() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that can be ended."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
@@ -363,7 +360,7 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
 def test_start_waits_until_the_ended_servers_gpu_memory_is_free(
     start: Start, tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
-    """Memory of a neighbor or of a process unknown to this machine is not waited for."""
+    """It does not wait for memory of a neighbor or of a process unknown to this machine."""
     listed = tmp_path / "listed"
     listed.write_text(f"{os.getpid()} 4194305\n{holder.pid}\n")
     prepared = start(FAKE_CUDA="12.9", FAKE_HOLDERS=str(listed))

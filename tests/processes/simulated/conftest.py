@@ -14,7 +14,7 @@ __all__ = ["launch", "launcher_in", "patient_requests", "quantile", "server", "u
 
 @pytest.fixture(scope="module", autouse=True)
 def patient_requests() -> Iterator[None]:
-    """Requests without a timeout of their own may take as long as a busy machine needs, instead of five seconds."""
+    """Requests without their own timeout may take as long as a busy machine needs, instead of five seconds."""
     with pytest.MonkeyPatch.context() as patch:
         for step in ("connect", "read", "write", "pool"):
             patch.setattr(DEFAULT_TIMEOUT_CONFIG, step, DEADLINE)

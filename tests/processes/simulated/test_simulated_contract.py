@@ -1,6 +1,6 @@
-"""The simulated engine answers every request of the table like vLLM 0.32, from which the answers were recorded.
+"""The simulated engine responds to every request of the table like vLLM 0.32, whose responses were recorded.
 
-``tests/tools/record_api_answers.py`` writes them; ``tests/real/test_real_contract.py`` compares with vLLM itself.
+``tests/tools/record_api_answers.py`` records them; ``tests/real/test_real_contract.py`` compares with vLLM itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TINY = {
     "head_dim": 32, "num_key_value_heads": 2, "max_position_embeddings": 4096, "vocab_size": 512,
     "intermediate_size": 128, "tie_word_embeddings": True,
 }  # fmt: skip
-"""The model dimensions used when the responses were recorded."""
+"""Model dimensions used when the responses were recorded."""
 
 
 @pytest.fixture(scope="module")

@@ -217,7 +217,7 @@ def test_end_of_output_does_not_depend_on_max_tokens(server: Any) -> None:
         assert ended(number, length + 5, min_tokens=length) == (length + 1, "stop")
         assert ended(number, length + 5, min_tokens=length + 5) == (length + 5, "length")
 
-    # Concurrent requests share the engine's steps; to make a client for each request would take longer than those.
+    # Concurrent requests share the engine's steps; creating a client per request would take longer than those.
     with httpx.Client() as client, ThreadPoolExecutor(QUESTIONS) as pool:
         assert len(list(pool.map(check, range(QUESTIONS)))) == QUESTIONS
 
@@ -419,7 +419,7 @@ def test_startup_log_matches_vllm(launch: Any) -> None:
     ]
     places = [text.find(mark) for mark in marks]
     assert -1 not in places, marks[places.index(-1)]
-    # stdout and stderr may interleave; each stream by itself is in order.
+    # stdout and stderr may interleave; each stream is in order.
     bars = [place for mark, place in zip(marks, places, strict=True) if mark.startswith(("Loading s", "Capturing"))]
     rest = [place for mark, place in zip(marks, places, strict=True) if not mark.startswith(("Loading s", "Capturing"))]
     assert bars == sorted(bars)

@@ -25,7 +25,7 @@ ELSEWHERE = {"Origin": "http://evil.example"}
 
 
 class Web:
-    """``vllm-console web``, running."""
+    """A running ``vllm-console web``."""
 
     def __init__(self, home: Path, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -47,11 +47,10 @@ class Web:
         self.origin = "http://" + urlsplit(self.link).netloc
 
     def consoles(self) -> list[psutil.Process]:
-        """Its child processes."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def close(self) -> int:
-        """End it as ctrl+c does; returns its exit status."""
+        """End it as Ctrl+C does; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         code = self.process.wait(SECONDS)
@@ -69,7 +68,7 @@ def web(tmp_path: Path) -> Iterator[Web]:
 
 @pytest.fixture
 async def browser() -> AsyncIterator[aiohttp.ClientSession]:
-    """Keeps cookies as a browser does."""
+    """A client session that keeps cookies as a browser does."""
     async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
         yield session
 
@@ -85,7 +84,7 @@ async def connect(browser: aiohttp.ClientSession, web: Web, **query: str) -> aio
 
 
 async def wait_for(page: aiohttp.ClientWebSocketResponse, *wanted: bytes) -> bytes:
-    """Read output until all of ``wanted`` has been drawn."""
+    """Read output until all of ``wanted`` has appeared."""
     drawn = b""
     async with asyncio.timeout(SECONDS):
         while not all(text in drawn for text in wanted):
@@ -232,7 +231,7 @@ async def test_consoles_end_when_web_server_is_killed(web, browser):
 
 
 async def test_connection_reset_ends_console(web, browser):
-    """Like a killed browser: the connection is reset."""
+    """Like a killed browser."""
     await status(browser, web.link)
     page = await connect(browser, web)
     await wait_for(page, READ_ONLY)

@@ -1,4 +1,4 @@
-"""What is read through the real pynvml from a stub driver, whole and with one function missing after another."""
+"""What the real pynvml reads from a stub driver: complete, and with one function missing at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_launchers.host.gpu.reader import LinkReader
 
 NOT_SUPPORTED, NO_PERMISSION, LOST, UNKNOWN = 3, 4, 15, 999
 ESSENTIAL = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetHandleByIndex_v2"}
-"""Without these there is no GPU to speak of."""
+"""Without these functions, no GPU can be read."""
 
 FOUND_ELSEWHERE = {
     "nvmlDeviceGetCount_v2",
@@ -77,17 +77,17 @@ LOSES = {
     "nvmlDeviceGetNvLinkState": {"active"},
     "nvmlDeviceGetNvLinkVersion": {"version"},
     "nvmlDeviceGetNvLinkRemotePciInfo_v2": {"remote"},
-    "nvmlDeviceGetNvLinkRemoteDeviceType": {"switch"},  # of a port, and whether its pair goes by a switch
+    "nvmlDeviceGetNvLinkRemoteDeviceType": {"switch"},  # of a port, and whether its pair is connected by a switch
     "nvmlDeviceGetNvLinkErrorCounter": {"errors"},
     "nvmlDeviceGetFieldValues": {"nvlink_speed_mbs", "sent_kib", "received_kib"},
     "nvmlDeviceGetTopologyCommonAncestor": {"links"},
     "nvmlDeviceGetP2PStatus": {"p2p"},
 }
-"""Keys of the document that each function alone gives. (Links follow from them: see the test.)"""
+"""Keys of the document that only this function provides. (The links derived from them are in the test.)"""
 
 LINKS_COME_FROM = {"active", "version", "nvlink_speed_mbs", "pcie_generation_max", "pcie_width"}
 FOLLOWS = {"links", "islands", "kind", "bandwidth_gbs"}
-"""What is worked out from the rest."""
+"""Keys derived from others."""
 
 EACH = """
 import json, os, sys
@@ -107,7 +107,7 @@ print(json.dumps(answers))
 
 
 def without_machine(document: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a document that the driver tells."""
+    """The parts of a document that come from the driver."""
     return {key: document[key] for key in ("driver", "cuda", "gpus", "links", "islands")}
 
 
@@ -138,7 +138,7 @@ def test_recorded_host_is_read_as_recorded(
 
 
 def bare(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
-    """What NVML itself knows of processes."""
+    """What NVML itself knows about processes."""
     return tuple(Holder(h.pid, gib=h.gib, kind=h.kind, instance=h.instance) for h in holders)
 
 
@@ -242,7 +242,7 @@ print(json.dumps([rates, ports]))
     stub = make_stub(recorded("2xrtx3090"))
     stub.set(*lines)
     (first, second), (ports_first, ports_second) = stub.run(code)
-    # Four ports, a million KiB each in two seconds.
+    # Four ports with a million KiB each in two seconds.
     port = pytest.approx(1_000_000 * 1024 / 1e9 / 2, rel=2e-3)
     assert ports_first == [[None, None]] * 4
     assert ports_second == [[port, port]] * 4
@@ -289,7 +289,7 @@ def test_without_a_driver_the_rest_of_the_machine_is_known() -> None:
         "import json; from vllm_launchers.host.gpu.monitor import read_once\n"
         "from vllm_launchers.host.gpu.document import encode_host; print(json.dumps(encode_host(read_once())))"
     )
-    # (On a machine with a real driver its GPUs are found instead.)
+    # On a machine with a real driver, its GPUs are found instead.
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
     host = decode_host(done.stdout.encode())
     assert host.memory_gib
@@ -345,6 +345,6 @@ print(json.dumps(seen))
 def test_pcie_traffic_is_measured_every_five_seconds(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
-    """A driver takes 40 ms for both directions of a GPU."""
+    """Reading both directions of a GPU takes the driver 40 ms."""
     seen = make_stub(recorded("1xrtx4090")).run(PCIE)
     assert seen == [[1.0, 0.5, 100], [1.0, 0.5, 101], [3.0, 1.5, 105]]
