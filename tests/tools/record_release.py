@@ -1,10 +1,10 @@
-"""Adds a release of vLLM to the project's table of releases, from its source, for maintainers of the table.
+"""Adds a vLLM release to the project's table of releases, from its source.
 
     python tests/tools/record_release.py VERSION FOLDER
 
-``FOLDER`` is the package itself, with ``engine/arg_utils.py`` in it (of an unpacked source or wheel, or of an
-installation); nothing of it is run. Afterwards add VERSION to ``RELEASES`` in ``machine/flags/releases.py``, what
-went to ``plan/retired``, and run ``tests/unit/vllm/flags``.
+``FOLDER`` is the package that contains ``engine/arg_utils.py`` (from an unpacked source or wheel, or an installation);
+it is read, never run. Afterwards add VERSION to ``RELEASES`` in ``vllm/flags/releases.py``, removed flags to
+``vllm/removed_flags.py``, and run ``tests/unit/vllm/flags``.
 """
 
 from __future__ import annotations
