@@ -22,15 +22,15 @@ FAST_LOADERS: Mapping[str, str] = {
     "fastsafetensors": "fastsafetensors",
     "tensorizer": "tensorizer",
 }
-"""Each with the package that it needs, as its metadata's folder is named; the best first."""
+"""The package that each needs, named like its metadata's folder; best first."""
 
 _USUAL = (None, "auto", "safetensors", "hf")
 _TENSORIZER_SINCE = (0, 11, 0)
-"""From here on vLLM looks for ``model.tensors`` in the model's folder without a flag."""
+"""First release that finds ``model.tensors`` in the model's folder without a flag."""
 
 
 class FastLoader(msgspec.Struct, frozen=True):
-    """A load format that can be used, and what it costs in a sentence."""
+    """A usable load format, and its trade-off in a sentence."""
 
     name: str
     tradeoff: str
@@ -48,9 +48,9 @@ _TRADEOFFS = {
 def fast_loaders(
     engine: Engine, spec: FlagSpec | None, model: str, flags: Flags, environ: Mapping[str, str]
 ) -> tuple[FastLoader, ...]:
-    """The fast load formats that this vLLM has, whose package is in its environment, and that can read this model.
+    """Fast load formats that this vLLM has, whose package is in its environment, and that can read this model.
 
-    ``spec`` is its flag ``load-format``, ``environ`` the server's environment. Raises OSError for unreadable folders.
+    ``spec`` is its ``load-format`` flag, ``environ`` the server's environment. Raises OSError for unreadable folders.
     """
     if engine.kind is not EngineKind.VLLM or engine.build not in ("cuda", "rocm") or spec is None:
         return ()
@@ -69,8 +69,8 @@ def fast_loaders(
 
 
 def _reads(name: str, files: set[str], model: str, flags: Flags, engine: Engine) -> bool:
-    """Whether a format can read a model of these files."""
-    if name == "tensorizer":  # sharded files have other names, and vLLM needs a flag that says where they are
+    """Whether a format can read a model with these files."""
+    if name == "tensorizer":  # sharded files have other names, and vLLM needs a flag to find them
         alone = flags.get("tensor-parallel-size", 1) == 1 and os.path.isabs(model)  # noqa: PTH117 - it is text
         return alone and "model.tensors" in files and (engine.release or (0, 0, 0)) >= _TENSORIZER_SINCE
     if name == "fastsafetensors" and engine.build != "cuda":
@@ -79,10 +79,10 @@ def _reads(name: str, files: set[str], model: str, flags: Flags, engine: Engine)
 
 
 def _files(model: str, flags: Flags, environ: Mapping[str, str]) -> set[str]:
-    """The names of the model's files on this machine; empty without any."""
+    """Names of the model's files on this machine; empty if there are none."""
     folder: Path | None = Path(model)
     if not os.path.isabs(model):  # noqa: PTH117 - it is text
-        from vllm_launchers.vllm.modelfacts.read import find_cached  # lists of runs need the names above alone
+        from vllm_launchers.vllm.modelfacts.read import find_cached  # not needed for the constants alone
 
         cache = flags.get("download-dir")
         revision = flags.get("revision")
@@ -96,7 +96,7 @@ def _files(model: str, flags: Flags, environ: Mapping[str, str]) -> set[str]:
 
 
 def _distributions(engine: Engine) -> Iterator[str]:
-    """The packages in an engine's environment, as their metadata's folders are named."""
+    """Packages in an engine's environment, named like their metadata's folders."""
     from vllm_launchers.vllm.flags.source_location import interpreter_of
 
     for folder in site_packages(interpreter_of(engine)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-# Patterns as text are compiled when they are first used: most commands look at no installation.
+# Plain text, compiled on first use: most commands never inspect an installation.
 _DISTRIBUTION = r"(?i)vllm(?:_(?P<kind>cpu|rocm|xpu|tpu))?-(?P<version>[^-]+)\.(?:dist|egg)-info"
 _PLUGIN = r"(?i)(?P<name>vllm_\w+_plugin)-[^-]+\.(?:dist|egg)-info"
 _POLYGLOT = r"(?m)^'''exec'\s+(?P<python>\"[^\n]+?\"|'[^\n]+?'|\S+)\s+\"\$0\""
@@ -17,27 +17,27 @@ _PYTHON = r"(?:python|pypy)[0-9.]*t?"
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """An installed vLLM: version from its metadata, build as far as that shows."""
+    """An installed vLLM: its version and, if that shows it, its build."""
 
     version: str
     build: str | None
     note: str = ""
-    """What users should know about it, in one sentence."""
+    """One sentence for users."""
     plugins: tuple[str, ...] = ()
-    """vLLM's plugins that are installed beside it, such as ``vllm-gguf-plugin``."""
+    """Plugins of vLLM that are installed with it, such as ``vllm-gguf-plugin``."""
     lacks: tuple[str, ...] = ()
-    """Packages that it imports for some flags and that are not installed, of `OPTIONAL`."""
+    """The packages of `OPTIONAL` that are not installed."""
 
 
 ARCTIC_INFERENCE = "arctic-inference"
-"""For speculative decoding by suffixes."""
+"""Needed for suffix decoding."""
 TORCHAO = "torchao"
-"""For checkpoints in its format."""
+"""Needed for checkpoints in its format."""
 OPTIONAL = (ARCTIC_INFERENCE, TORCHAO)
 
 
 def installed_vllm(interpreter: Path) -> Distribution | None:
-    """The vLLM that an interpreter would import, or None. The interpreter's path must be the environment's own link."""
+    """The vLLM that an interpreter would import, or None. Pass the environment's own link, not what it points to."""
     found: dict[str | None, tuple[str, Path]] = {}
     for folder in site_packages(interpreter):
         for path in sorted(folder.glob("vllm*-info")):
@@ -47,7 +47,7 @@ def installed_vllm(interpreter: Path) -> Distribution | None:
             break
     if not found:
         return None
-    # A build of another name may exist beside a metadata-only 'vllm' that carries its version for vLLM's own command.
+    # A build with another name may come with a metadata-only 'vllm', which gives vLLM's own command the version.
     kind = next((kind for kind in found if kind), None)
     version, path = found.get(None) or found[kind]
     note = ""
@@ -74,9 +74,9 @@ def _installed(name: str, interpreter: Path) -> bool:
 
 
 def build_of(version: str) -> str | None:
-    """The build in a version's local part: ``0.32.0+cpu`` is ``cpu``; without one it is the CUDA build.
+    """The build in a version's local part: ``cpu`` for ``0.32.0+cpu``; without a local part it is the CUDA build.
 
-    None if the local part does not show it, as in a build from source (``0.33.1.dev5+g1a2b3c4``).
+    None if unclear, as for a build from source (``0.33.1.dev5+g1a2b3c4``).
     """
     _, plus, local = version.partition("+")
     if not plus:
@@ -133,7 +133,7 @@ def script_interpreter(script: Path, text: str, environ: Mapping[str, str]) -> P
 
 
 def which(command: str, environ: Mapping[str, str]) -> Path | None:
-    """Where a command is found on ``environ``'s ``PATH``, or None."""
+    """Find a command on ``environ``'s ``PATH``."""
     import shutil  # rarely needed, and it imports every archive format
 
     found = shutil.which(command, path=environ.get("PATH", ""))

@@ -1,4 +1,4 @@
-"""Checks folders of models and LoRA adapters before a launch: vLLM's own error takes 7 s and misleads."""
+"""Checks folders of models and LoRA adapters before a launch: vLLM's own error takes 7 s and is misleading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors")
 def model_folder_problem(model: str) -> str | None:
     """What is wrong with a model given as a folder, in one sentence, or None.
 
-    Hub ids (``org/name``) and remote addresses are accepted: whether they exist is unknown here.
+    Hub ids (``org/name``) and remote addresses are accepted without checking whether they exist.
     """
     if REMOTE.match(model):
         return None
@@ -80,7 +80,7 @@ _NAMES = {
     "hidden_dim": "intermediate_size",
 }
 _LENGTH = 128_000
-"""Tokens that vLLM assumes if the file has no value."""
+"""Context length that vLLM assumes if the file has none."""
 
 
 def config_from_params(params: Config) -> Config:
@@ -113,7 +113,7 @@ def _architecture(config: Config, moe: Config, params: Config) -> str:
 
 
 RUNTIME_LORA = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-"""The variable that gives a server its routes to load and unload adapters."""
+"""Environment variable that enables a server's routes to load and unload adapters."""
 CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -121,12 +121,12 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def updates_adapters(environment: Mapping[str, str]) -> bool:
-    """Whether a server with these variables has the routes, as vLLM reads them."""
+    """Whether vLLM enables these routes with these variables."""
     return environment.get(RUNTIME_LORA, "0").strip().lower() in ("1", "true")
 
 
 class AdapterError(UsageError):
-    """A folder holds no adapter that vLLM can load; the message is one sentence."""
+    """A folder has no adapter that vLLM can load; the message is one sentence."""
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -146,15 +146,15 @@ class AdapterFolder(msgspec.Struct, frozen=True):
 
     @property
     def needed_rank(self) -> int | None:
-        """The smallest ``--max-lora-rank`` for it; None if there is none."""
+        """The smallest ``--max-lora-rank`` that this adapter fits; None if there is none."""
         return next((rank for rank in RANKS if rank >= self.rank), None)
 
 
 def read_adapter(path: Path) -> AdapterFolder:
-    """Read a folder.
+    """Read an adapter's folder.
 
     Raises:
-        AdapterError: it is none, holds no adapter, or one that no vLLM can load.
+        AdapterError: there is no such folder, it has no adapter, or vLLM cannot load it.
     """
     try:
         config = msgspec.json.decode((path / CONFIG).read_bytes(), type=_Config)

@@ -14,17 +14,17 @@ import msgspec
 from vllm_launchers.vllm import ray_query
 
 ADDRESS = "RAY_ADDRESS"
-"""The variable that names the cluster; without it Ray looks for one that was started on this machine."""
+"""Environment variable with the cluster's address. If unset, Ray looks for a cluster started on this machine."""
 SECONDS = 30.0
-"""How long an answer may take: importing Ray takes two seconds."""
+"""Timeout of a query; importing Ray alone takes two seconds."""
 KEPT_SECONDS = 15.0
-"""How long an answer is used: the launch screen plans at every key."""
+"""How long an answer is reused, because the launch screen plans at every key press."""
 
 
 class RayNode(msgspec.Struct, frozen=True):
-    """A living node: ``gpus`` in total, and ``free`` ones that no job of Ray has reserved; None if unknown.
+    """A living node. ``gpus`` is the total, ``free`` the part that no Ray job has reserved; None if unknown.
 
-    ``kinds`` are the accelerator types that Ray names, such as ``A100``. ``here`` is whether it is this machine.
+    ``kinds`` are Ray's accelerator types, such as ``A100``. ``here``: it is this machine.
     """
 
     address: str
@@ -35,12 +35,13 @@ class RayNode(msgspec.Struct, frozen=True):
 
 
 class RayCluster(msgspec.Struct, frozen=True):
-    """What is known of Ray and of the cluster.
+    """What is known about Ray and its cluster.
 
-    ``missing`` says why Ray can't be imported, ``problem`` why the cluster can't be asked; both are empty otherwise.
-    ``address`` is empty if no cluster was named and none runs on this machine: then vLLM starts Ray here, alone.
-    ``local``: ``RAY_ADDRESS`` asks for that, whatever runs here.
-    ``versions`` are the cluster's, by ``ray_version`` and ``python_version``.
+    ``missing`` says why Ray can't be imported, ``problem`` why the cluster can't be queried; otherwise they are empty.
+    ``address`` is empty if no cluster was named and none runs on this machine; vLLM then starts Ray on this machine
+    alone.
+    ``local``: ``RAY_ADDRESS`` asks for that, even if a cluster runs here. ``versions`` has the cluster's
+    ``ray_version`` and ``python_version``.
     """
 
     ray: str = ""
@@ -54,26 +55,26 @@ class RayCluster(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """All GPUs that Ray manages."""
+        """Number of GPUs that Ray manages."""
         return int(sum(node.gpus for node in self.nodes))
 
     @property
     def free(self) -> int | None:
-        """How many of them are reserved by nobody; None if unknown."""
+        """Number of GPUs that are not reserved; None if unknown."""
         found = [node.free for node in self.nodes]
         return int(sum(free for free in found if free is not None)) if None not in found else None
 
 
 class RayClusters:
-    """Asks clusters, and keeps answers for some seconds. Any thread may call it; a cluster is asked once at a time."""
+    """Queries clusters and keeps answers for some seconds. Thread-safe; queries of one cluster never overlap."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[float, RayCluster]] = {}
-        """Answers, each with the time when it arrived."""
+        """Answers and their arrival times."""
         self._locks: dict[tuple[str, str], threading.Lock] = {}
 
     def read(self, python: str, environ: Mapping[str, str]) -> RayCluster:
-        """The cluster that a vLLM in this Python would use; takes some seconds."""
+        """Query the cluster that a vLLM in this Python would use; takes some seconds."""
         key = (python, environ.get(ADDRESS, ""))
         with self._locks.setdefault(key, threading.Lock()):
             known = self._known.get(key)
@@ -84,7 +85,7 @@ class RayClusters:
 
 
 def _asked(python: str, environ: Mapping[str, str]) -> RayCluster:
-    # As text: the script's own folder must not be where Ray's imports are searched.
+    # Passed as text, so that Ray's imports are not searched for in the script's own folder.
     program = Path(ray_query.__file__).read_text(encoding="utf-8")
     try:
         done = subprocess.run(

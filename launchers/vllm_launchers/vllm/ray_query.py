@@ -1,6 +1,6 @@
-"""Prints what a Ray cluster reports, as one JSON object. Run by `ray_cluster` in a vLLM's own Python.
+"""Prints what a Ray cluster reports, as one JSON object. Run by `ray_cluster` in vLLM's own Python.
 
-It asks the cluster's control store (GCS) and does not join the cluster: for a driver, Ray would start workers.
+It queries the cluster's control store (GCS) without joining the cluster, because Ray would start workers for a driver.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from typing import Any
 
 SECONDS = 5.0
-"""How long the control store may take to accept a connection."""
+"""Timeout for connecting to the control store."""
 LOCAL = "local"
-"""The address that means: no cluster, start Ray on this machine."""
+"""The address that means: use no cluster, start Ray on this machine."""
 
 
 def main() -> None:
-    """Print the answer, or what is missing."""
+    """Print the answer, or why there is none."""
     try:
         import ray
         from ray._private import services  # type: ignore[import-not-found,unused-ignore]
@@ -73,7 +73,7 @@ def _cluster(address: str) -> dict[str, Any]:
 
 
 def _here(address: str) -> bool:
-    """Whether an address is this machine's: only then can a socket be bound to it."""
+    """Whether an address is this machine's, which is when a socket can be bound to it."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as one:
             one.bind((address, 0))

@@ -1,7 +1,7 @@
 """Flags, values and variables that vLLM has removed: since when, and what to use instead.
 
-``since`` comes from vLLM's own source, one patch of each minor release, so it is exact to the minor release. Renames
-and moves into another flag's keys are vLLM's own; the rest is omitted.
+``since`` is exact to the minor release: it comes from vLLM's source, of which one patch of each minor release was read.
+Renames and moves into another flag's keys are those that vLLM made itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _POOLING = ("embed", "embedding", "classify", "score", "reward")
 
 
 def drop(*names: str) -> FlagCarry:
-    """Unset the flags: vLLM now always does what they did, or they have no effect left."""
+    """Unset the flags: vLLM now always does what they did, or they no longer have an effect."""
 
     def carry(flags: Flags) -> Changes | None:
         return Changes(unset=_present(names, flags))
@@ -61,12 +61,12 @@ def drop(*names: str) -> FlagCarry:
 
 
 def lost(flags: Flags) -> Changes | None:  # noqa: ARG001 - one of the carries
-    """It must be expressed differently, which a program cannot guess."""
+    """No automatic change: the effect must be expressed differently."""
     return None
 
 
 def rename(old: str, new: str) -> FlagCarry:
-    """The same value under another name."""
+    """Set the same value under another name."""
 
     def carry(flags: Flags) -> Changes | None:
         return _moved({new: flags[old]}, (old,), flags)
@@ -75,7 +75,7 @@ def rename(old: str, new: str) -> FlagCarry:
 
 
 def becomes(old: str, new: str, value: FlagValue) -> FlagCarry:
-    """A switch that is now one value of another flag; if off, it is simply unset."""
+    """A switch that is now a value of another flag; if it was off, it is just unset."""
 
     def carry(flags: Flags) -> Changes | None:
         return _moved({new: value} if flags[old] is True else {}, (old,), flags)
@@ -84,7 +84,7 @@ def becomes(old: str, new: str, value: FlagValue) -> FlagCarry:
 
 
 def into_json(keys: Mapping[str, str], target: str) -> FlagCarry:
-    """Several flags that are now keys of one JSON flag; keys already set there stay."""
+    """Several flags that are now keys of one JSON flag; keys that are already set there stay."""
 
     def carry(flags: Flags) -> Changes | None:
         given = {key: flags[name] for name, key in keys.items() if name in flags}
@@ -110,12 +110,12 @@ def structured(flags: Flags) -> Changes | None:
     given = {key: flags[name] for name, key in STRUCTURED_KEYS.items() if name in flags}
     backend = given.get("backend")
     if isinstance(backend, str):
-        given["backend"] = backend.partition(":")[0]  # xgrammar:no-fallback, as it was once written
+        given["backend"] = backend.partition(":")[0]  # drop a suffix that was once allowed: xgrammar:no-fallback
     return _merged("structured-outputs-config", given, STRUCTURED_FLAGS, flags)
 
 
 def swap_space(flags: Flags) -> Changes | None:
-    """GiB per GPU to swap requests to → total GiB for KV blocks moved off the GPUs."""
+    """Convert GiB of swap space per GPU to total GiB for KV blocks offloaded from the GPUs."""
     size = flags["swap-space"]
     if isinstance(size, bool) or not isinstance(size, int | float) or size <= 0:
         return Changes(unset=("swap-space",))
@@ -125,13 +125,13 @@ def swap_space(flags: Flags) -> Changes | None:
 
 
 def log_requests(flags: Flags) -> Changes | None:
-    """Requests are not logged by default: on is unset, off needs the opposite flag."""
+    """Request logging is now off by default: unset the flag, or replace it by the opposite one to keep logging."""
     wanted: dict[str, FlagValue] = {"enable-log-requests": True} if flags["disable-log-requests"] is False else {}
     return _moved(wanted, ("disable-log-requests",), flags)
 
 
 def task(flags: Flags) -> Changes | None:
-    """``--task`` as ``--runner``; vLLM detects the kind of pooling itself."""
+    """``--task`` as ``--runner``; vLLM detects the pooling type itself."""
     task_name = flags["task"]
     if task_name in _POOLING:
         return _moved({"runner": "pooling"}, ("task",), flags)
@@ -139,7 +139,7 @@ def task(flags: Flags) -> Changes | None:
 
 
 def graph_sizes(flags: Flags) -> Changes | None:
-    """Several sizes stay a list; a single one was the largest."""
+    """Several sizes stay a list; a single one was the largest size."""
     several = several_words("cuda-graph-sizes", flags["cuda-graph-sizes"])
     if len(several) > 1:
         return rename("cuda-graph-sizes", "cudagraph-capture-sizes")(flags)
@@ -167,7 +167,7 @@ def variable_to_flag(name: str) -> VariableCarry:
 
 
 def variable_to_switch(name: str) -> VariableCarry:
-    """A variable that was a switch (1 or 0), and is now a boolean flag."""
+    """A variable that was a switch (1 or 0) and is now a boolean flag."""
 
     def carry(value: str, flags: Flags) -> Changes | None:
         return _set(name, value.strip().lower() in ("1", "true"), flags)
@@ -195,7 +195,7 @@ def _present(names: Iterable[str], flags: Flags) -> tuple[str, ...]:
 
 
 def _set(name: str, value: FlagValue, flags: Flags) -> Changes | None:
-    """Set a flag, unless it is already set, which takes precedence."""
+    """Set a flag, unless it is already set."""
     return None if name in flags else Changes(set={name: value})
 
 
@@ -205,7 +205,7 @@ def _moved(wanted: Flags, old: Iterable[str], flags: Flags) -> Changes:
 
 
 def _merged(target: str, given: Mapping[str, Any], old: Iterable[str], flags: Flags) -> Changes | None:
-    """Merge ``given`` into a JSON flag's present keys; None if that is not a JSON object."""
+    """Merge ``given`` into a JSON flag, whose own keys win; None if it is not an object or is set key by key."""
     if not given:
         return Changes(unset=_present(old, flags))
     held = json_object(flags[target]) if target in flags else {}
@@ -215,26 +215,26 @@ def _merged(target: str, given: Mapping[str, Any], old: Iterable[str], flags: Fl
 
 
 NEVER: Release = (0, 0, 0)
-"""As ``since``: no release from 0.8.5 on has it."""
+"""``since`` of something that no release from 0.8.5 on has."""
 
 
 class RemovalKind(StrEnum):
-    """How a vLLM reacts to something that it no longer knows."""
+    """How a vLLM reacts to something that it no longer supports."""
 
     REFUSED = "refused"
-    """It ends at once."""
+    """It exits at once."""
     IGNORED = "ignored"
     """It silently ignores it."""
     WARNED = "warned"
-    """It ignores it, with a warning in the log."""
+    """It ignores it and logs a warning."""
 
 
 class RemovedFlag(msgspec.Struct, frozen=True):
-    """A flag that guides still mention. ``since`` is the first release that rejects it, to the minor release.
+    """A removed flag that guides still mention. ``since`` is the first release that rejects it, to the minor release.
 
-    ``ignored_since`` is the first release that accepts but ignores it, if that came before. ``instead`` is the fix, one
-    clause in words. ``carry`` makes the change to the new spelling from all set flags, or is None if their meaning does
-    not carry over.
+    ``ignored_since`` is the first release that accepts but ignores it, if earlier. ``instead`` is the fix, as a clause.
+    ``carry`` returns the change to the new spelling, given all flags that are set; None if the meaning does not carry
+    over.
     """
 
     name: str
@@ -257,7 +257,7 @@ class RemovedVariable(msgspec.Struct, frozen=True):
     since: Release
     instead: str
     carry: Callable[[str, Flags], Changes | None] | None = None
-    """Makes an equivalent flag change from its value and the flags that are set."""
+    """Returns an equivalent change of flags, given the variable's value and the flags that are set."""
 
     def fate(self, release: Release) -> RemovalKind | None:
         """A release's reaction to it; None if it still works."""
@@ -272,9 +272,9 @@ class RemovedValue(msgspec.Struct, frozen=True):
     since: Release
     instead: str
     new_value: str | None = None
-    """The same value under its present name."""
+    """The value's current name."""
     plugin: str = ""
-    """The package with which vLLM accepts it again, beside vLLM in its environment."""
+    """A package that makes vLLM accept the value again, if installed in its environment."""
 
     def dropped(self, release: Release | None, plugins: Collection[str]) -> bool:
         """Whether a release with these plugins no longer accepts it."""
@@ -285,7 +285,7 @@ _WARNS_SINCE: Release = (0, 17, 0)
 
 
 def unread_fate(release: Release) -> RemovalKind:
-    """A release's reaction to a ``VLLM_*`` variable that it does not read: since 0.17 it logs a warning."""
+    """How a release reacts to a ``VLLM_*`` variable that it does not read; since 0.17 it logs a warning."""
     return RemovalKind.WARNED if release >= _WARNS_SINCE else RemovalKind.IGNORED
 
 

@@ -1,6 +1,7 @@
-"""Memory reports of servers' starts, kept per model and GPU to improve the next estimate.
+"""Memory reports of server starts, stored per model and GPU to improve the next estimate.
 
-One JSON file, private to this user (mode 0600), replaced as a whole. Writers take turns with a lock beside it.
+One JSON file, private to this user (mode 0600) and always replaced as a whole. A lock file beside it serializes
+writers.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _OF_SHARES = (
     *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel"),
     *("quantization", "dtype", "cpu-offload-gb", "enable-lora", "kv-cache-memory-bytes", *SPECULATION_FLAGS),
 )
-"""Flags that must be equal for a report to apply to another start, as wholes and by their keys."""
+"""Flags, with their JSON keys, that must be equal for a report to apply to another start."""
 
 
 class StoredReport(msgspec.Struct, frozen=True):
-    """One start: figures by name. ``at`` is Unix seconds."""
+    """One start, with figures by name. ``at`` is in Unix seconds."""
 
     model: str
     gpu: str
@@ -73,7 +74,7 @@ def remembered(
     predicted: Mapping[str, float],
     at: float | None = None,
 ) -> StoredReport:
-    """A start as stored; ``at`` in Unix seconds, now if None. ``predicted`` must be the uncorrected estimate."""
+    """Create a start's entry. ``at`` is in Unix seconds (None: now); ``predicted`` is the uncorrected estimate."""
     return StoredReport(
         model=model[:_MOST_TEXT],
         gpu=gpu[:_MOST_TEXT],
@@ -94,7 +95,7 @@ def flags_digest(flags: Mapping[str, object]) -> str:
 class StartupReportStore:
     """The recorded starts. Reading never fails; ``problem`` says what was wrong with the file, if anything.
 
-    A damaged file is moved aside (``….damaged``), a newer program's is left unchanged and not written to.
+    A damaged file is moved aside (``….damaged``). A file of a newer program is left unchanged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,10 +124,10 @@ class StartupReportStore:
     def find(
         self, model: str, gpu: str, engine: str, flags: Mapping[str, object], also: Iterable[StoredReport] = ()
     ) -> StoredReport | None:
-        """The most relevant start: the same flags before other ones, the same engine before another.
+        """The most relevant start: preferably with the same flags, then with the same engine, then the newest.
 
         Only starts of this model on this kind of GPU count, with the same parallelism and precision. ``also`` are
-        starts that need not be stored. None without any.
+        additional starts, which need not be stored. None if there are none.
         """
         digest, shares = flags_digest(flags), _shares(flags)
         known_all = [*self.entries(), *also]
@@ -142,7 +143,7 @@ class StartupReportStore:
             return []
 
     def _entries(self) -> list[StoredReport]:
-        """Raises OSError if the file exists and cannot be read: its content must not be overwritten then."""
+        """Raises OSError if the file exists but cannot be read, so that it is not overwritten."""
         self._newer = False
         try:
             with open_regular(self.path) as file:
@@ -171,7 +172,7 @@ class StartupReportStore:
 
     def _write(self, entries: list[StoredReport]) -> None:
         document = {"version": VERSION, "entries": [asdict(entry) for entry in entries]}
-        import tempfile  # only a start that was learned from writes
+        import tempfile  # not needed for reading
 
         handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 0600
         close_to_others(handle)  # an umask can remove even that

@@ -11,16 +11,16 @@ from vllm_launchers.engine_model.gpus import find_model, is_unified, usable_gib
 from vllm_launchers.host.gpu.host import Gpu
 
 HIGHEST_UTILIZATION = 0.95
-"""The largest ``gpu-memory-utilization`` that is proposed, and that has no warning. Besides weights, KV cache and the
-activations of a full step, vLLM allocates what it has not measured: buffers of communication and of kernels, and
-fragments."""
+"""The largest ``gpu-memory-utilization`` that is proposed, or accepted without a warning. In addition to weights, KV
+cache and the activations of a full step, vLLM allocates memory that it has not measured: buffers for communication and
+kernels, and fragments."""
 
 
 class GpuBudget(msgspec.Struct, frozen=True):
-    """One GPU's memory once the server runs, in GiB.
+    """Memory of one GPU once the server runs, in GiB.
 
-    ``overhead_gib`` is CUDA context, NCCL and peak activations; ``graphs_gib`` CUDA graphs. ``others_gib`` is what
-    other processes hold now. ``index`` is None if no GPU was chosen and a typical one stands for all.
+    ``overhead_gib`` is CUDA context, NCCL and peak activations; ``graphs_gib`` is CUDA graphs. ``others_gib`` is held
+    by other processes now. ``index`` is None if no GPU was chosen and a typical one stands for all.
     """
 
     index: int | None
@@ -33,7 +33,7 @@ class GpuBudget(msgspec.Struct, frozen=True):
 
     @property
     def free_gib(self) -> float:
-        """What would be left; negative if it does not fit."""
+        """Memory left; negative if it does not fit."""
         taken = self.weights_gib + self.overhead_gib + self.graphs_gib + self.kv_gib + self.others_gib
         return self.total_gib - taken
 
@@ -41,10 +41,10 @@ class GpuBudget(msgspec.Struct, frozen=True):
 class MemoryBudget(msgspec.Struct, frozen=True):
     """Figures of the GPU with the least room for the KV cache, which decides; per GPU, as in vLLM's own log.
 
-    A negative ``kv_gib`` is what is missing. ``max_concurrency`` is how many requests of the full ``max_model_len`` fit
-    at once, as vLLM prints it; ``concurrency_p95`` the same for the workload's 95th percentile. ``source`` is
-    ``estimate``, ``estimate, corrected`` (by the report of an earlier start of this model on this GPU) or ``engine``
-    (its report). ``assumed`` names each missing fact and the assumption made instead, one short sentence each.
+    A negative ``kv_gib`` is missing memory. ``max_concurrency`` is the number of requests of full ``max_model_len``
+    that fit at once, as logged by vLLM; ``concurrency_p95`` is the same for the workload's 95th percentile. ``source``
+    is ``estimate``, ``estimate, corrected`` (by the report of an earlier start of this model on this GPU) or ``engine``
+    (its report). ``assumed`` has one short sentence for each missing fact and the assumption made instead.
     """
 
     weights_gib: float
@@ -52,44 +52,44 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     graphs_gib: float
     kv_gib: float
     kv_bytes_per_token: float | None
-    """Per GPU; for models with layers that hold a bounded window, per token at ``max_model_len``."""
+    """Per GPU. For models with windowed layers, the average over a request of ``max_model_len``."""
     kv_tokens: int | None
     max_model_len: int | None
     max_concurrency: float | None
     concurrency_p95: float | None = None
     per_gpu: tuple[GpuBudget, ...] = ()
     fixed: bool = False
-    """Whether the KV cache's size was given, in bytes or blocks, so that no share of the GPU limits it."""
+    """Whether the KV cache's size was set, in bytes or blocks, so that no share of the GPU limits it."""
     source: str = "estimate"
     assumed: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Whether one request of the full length fits, and the whole in a GPU that is otherwise empty."""
+        """Whether one request of full length fits, and everything fits on an otherwise empty GPU."""
         if self.fixed and any(gpu.free_gib + gpu.others_gib < 0 for gpu in self.per_gpu):
             return False
         return self.kv_gib > 0 and (self.max_concurrency is None or self.max_concurrency >= 1)
 
     @property
     def taken_gib(self) -> float:
-        """All that it takes of a GPU."""
+        """Total memory that it takes on a GPU."""
         return self.weights_gib + self.overhead_gib + self.graphs_gib + self.kv_gib
 
     @property
     def served_p95(self) -> float | None:
-        """``concurrency_p95``, or None if requests of that length are refused: longer than ``max_model_len``."""
+        """``concurrency_p95``, or None if requests of that length exceed ``max_model_len`` and are refused."""
         if self.concurrency_p95 is None or self.max_concurrency is None:
             return self.concurrency_p95
         return self.concurrency_p95 if self.concurrency_p95 >= self.max_concurrency else None
 
 
 CONTEXT_GIB = 0.45
-"""CUDA context and loaded kernels: present before vLLM measures, so not in its share (except in 0.8)."""
+"""CUDA context and loaded kernels. They exist before vLLM measures, so they are not in its share (except in 0.8)."""
 NEIGHBORS_GIB = 4.0
-"""NCCL's buffers and CUDA's own memory together stay below this: what is beyond it other processes took."""
+"""NCCL's buffers and CUDA's own memory together stay below this; other processes took anything beyond."""
 
 _OVER_NCCL = ("allgather_reducescatter", "naive")
-"""Values of ``all2all-backend`` with which experts exchange tokens by NCCL; the first is the default."""
+"""Values of ``all2all-backend`` with which experts exchange tokens over NCCL; the first is the default."""
 
 
 class EngineReport(msgspec.Struct, frozen=True):
@@ -102,15 +102,16 @@ class EngineReport(msgspec.Struct, frozen=True):
     graphs_gib: float | None = None
     max_model_len: int | None = None
     kv_pin_bytes: int | None = None
-    """The value of ``kv-cache-memory-bytes`` that vLLM suggested to keep within ``gpu-memory-utilization``."""
+    """The ``kv-cache-memory-bytes`` that vLLM suggested to stay within ``gpu-memory-utilization``."""
     non_torch_gib: float | None = None
-    """How much the GPU's memory beyond PyTorch's grew during the start, whoever took it."""
+    """Growth of the GPU's memory outside PyTorch during the start, whoever allocated it."""
 
     def disturbed(self, gpu: str, flags: Mapping[str, object], environment: Mapping[str, str]) -> bool:
-        """Whether other processes took GPU memory meanwhile, which vLLM counts as its own: its cache is too small.
+        """Whether other processes took GPU memory meanwhile. vLLM counts it as its own, so its cache is too small.
 
-        On GPUs with unified memory vLLM counts all that the machine's processes allocate, its own included. Expert
-        parallelism over other kernels than NCCL's has buffers of gigabytes beside PyTorch's.
+        Unknown, and thus false, with unified memory, where vLLM counts all that the machine's processes allocate,
+        including its own; and for expert parallelism over kernels other than NCCL's, which have gigabytes of buffers
+        outside PyTorch.
         """
         kernels = str(flags.get("all2all-backend", environment.get("VLLM_ALL2ALL_BACKEND", _OVER_NCCL[0])))
         return (self.non_torch_gib or 0.0) > NEIGHBORS_GIB and not is_unified(gpu) and kernels in _OVER_NCCL
@@ -120,7 +121,7 @@ class EngineReport(msgspec.Struct, frozen=True):
 
 
 class GpuShape(msgspec.Struct, frozen=True):
-    """A GPU, or a typical one that is planned for. GiB.
+    """A GPU, or a typical one to plan for. Sizes in GiB.
 
     ``memory_gib`` is as reported by NVML, ``usable_gib`` by CUDA (derived if None). ``free_gib`` is free now; ``index``
     is None if no GPU was chosen.
@@ -135,7 +136,7 @@ class GpuShape(msgspec.Struct, frozen=True):
 
     @property
     def total_gib(self) -> float | None:
-        """What CUDA programs see: the base of ``gpu-memory-utilization``. None if unknown."""
+        """Memory that CUDA programs see, of which ``gpu-memory-utilization`` is a share. None if unknown."""
         if self.usable_gib is not None:
             return self.usable_gib
         memory = self.memory_gib
@@ -160,13 +161,13 @@ class GpuShape(msgspec.Struct, frozen=True):
 
     @property
     def others_gib(self) -> float:
-        """What others hold now; 0 if unknown."""
+        """Memory that others hold now; 0 if unknown."""
         total = self.total_gib
         return max(0.0, total - self.free_gib) if total is not None and self.free_gib is not None else 0.0
 
 
 def shapes(gpus: Sequence[Gpu | GpuShape], count: int) -> list[GpuShape]:
-    """As many GPUs as a launch takes: the given ones in order; if too few, the last stands for the rest."""
+    """The GPUs of a launch: the given ones in order; if there are too few, the last stands for the rest."""
     given = [gpu if isinstance(gpu, GpuShape) else _shape(gpu) for gpu in gpus][:count]
     if not given:
         return []
@@ -174,18 +175,18 @@ def shapes(gpus: Sequence[Gpu | GpuShape], count: int) -> list[GpuShape]:
 
 
 def cuda_gib(gpu: Gpu) -> float | None:
-    """What CUDA programs see of a GPU's memory: ``gpu-memory-utilization`` is a share of it. None if unknown."""
+    """GPU memory that CUDA programs see, of which ``gpu-memory-utilization`` is a share. None if unknown."""
     return _shape(gpu).total_gib if gpu.memory_gib is not None else None
 
 
 def needed_gib(gpu: Gpu, share: float) -> float | None:
-    """What has to be free on a GPU for vLLM to start with this ``gpu-memory-utilization``; None if unknown."""
+    """Memory that must be free on a GPU for vLLM to start with this ``gpu-memory-utilization``; None if unknown."""
     total = cuda_gib(gpu)
     return share * total + CONTEXT_GIB if total is not None else None
 
 
 def share_within(gpu: Gpu, free: float | None) -> float | None:
-    """The ``gpu-memory-utilization`` with which vLLM starts where so much is free (`needed_gib`); None if unknown."""
+    """The ``gpu-memory-utilization`` for which ``free`` GiB suffice (see `needed_gib`); None if unknown."""
     total = cuda_gib(gpu)
     return max(0.0, free - CONTEXT_GIB) / total if total and free is not None else None
 

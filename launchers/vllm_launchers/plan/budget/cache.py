@@ -1,7 +1,8 @@
 """vLLM's KV cache layout for a model: groups of layers that share one pool of equally sized blocks.
 
-After vLLM's ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_interface.py``. Layers of one kind form groups of as many
-layers as the rarest kind has; a block holds one page for each layer of a group, so groups that are not full waste some.
+Follows vLLM's ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_interface.py``. Layers of one kind form groups with as
+many layers as the rarest kind has. A block has one page for each layer of a group, so groups that are not full waste
+some.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 _PACKED_MLA = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _SPARSE_MLA = frozenset({"deepseek_v32", "glm_moe_dsa"})
 _INDEXER_BYTES = 132
-"""Sparse MLA: an index key of 128 bytes and its 4-byte scale, per token and layer."""
+"""Sparse MLA: a 128-byte index key and its 4-byte scale, per token and layer."""
 _SCALED = {"int8_per_token_head": 1.0, "fp8_per_token_head": 1.0, "int4_per_token_head": 0.5}
 _BYTES = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0, "int8": 1.0}
 _STATE_ALIGNMENT = 16
 _TWO_KINDS_ALIKE = 1.5
-"""Kinds whose layer counts differ by less than this share form groups of the larger size, instead of padding many."""
+"""If kinds' layer counts differ by less than this factor, groups have the larger size, which pads fewer layers."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Layers with one block table. ``layers`` are their model indices, ``block_tokens`` the tokens of one block."""
+    """Layers with one block table. ``layers`` are their indices in the model, ``block_tokens`` the tokens per block."""
 
     kind: LayerKind
     layers: tuple[int, ...]
@@ -35,7 +36,7 @@ class Group(msgspec.Struct, frozen=True):
 class CacheLayout(msgspec.Struct, frozen=True):
     """All groups of a model and the bytes of one layer in a block, on one GPU.
 
-    ``own_bytes`` has each layer's size if layers of several sizes count as one kind; otherwise it is empty.
+    ``own_bytes`` has the size of each layer if layers of different sizes count as one kind; otherwise it is empty.
     """
 
     groups: tuple[Group, ...]
@@ -51,7 +52,7 @@ class CacheLayout(msgspec.Struct, frozen=True):
         return all(group.kind is LayerKind.FULL for group in self.groups) and len(self.groups) == 1
 
     def block_bytes(self, stage: range | None = None) -> int:
-        """Bytes of one block on a pipeline stage, given as its layers; for the whole model without one."""
+        """Bytes of one block on a pipeline stage, given as its layers; without a stage, of the whole model."""
         if self.own_bytes:
             return sum(self.own_bytes if stage is None else self.own_bytes[stage.start : stage.stop])
         counts = [
@@ -61,7 +62,7 @@ class CacheLayout(msgspec.Struct, frozen=True):
         return self.page_bytes * max(counts, default=0)
 
     def request_blocks(self, length: int) -> int:
-        """Maximum blocks held by one request of this many tokens."""
+        """Maximum number of blocks that a request of this many tokens holds."""
         return sum(self._blocks(group, length) for group in self.groups)
 
     def _blocks(self, group: Group, length: int) -> int:
@@ -78,14 +79,14 @@ class CacheLayout(msgspec.Struct, frozen=True):
         return _ceil(_ceil(length, settings.decode_context), block)
 
     def tokens(self, blocks: int, length: int | None) -> int:
-        """Tokens of the cache as in vLLM's log: since 0.21 derived from the requests of full length that fit."""
+        """Tokens in the cache, as vLLM logs them: since 0.21 derived from the full-length requests that fit."""
         if self.settings.release >= (0, 21, 0) and length is not None:
             return int(blocks / self.request_blocks(length) * length)
         attending = [group.block_tokens for group in self.groups if group.kind is not LayerKind.LINEAR]
         return blocks // len(self.groups) * min(attending, default=length or 1) * self.settings.decode_context
 
     def token_bytes(self, stage: range, length: int | None) -> float | None:
-        """Bytes per token of context on a stage; with bounded layers, the average over a request of full length."""
+        """Bytes per token of context on a stage; with windowed layers, the average over a request of full length."""
         if self.plain and self.own_bytes:
             return self.block_bytes(stage) / self.groups[0].block_tokens
         if self.plain:
@@ -96,7 +97,7 @@ class CacheLayout(msgspec.Struct, frozen=True):
 
 
 def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> CacheLayout | None:
-    """Compute the groups, or None if layers or their sizes are unknown (``assumed`` then says so)."""
+    """Compute the groups; None if the layers or their sizes are unknown, which is noted in ``assumed``."""
     apart = [*facts.layers, *(LayerKind.FULL for _ in range(settings.draft_layers))]
     kinds = _one_kind(apart, settings, facts)
     present = [kind for kind in dict.fromkeys(kinds) if kind is not LayerKind.NONE]
@@ -121,7 +122,7 @@ def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> C
 
 
 def _one_kind(kinds: Sequence[LayerKind], settings: EffectiveFlags, facts: ModelFacts) -> list[LayerKind]:
-    """Windowed layers count as full ones if vLLM does not separate them, or their window is unknown."""
+    """Count windowed layers as full ones if vLLM does not separate them, or if their window is unknown."""
     windowed = (LayerKind.SLIDING, LayerKind.CHUNKED)
     apart = settings.hybrid_cache and facts.window
     if apart or (facts.window and LayerKind.FULL not in kinds):
@@ -160,7 +161,7 @@ def attention_bytes(facts: ModelFacts, settings: EffectiveFlags, kind: LayerKind
 
 
 def _heads(facts: ModelFacts, kind: LayerKind) -> tuple[int | None, int | None]:
-    """KV heads and their size; full layers between windowed ones may have different ones (Gemma 4)."""
+    """KV heads and their size. Full layers between windowed ones may have other values (Gemma 4)."""
     heads, size = facts.kv_heads or facts.heads, facts.head_dim
     if size is None and facts.hidden_size and facts.heads:
         size = facts.hidden_size // facts.heads
@@ -170,7 +171,7 @@ def _heads(facts: ModelFacts, kind: LayerKind) -> tuple[int | None, int | None]:
 
 
 def _element(dtype: str) -> float:
-    """Bytes of one number; 8 bits unless the name says otherwise."""
+    """Bytes per number: one, unless the name says otherwise."""
     return _BYTES.get(dtype, 0.5625 if "4bit" in dtype or dtype.startswith("nvfp4") else 1.0)
 
 
@@ -183,7 +184,7 @@ def _state(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> i
 
 
 def _page(settings: EffectiveFlags, sizes: Mapping[LayerKind, int], state: int) -> tuple[int, int]:
-    """Tokens of a block and bytes of a page: the block grows until a layer's tokens are as large as a state."""
+    """Tokens per block and bytes per page. A block grows until a layer's tokens take as much as a state."""
     block = settings.block_size
     if not sizes:
         return settings.max_model_len or block, max(1, state)
@@ -194,12 +195,12 @@ def _page(settings: EffectiveFlags, sizes: Mapping[LayerKind, int], state: int) 
 
 
 def _block_tokens(block: int, page: int, size: int | None) -> int:
-    """Tokens of a block for layers of this size: more for smaller ones if that fills the page, else it is padded."""
+    """Tokens per block for layers of this size: more for smaller layers if that fills the page exactly."""
     return block if size is None or page % (block * size) else page // size
 
 
 def _groups(kinds: Sequence[LayerKind], block_tokens: Mapping[LayerKind, int]) -> list[Group]:
-    """Split the layers of each kind into groups of equal length, each n-th layer to the n-th group."""
+    """Split the layers of each kind into groups of equal size, round-robin."""
     places = {kind: [at for at, known in enumerate(kinds) if known is kind] for kind in block_tokens}
     fewest, most = min(map(len, places.values())), max(map(len, places.values()))
     size = most if most < fewest * _TWO_KINDS_ALIKE else fewest

@@ -1,4 +1,4 @@
-"""The memory report of a real start, parsed from vLLM's log (0.8 to 0.33), and compared with the estimate. Pure."""
+"""The memory report of a real start: parsed from vLLM's log (0.8 to 0.33) and merged with the estimate. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KV_MEMORY = lazy_pattern(
     r"(?:Available KV cache memory:|memory reserved for KV Cache is|(?:Explicitly|Auto) set \(|GiB, reserved)"
     r" ?(-?[\d.]+) ?(?:GiB|/[\d.]+\) GiB for KV cache)"
 )
-"""0.9.2 and later; 0.8 with the old engine; the CPU build; and where ``kv-cache-memory-bytes`` gives it."""
+"""Formats of 0.9.2 and later, of 0.8 with the V0 engine, of the CPU build, and with ``kv-cache-memory-bytes``."""
 KV_TOKENS = lazy_pattern(r"KV cache size: ([\d,]+) tokens")
 CONCURRENCY = lazy_pattern(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 GRAPHS = lazy_pattern(r"Graph capturing finished in .*?took (-?[\d.]+) GiB")
@@ -28,8 +28,8 @@ FITTED_LENGTH = lazy_pattern(r"Auto-fit max_model_len: (?:reduced from \d+ to|fu
 KV_PIN = lazy_pattern(r"--kv-cache-memory(?:-bytes)?=(\d+)`?(?: \([\d.]+ GiB\))? to fit into requested memory")
 """0.10.2 and later; some releases log it at DEBUG only."""
 NON_TORCH = lazy_pattern(r"(-?[\d.]+) ?GiB for non-torch memory")
-"""By how much the GPU's memory beyond PyTorch's grew until the KV cache was sized. 0.11 and later log it,
-but not 0.32 and 0.33: they add the weights."""
+"""Growth of the GPU's memory outside PyTorch until the KV cache was sized. Logged by 0.11 and later,
+but not by 0.32 and 0.33, which add the weights to it."""
 _BLOCKS = lazy_pattern(r"# (?:GPU|CPU|cuda|cpu) blocks: (\d+)")
 _BEGINS = lazy_pattern(r"vLLM (?:API )?server version|Initializing an? (?:V[01] )?LLM engine")
 _ANY = lazy_pattern(r"Gi?B|tokens|max_model_len|vLLM |LLM engine")
@@ -38,14 +38,14 @@ _V0_BLOCK = 16
 
 
 class ReportReader:
-    """Parses a log line by line. Workers of one engine differ slightly: the one with the least room counts."""
+    """Parses a log line by line. Workers of one engine differ slightly; the one with the least room counts."""
 
     def __init__(self) -> None:
         self.report = EngineReport()
         self._graphs_captured = False
 
     def line(self, line: str) -> None:
-        """Process one line; another start in the same log starts over."""
+        """Parse one line; another start in the same log resets the report."""
         if _ANY.search(line) is None and _BLOCKS.search(line) is None:
             return
         text = line[:_LONGEST_LINE]
@@ -69,7 +69,7 @@ class ReportReader:
         self.report = self._with_graphs(_with_usage(known, text), text)
 
     def _with_graphs(self, known: EngineReport, text: str) -> EngineReport:
-        """The measured size of captured graphs takes precedence over the expected one."""
+        """Add the size of CUDA graphs; the measured size takes precedence over the estimated one."""
         if (took := _figure(GRAPHS, text)) is not None:
             best = max(took, known.graphs_gib or 0.0) if self._graphs_captured else took
             self._graphs_captured = True
@@ -79,7 +79,7 @@ class ReportReader:
 
 
 def _with_usage(known: EngineReport, text: str) -> EngineReport:
-    """With what the line about actual usage says: memory that is not PyTorch's, and the cache's size that fits."""
+    """Add figures from the line on actual usage: memory outside PyTorch, and the cache size that fits."""
     if pin := _whole(KV_PIN, text):
         known = replace(known, kv_pin_bytes=pin if known.kv_pin_bytes is None else min(pin, known.kv_pin_bytes))
     if (others := _figure(NON_TORCH, text)) is not None:
@@ -88,7 +88,7 @@ def _with_usage(known: EngineReport, text: str) -> EngineReport:
 
 
 def read_report(lines: Iterable[str]) -> EngineReport:
-    """The report in a log's lines; missing figures are None."""
+    """Parse a log's lines; missing figures are None."""
     reader = ReportReader()
     for line in lines:
         reader.line(line)
@@ -96,10 +96,10 @@ def read_report(lines: Iterable[str]) -> EngineReport:
 
 
 def as_reported(budget: MemoryBudget, report: EngineReport, *, limited: bool = False) -> MemoryBudget:
-    """The budget with the engine's own figures where available; its ``source`` is then ``engine``.
+    """Use the engine's own figures in a budget where available; its ``source`` is then ``engine``.
 
     ``limited``: the number of blocks was set (``--num-gpu-blocks-override``). The engine then reports the memory that
-    it could have had for the KV cache, not the one that these blocks take.
+    was available for the KV cache, not what these blocks take.
     """
     if report == EngineReport():
         return budget
@@ -141,19 +141,19 @@ def as_reported(budget: MemoryBudget, report: EngineReport, *, limited: bool = F
 
 
 def report_figures(report: EngineReport) -> dict[str, float]:
-    """A report as plain figures, for storage."""
+    """Convert a report to plain figures, for storage."""
     pairs = ((name, getattr(report, name)) for name in report.__struct_fields__)
     return {name: float(value) for name, value in pairs if value is not None}
 
 
 def budget_figures(budget: MemoryBudget) -> dict[str, float]:
-    """The stored part of a prediction, next to the report."""
+    """The figures of a prediction that are stored with a report."""
     figures = {"weights_gib": budget.weights_gib, "overhead_gib": budget.overhead_gib, "kv_gib": budget.kv_gib}
     return figures if budget.kv_tokens is None else {**figures, "kv_tokens": float(budget.kv_tokens)}
 
 
 def learned_from(reported: Mapping[str, float], predicted: Mapping[str, float]) -> EarlierReport:
-    """Stored figures (see `report_figures` and `budget_figures`) in a plan's form."""
+    """Convert stored figures (see `report_figures` and `budget_figures`) to a plan's form."""
     from vllm_launchers.plan.inputs import EarlierReport
 
     return EarlierReport(
@@ -192,7 +192,7 @@ def _count(digits: str) -> int | None:
 
 
 def _number(digits: str) -> float | None:
-    """``1.2.3`` and absurdly large figures are not numbers of vLLM's."""
+    """Parse a number; None if it is malformed (``1.2.3``) or absurdly large."""
     try:
         number = float(digits)
     except ValueError:

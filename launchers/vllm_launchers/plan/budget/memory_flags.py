@@ -1,4 +1,4 @@
-"""The flags that determine memory, with vLLM's defaults filled in for its release and the GPU."""
+"""The flags that determine memory, with the defaults of vLLM's release and the GPU filled in."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ _DRAFT_LAYERS = {
     "eagle3": 1,
     "dflash": 5,
 }
-"""Attention layers that a draft adds; the most common number if the method does not specify it."""
+"""Attention layers that a draft adds; the most common number if the method does not determine it."""
 _NO_DRAFT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 _OWN_LAYERS = lazy_pattern(r"(?:.*_)?mtp")
 _MAX_TOKENS_PER_MM_ITEM: Mapping[str, Mapping[str, int]] = {"gemma4": {"video": 2496, "audio": 750, "image": 280}}
-"""Tokens of the largest item of each kind, by model type: of those whose attention over an item is bidirectional, so
-that vLLM chunks no item (``disable_chunked_mm_input``)."""
+"""Tokens of the largest item of each kind, by model type: for types with bidirectional attention over an item, whose
+items vLLM never splits into chunks (``disable_chunked_mm_input``)."""
 
 LARGEST_MM_ITEM = max(max(kinds.values()) for kinds in _MAX_TOKENS_PER_MM_ITEM.values())
-"""That of a model which is known to need whole items, and nothing else."""
+"""Assumed for a model of which it is only known that it needs whole items."""
 
 _MOST = 2**50
 
 
 class EffectiveFlags(msgspec.Struct, frozen=True):
-    """The flags that a launch sets or vLLM defaults. Sizes in tokens and numbers of GPUs.
+    """Flags as set, or vLLM's defaults. Sizes in tokens and numbers of GPUs.
 
-    ``max_model_len`` is None for a model with unknown context; ``fit_length`` is whether vLLM searches for the longest
-    that fits (``auto``). ``capture_sizes`` is how many batch sizes get a CUDA graph, 0 without graphs. ``draft_layers``
-    are attention layers added by speculative decoding, ``draft_tokens`` what it predicts at once.
+    ``max_model_len`` is None if the model's context is unknown. With ``fit_length`` vLLM searches for the longest that
+    fits (``auto``). ``capture_sizes`` is the number of batch sizes with a CUDA graph, 0 without graphs.
+    ``draft_layers`` are the attention layers that speculative decoding adds, ``draft_tokens`` the tokens that it
+    predicts at once.
     """
 
     release: Release
@@ -58,13 +59,13 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     pipeline: int
     data: int
     expert_parallel: bool
-    """Whether experts are kept whole and distributed over the GPUs, instead of each being split over all of them."""
+    """Whether experts are kept whole and distributed over the GPUs, rather than each split over all of them."""
     decode_context: int
     utilization: float
     max_num_seqs: int
     max_batched: int
     in_flight: int
-    """Tokens that may be scheduled but not completed: a bounded window holds them in addition."""
+    """Tokens that may be scheduled but not completed; windowed layers hold them in addition to the window."""
     block_size: int
     max_model_len: int | None
     fit_length: bool
@@ -81,20 +82,20 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     keep_states: bool
     """Whether states of linear layers are also kept for the prefix cache (``mamba-cache-mode align``)."""
     states_per_block: bool
-    """Whether such a state is kept at each block (``all``)."""
+    """Whether a state is kept for each block (``all``)."""
     pooling: bool
     encoder: bool
-    """Whether vLLM profiles a vision or audio encoder, if the model has one, at its largest input."""
+    """Whether vLLM profiles the model's vision or audio encoder, if it has one, with its largest input."""
     encoder_split: int
-    """Over how many GPUs the encoder's layers are split; 1 if each has all of it (``mm-encoder-tp-mode data``)."""
+    """Number of GPUs that share the encoder's layers; 1 if each has all of it (``mm-encoder-tp-mode data``)."""
     videos: bool
     """Whether videos may be sent to a model that accepts them (``limit-mm-per-prompt``)."""
     max_pixels: int | None
-    """The largest image that ``mm-processor-kwargs`` allows, None if the model decides."""
+    """The largest image that ``mm-processor-kwargs`` allows, in pixels; None if the model decides."""
 
     @property
     def gpus_per_engine(self) -> int:
-        """How many GPUs one copy of the model takes."""
+        """Number of GPUs per copy of the model."""
         return self.tensor * self.pipeline
 
 
@@ -107,9 +108,9 @@ def effective_flags(
     assumed: list[str],
     draft: ModelFacts | None = None,
 ) -> EffectiveFlags:
-    """Fill in unset flags. ``gpu`` is one of those it gets, or None for the CPU; ``draft`` is the draft model.
+    """Fill in unset flags. ``gpu`` is one of the assigned GPUs, or None for the CPU; ``draft`` is the draft model.
 
-    Assumptions are added to ``assumed``, a sentence each.
+    Adds a sentence to ``assumed`` for each assumption.
     """
     if release is None:
         release = NEWEST
@@ -160,7 +161,7 @@ def _lora_ranks(flags: Flags) -> int:
 
 
 def _encoder_is_tried(facts: ModelFacts, flags: Flags) -> bool:
-    """Whether the encoder may get any input; kinds not in ``limit-mm-per-prompt`` are allowed."""
+    """Whether the encoder may get any input; kinds missing from ``limit-mm-per-prompt`` are allowed."""
     if any(flags.get(name) is True for name in _NO_ENCODER):
         return False
     limits = {kind: decimal(_of_each(value)) for kind, value in json_flag(flags, "limit-mm-per-prompt").items()}
@@ -176,7 +177,7 @@ def _may_have(flags: Flags, kind: str) -> bool:
 
 
 def _of_each(limit: object) -> object:
-    """The limit of a kind per request: a number, or the ``count`` of an object that also limits their size."""
+    """The limit of a kind per request: a number, or the ``count`` of an object that also limits sizes."""
     return limit.get("count", 1) if isinstance(limit, dict) else limit
 
 
@@ -197,7 +198,7 @@ def whole(flags: Flags, name: str, default: int) -> int:
 
 
 def decimal(value: object) -> float | None:
-    """A number, even if written as text; None for all else."""
+    """A number, possibly written as text; None for anything else."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -242,12 +243,12 @@ def batch_sizes(
 
 
 def pools(flags: Flags) -> bool:
-    """Whether a server is known to pool, such as to embeddings, rather than to generate."""
+    """Whether a server is known to pool, e.g. to compute embeddings, rather than to generate."""
     return flags.get("runner") == "pooling" or flags.get("task") in ("embed", "classify", "score", "reward")
 
 
 def whole_prompts(flags: Flags, release: Release | None) -> bool:
-    """Whether each prompt is computed in one step: chunked prefill is off, and the release does not ignore that."""
+    """Whether each prompt is computed in one step: chunked prefill is off, and the release honors that."""
     if flags.get(CHUNKED) is not False:
         return False
     return release is None or release >= WHOLE_PROMPTS_SINCE or pools(flags)
@@ -272,7 +273,7 @@ def least_step(
 ) -> int:
     """The smallest ``max-num-batched-tokens`` that vLLM accepts.
 
-    A step must hold a token of each of the ``sequences``, a whole prompt of up to ``context`` tokens without chunked
+    A step must hold one token for each of the ``sequences``, a whole prompt of up to ``context`` tokens without chunked
     prefill, a whole item of some multimodal models (see `max_tokens_per_mm_item`), and in some releases a block of
     tokens with one cached state of linear layers.
     """
@@ -281,7 +282,7 @@ def least_step(
 
 
 def _batches_in_flight(flags: Flags, release: Release, pipeline: int, on_cpu: bool) -> int:
-    """Steps that may be in flight at once; since 0.26 a window's blocks are kept for all of them."""
+    """Maximum number of steps in flight at once; since 0.26 a window's blocks are kept for all of them."""
     if release < (0, 26, 0):
         return 1
     overlap = flags.get("async-scheduling") is not False and not on_cpu and pipeline == 1
@@ -302,7 +303,7 @@ def _length(facts: ModelFacts, flags: Flags, assumed: list[str]) -> tuple[int | 
 
 
 def _dtype(facts: ModelFacts, flags: Flags) -> str:
-    """The number format of activations: the flag's, else the checkpoint's; vLLM runs float32 checkpoints in 16 bits."""
+    """The dtype of activations: the flag's, else the checkpoint's. vLLM runs float32 checkpoints in 16 bits."""
     value = str(flags.get("dtype", "auto"))
     if value != "auto":
         return {"half": "float16", "float": "float32"}.get(value, value)
@@ -315,13 +316,13 @@ def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:
 
 
 def _prefix_caching(flags: Flags, release: Release) -> bool:
-    """Whether prefixes of models with linear layers are cached: on request, by default since 0.26."""
+    """Whether prefix caching is on for models with linear layers: on request, or by default since 0.26."""
     wanted = flags.get("enable-prefix-caching")
     return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
 
 
 def draft_model(flags: Flags) -> str:
-    """The speculative model: a draft model or an EAGLE head; empty if none has weights of its own."""
+    """The speculative model: a draft model or an EAGLE head; empty if there are no separate weights."""
     config = json_flag(flags, "speculative-config")
     named = config.get("model", flags.get("spec-model", ""))
     method = str(config.get("method", flags.get("spec-method", "")) or "")
@@ -330,7 +331,7 @@ def draft_model(flags: Flags) -> str:
 
 
 def draft_tensor(flags: Flags, tensor: int) -> int:
-    """Over how many GPUs the draft model is split: like the model unless ``draft_tensor_parallel_size`` is set."""
+    """Number of GPUs that the draft model is split over: the model's, unless ``draft_tensor_parallel_size`` is set."""
     size = json_flag(flags, "speculative-config").get("draft_tensor_parallel_size")
     return size if isinstance(size, int) and 0 < size <= tensor else tensor
 
@@ -343,7 +344,7 @@ def _as_layers(facts: ModelFacts, draft: ModelFacts) -> int | None:
 
 
 def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFacts | None = None) -> tuple[int, int]:
-    """Attention layers and predicted tokens of speculative decoding."""
+    """Attention layers that speculative decoding adds, and tokens that it predicts at once."""
     config = json_flag(flags, "speculative-config")
     method = str(config.get("method", flags.get("spec-method", "")) or "")
     tokens = config.get("num_speculative_tokens", flags.get("spec-tokens", 0))
@@ -362,7 +363,7 @@ def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFact
 
 
 def captured_batches(flags: Flags, seqs: int, draft_tokens: int = 0) -> list[int]:
-    """The batch sizes that get a graph: 1, 2, 4, each 8 up to 256 and each 16 up to twice ``max-num-seqs`` or 512."""
+    """Batch sizes with a CUDA graph: 1, 2, 4, every 8 up to 256, and every 16 up to twice ``max-num-seqs`` or 512."""
     config = json_flag(flags, "compilation-config")
     level = decimal(flags.get("optimization-level", config.get("level", config.get("mode"))))
     mode = str(config.get("cudagraph_mode", "")).upper()

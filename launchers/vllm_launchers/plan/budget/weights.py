@@ -27,13 +27,14 @@ _BITS_IN_NAME = (
 )
 _SCALED_GROUP = 128
 _EXPERTS_SHARE = 0.9
-"""Assumed if the experts' own width is unknown: in published mixtures they are nine tenths or more."""
+"""Assumed if the experts' width is unknown; in published mixtures they are nine tenths or more."""
 
 
 class LoadedWeights(msgspec.Struct, frozen=True):
-    """Bytes of all weights in GPU memory, and the parts that are not distributed like the rest.
+    """Bytes of all weights in GPU memory, and the parts that are distributed differently.
 
-    ``embedding`` is one matrix of token embeddings; the output's is assumed to be another. ``experts`` is a share.
+    ``embedding`` is one matrix of token embeddings; the output layer is assumed to be a second one. ``experts`` is a
+    share.
     """
 
     total: float
@@ -41,14 +42,14 @@ class LoadedWeights(msgspec.Struct, frozen=True):
     experts: float
     layers: int
     draft: float = 0.0
-    """Bytes of a draft model on each GPU that has the last layers."""
+    """Bytes of a draft model on each GPU with the last layers."""
     expert_count: int = 0
 
     def on_gpu(self, settings: EffectiveFlags, stage: range) -> float:
-        """Bytes on each GPU of a pipeline stage, given as its layers; those of a draft come after the model's own.
+        """Bytes on each GPU of a pipeline stage, given as its layers; a draft's layers come after the model's own.
 
         vLLM's tensor parallelism splits embeddings too; experts are spread over all TP × DP ranks. With expert
-        parallelism they stay whole, so that the fullest rank has one more where they do not divide evenly.
+        parallelism they stay whole, so the fullest rank has one more if they do not divide evenly.
         """
         part, layers = self.total, self.layers or settings.pipeline
         last = stage.stop >= layers
@@ -82,7 +83,7 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
             assumed.append(
                 f"the weights are not here: {count / 1e9:.2f} billion parameters are counted from the config"
             )
-        # Assumed as stored in the checkpoint's precision; the flags' effect follows below.
+        # Assume the checkpoint's precision; the flags' effect follows below.
         kept = min(embedding / own * (1 if count < 2e9 else 2), count / 3) if _bits(facts) < 16 else 0.0
         stored = int(kept * 2 + (count - kept) * (_bits(facts) / 8 if facts.quantization else own))
     embedding = min(embedding, stored / 4)
@@ -103,19 +104,19 @@ def parameters(facts: ModelFacts) -> int | None:
 
 
 def bits_per_weight(facts: ModelFacts, flags: Flags) -> float:
-    """Bits of one weight in GPU memory, with its scale; the average of all except the embeddings."""
+    """Bits per weight in GPU memory, including its scale: the average of all except the embeddings."""
     online = _online_bits(flags) if facts.quantization is None else None
     return online if online is not None else min(_bits(facts), 16.0)
 
 
 def offloaded_bytes(flags: Flags) -> float:
-    """Bytes per GPU that ``cpu-offload-gb`` keeps in main memory (vLLM means GiB)."""
+    """Bytes per GPU that ``cpu-offload-gb`` keeps in main memory (the flag is in GiB)."""
     gib = decimal(flags.get("cpu-offload-gb")) or 0.0
     return max(0.0, gib) * GIB
 
 
 def _bits(facts: ModelFacts) -> float:
-    """Bits of one weight with its scale, 16 or more for a checkpoint that is not quantized."""
+    """Bits per weight, including its scale; 16 or more for an unquantized checkpoint."""
     quantization = facts.quantization
     if quantization is None:
         return 8 * _ELEMENT.get(facts.dtype or "", 2.0)
@@ -125,7 +126,7 @@ def _bits(facts: ModelFacts) -> float:
     if bits > 8 or (bits == 8 and quantization.method not in _SCALE_BITS):
         return float(bits)
     group = quantization.group_size
-    # A scale of 16 bits and a zero point per group; formats of the MX family have scales of 8 bits.
+    # A 16-bit scale and a zero point per group; MX formats have 8-bit scales.
     return bits + _SCALE_BITS.get(quantization.method, 16.0 + bits) / (group if group and group > 0 else _SCALED_GROUP)
 
 
@@ -149,8 +150,8 @@ def _experts_share(facts: ModelFacts, total: float) -> float:
 def pipeline_stages(layers: int, settings: EffectiveFlags, environment: Mapping[str, str]) -> list[range]:
     """Layers of each pipeline stage, as vLLM's ``get_pp_indices`` splits them.
 
-    The remainder goes to the stages before the last, from the second-last backwards; ``VLLM_PP_LAYER_PARTITION``
-    overrides it.
+    The remainder goes to the stages before the last, starting with the second-last. ``VLLM_PP_LAYER_PARTITION``
+    overrides this.
     """
     count = settings.pipeline
     sizes = [layers // count] * count

@@ -29,8 +29,8 @@ GPU_ONLY = frozenset(
     {"memory_held", "gpu_lost", "gpu_in_mig_mode", "gpus_too_few", "gpu_unsupported", "quantization_unsupported",
      "fp8_unsupported", "bf16_unsupported", "disk_for_download"}
 )  # fmt: skip
-"""Errors of a real start that do not affect a simulated one, which touches no GPU and downloads nothing. It computes
-its memory, though: weights and a KV cache that do not fit end it too."""
+"""Errors of a real start that do not affect a simulated one, which uses no GPU and downloads nothing. It does compute
+memory, so weights or a KV cache that do not fit are errors for it too."""
 
 
 THIS_MACHINE = frozenset(
@@ -38,7 +38,7 @@ THIS_MACHINE = frozenset(
      "memory_held", "gpu_lost", "gpu_in_mig_mode", "variable_inherited", "ray_missing", "ray_not_here",
      "ray_unreachable", "file_missing", "package_missing"}
 )  # fmt: skip
-"""Errors of this machine's present state: another one may have the model, the network, the port and the memory."""
+"""Errors of this machine's current state; another one may have the model, the network, the port and the memory."""
 
 
 def check_plan(
@@ -48,10 +48,10 @@ def check_plan(
     budget: BudgetFor | None = None,
     objectives: Objectives | None = None,
 ) -> tuple[PlanFinding, ...]:
-    """What blocks a plan, will hurt it or could be better, worst first.
+    """Return what blocks a plan, will hurt it or could be better, worst first.
 
-    Includes the plan's own findings. ``workload`` gives the request lengths; ``budget`` the memory of the same launch
-    with other flags, to find fixes that fit; ``objectives`` what its requests should take.
+    Includes the plan's own findings. ``workload`` gives the request lengths. ``budget`` returns the memory of this
+    launch with other flags, to find fixes that fit. ``objectives`` are the latency objectives of its requests.
     """
     target = target_of(plan, inputs)
     found = [_with_accepted_fix(one, target, plan) for one in (*plan.findings, *_all(plan, inputs, workload, budget))]
@@ -92,7 +92,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
 
 
 def _with_accepted_fix(finding: PlanFinding, target: Target, plan: Plan) -> PlanFinding:
-    """The finding without a fix that vLLM would refuse."""
+    """Drop a fix that vLLM would refuse."""
     if finding.fix is None:
         return finding
     fix = acceptable(target, plan.flags, finding.fix)

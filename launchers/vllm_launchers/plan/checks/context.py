@@ -1,4 +1,4 @@
-"""The longest context that vLLM accepts for a model, also with changes to its config. Pure."""
+"""The longest context that vLLM accepts for a model, including changes to its config. Pure."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _OVERRIDES = "hf-overrides"
 _NO_WINDOW, _WINDOW = "disable-sliding-window", "sliding_window"
 _POSITIONS, _DECIDES = "max_position_embeddings", "model_max_length"
 _MAY_MATTER = lazy_pattern(r"len|rope|pos|ctx|context|seq|window|max|config|type|arch")
-"""In keys of a config that may have to do with its context."""
+"""Matches keys of a config that may affect its context."""
 _ROPE = ("rope_parameters", "rope_scaling")
 _YARN = ("yarn", "deepseek_yarn")
 _NOT_STRETCHED = frozenset({*_YARN, "llama3", "deepseek_llama_scaling"})
 _UNSTRETCHED_SINCE: Release = (0, 32, 0)
-"""From here on the config's length counts as YaRN has left it (``_get_and_verify_max_len``); earlier releases differ
+"""First release that uses the config's length as is with YaRN (``_get_and_verify_max_len``); earlier releases differ
 and were not checked."""
 
 
 def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
-    """The largest ``max-model-len`` that vLLM accepts for the model; None if unknown, or the limit was lifted."""
+    """The largest ``max-model-len`` that vLLM accepts for the model; None if unknown or if the limit was lifted."""
     longest, window = _longest_by_config(plan, inputs), _only_window(plan, inputs.facts)
     return longest if longest is None or window is None else min(longest, window)
 
 
 def _only_window(plan: Plan, facts: ModelFacts | None) -> int | None:
-    """The window of layers that may not use it: then no request is longer. None if there is none."""
+    """The sliding window of layers if it is disabled, which then limits the request length. None if there is none."""
     if facts is None or plan.flags.get(_NO_WINDOW) is not True or facts.positions is None:
         return None  # a rotary embedding would stretch the window, too
     window = (config_overrides(plan.flags) or {}).get(_WINDOW)
@@ -64,7 +64,7 @@ def _longest_by_config(plan: Plan, inputs: PlanInputs) -> int | None:
 
 
 def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surely: bool) -> Iterator[PlanFinding]:
-    """A context beyond it."""
+    """A context beyond the longest supported one."""
     asked, most = token_count(plan.flags.get(LENGTH)), longest_supported(plan, inputs)
     if asked is None or most is None or asked <= most:
         return
@@ -81,8 +81,8 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
     elif any(changed[key].get("rope_type") in _YARN for key in _ROPE if key in changed):
         text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{_OVERRIDES} as well"
         whole = json.dumps({**changed, _POSITIONS: asked})
-        if not facts.multimodal:  # a model that also takes images has them in a config within its config
-            by_keys = any(name.startswith(f"{_OVERRIDES}.") for name in plan.flags)  # then vLLM drops the whole
+        if not facts.multimodal:  # a multimodal model has them in a nested config
+            by_keys = any(name.startswith(f"{_OVERRIDES}.") for name in plan.flags)  # then vLLM ignores the object
             at_once = _OVERRIDES in plan.flags and not by_keys
             raised = {_OVERRIDES: whole} if at_once else {f"{_OVERRIDES}.{_POSITIONS}": asked}
             fix = Changes(set=dict(raised))
@@ -90,7 +90,7 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
 
 
 def _overridden(changed: Mapping[str, Any], facts: ModelFacts) -> int | None:
-    """The limit with other lengths in the config; None if a rotary embedding may stretch it, or others are unknown."""
+    """The limit with other lengths in the config; None if rotary scaling may change it, or others are unknown."""
     if facts.positions is None or facts.multimodal or any(key in changed for key in _ROPE):
         return None
     given = [changed[key] for key in (_DECIDES, *LENGTHS) if key in changed]
@@ -101,7 +101,7 @@ def _overridden(changed: Mapping[str, Any], facts: ModelFacts) -> int | None:
 
 
 def config_overrides(flags: Flags) -> Mapping[str, Any] | None:
-    """The changes to the model's config by ``--hf-overrides``; None if they can't be read."""
+    """The changes to the model's config by ``--hf-overrides``; None if they can't be parsed."""
     keys: dict[str, Any] = {}
     for name, value in flags.items():
         head, dot, path = name.partition(".")
@@ -119,7 +119,7 @@ def config_overrides(flags: Flags) -> Mapping[str, Any] | None:
 
 
 def _unstretched(plan: Plan, changed: Mapping[str, Any]) -> bool:
-    """Whether the rotary embedding is changed in a way that does not lengthen the context of this release."""
+    """Whether the changes to the rotary embedding do not lengthen the context in this release."""
     if plan.engine.release is None or plan.engine.release < _UNSTRETCHED_SINCE:
         return False
     return all(_keeps_length(changed[key]) for key in _ROPE if key in changed)

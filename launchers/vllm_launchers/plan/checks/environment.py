@@ -17,10 +17,10 @@ from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.release_defaults import NEWEST
 
 FEW_FILES = 4096
-"""Every connection needs an open file, and so does every weight file; fewer than these run out under load."""
+"""Each connection and each weight file needs an open file; a lower limit is exceeded under load."""
 
 SHM_GIB_PER_RANK = 0.25
-"""NCCL and vLLM's own queues between ranks need tens of MiB each; a container's default is 64 MiB in total."""
+"""NCCL and vLLM's queues between ranks need tens of MiB each; a container's default is 64 MiB in total."""
 
 DISK_SLACK = 1.02
 
@@ -78,11 +78,11 @@ def _size(gib: float) -> str:
 
 
 OLDEST = (0, 10, 0)
-"""The first release with well-known flags, defaults and log."""
+"""First release with well-known flags, defaults and logs."""
 
 
 def engine_missing(problem: str, *, elsewhere: bool = False) -> PlanFinding:
-    """No vLLM can be run; ``problem`` is the sentence that says why. A plan for ``elsewhere`` needs none here."""
+    """No vLLM can be run, for the reason in the sentence ``problem``. Only advice if the plan is for ``elsewhere``."""
     return PlanFinding("engine_missing", Level.ADVICE if elsewhere else Level.ERROR, problem)
 
 
@@ -110,10 +110,10 @@ def engine_findings(plan: Plan) -> Iterator[PlanFinding]:
 
 
 OTHER_PORT = "choose another --port, or start without it to get a free one"
-"""What to do about a port that is not available."""
+"""Advice for a port that is not available."""
 
 _SERVERS = "api-server-count"
-"""vLLM runs without an API server if there are fewer than one."""
+"""vLLM runs without an API server if this is below one."""
 
 CERTIFICATE_REQUIRED = 2
 """`ssl.CERT_REQUIRED`."""

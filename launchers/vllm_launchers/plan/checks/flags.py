@@ -1,8 +1,7 @@
 """Flags and variables that the chosen vLLM does not know, has removed, or will reject. Pure.
 
 Codes: ``flag_unknown``, ``flag_dead``, ``flag_too_new``, ``flag_value``, ``flag_deprecated``, ``config_drops_false``;
-``variable_dead``, ``variable_unknown``, ``variable_misread``, ``variable_value``,
-``variable_inherited``.
+``variable_dead``, ``variable_unknown``, ``variable_misread``, ``variable_value``, ``variable_inherited``.
 """
 
 from __future__ import annotations
@@ -61,51 +60,51 @@ from vllm_launchers.vllm.removed_flags import (
 )
 
 NEAR = 0.75
-"""How similar two names must be for one to be suggested for the other."""
+"""Minimum similarity for a name to be suggested."""
 CLEARLY = 0.8
-"""How similar for a fix to be offered too; and no third name may be as near (``_APART``)."""
+"""Minimum similarity to also offer a fix, if no other name is as near (``_APART``)."""
 
 _APART = 0.05
 _FALSE_DROPPED_TO: Release = (0, 32, 99)
-"""Up to here ``vllm serve --config`` drops ``x: false``: the fix in 0.28 covers only its API server."""
+"""Last release whose ``vllm serve --config`` drops ``x: false``: the fix in 0.28 covers only its API server."""
 _NAME = lazy_pattern(r"\[\w+\]")
 _TRANSFER = "kv-transfer-config"
 _BATCHING = (SEQUENCES, BATCHED)
-"""Flags whose conditions with others are `_batching`'s: it offers fixes."""
+"""Flags whose conditions with others `_batching` reports, with fixes."""
 _OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode", "config-format")
-"""Flags that accept plugins' values besides their words: an unknown value is most likely a typo, but not certainly."""
+"""Flags whose values plugins may extend: an unknown value is most likely, but not certainly, a typo."""
 
 
 _EXACT = "config-format"
-"""Of these, the one whose case counts (``get_config_parser``)."""
+"""The only one of these whose value is case-sensitive (``get_config_parser``)."""
 
 _SET_ON_THE_CPU = frozenset({"VLLM_WORKER_MULTIPROC_METHOD", "VLLM_DISABLE_SHARED_EXPERTS_STREAM"})
 """Variables that the CPU build sets itself before it reads them (``CpuPlatform.check_and_update_config``)."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """What is known of the vLLM that gets the flags, and of its model."""
+    """What is known about the vLLM that gets the flags, and about its model."""
 
     table: FlagTable | None = None
     release: Release | None = None
     plugins: tuple[str, ...] = ()
     multimodal: bool = False
-    """Whether its model is known to take more than text."""
+    """Whether the model is known to accept more than text."""
     own_draft: bool | None = False
-    """Whether its model brings its own draft (`ModelFacts.own_draft`); None if unknown."""
+    """Whether the model brings its own draft (`ModelFacts.own_draft`); None if unknown."""
 
     @property
     def name(self) -> str:
-        """How findings call it."""
+        """Its name in findings."""
         return "vLLM " + ".".join(map(str, self.release)) if self.release else "this vLLM"
 
 
 def flag_findings(flags: Flags, environment: Mapping[str, str], engine: EngineFacts) -> list[PlanFinding]:
-    """How that vLLM will react to these flags and variables.
+    """Return how this vLLM will react to these flags and variables.
 
-    Without a table only what is certainly dead in the release is found; without both, only misread variables and names
-    that the newest known release does not have, as a warning. ``flags`` are normalized names (no leading dashes);
-    ``environment`` is what is explicitly set for the server.
+    Without a table, only what the release certainly removed is found. Without a release either, only misread variables,
+    and as warnings the names that the newest known release lacks. ``flags`` have normalized names (no leading dashes);
+    ``environment`` has the variables that are explicitly set for the server.
     """
     if engine.release is None and engine.table is not None and engine.table.version:
         engine = replace(engine, release=parse_release(engine.table.version))
@@ -129,7 +128,7 @@ def variable_value_findings(
 ) -> Iterator[PlanFinding]:
     """Values of environment variables that vLLM cannot convert.
 
-    ``environment`` is the server's complete one; what is not in ``given`` is inherited.
+    ``environment`` is the server's complete environment; variables not in ``given`` are inherited.
     """
     if engine.table is None:
         return
@@ -177,7 +176,7 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: EngineFacts) -> Ite
 
 
 def _dead(removed: RemovedFlag, key: str, flags: Flags, engine: EngineFacts, fate: RemovalKind) -> PlanFinding:
-    fix = removed.carry(flags) if not key else None  # where the key alone went is not known
+    fix = removed.carry(flags) if not key else None  # unknown where a single key went
     if fix is not None and engine.table is not None and any(name not in engine.table.flags for name in fix.set):
         fix = Changes(unset=fix.unset)
     if fate is RemovalKind.REFUSED:
@@ -196,7 +195,7 @@ def _deprecated(spec: FlagSpec) -> PlanFinding:
 
 
 def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Iterator[PlanFinding]:
-    """A name that this vLLM accepts for a flag, and others perhaps do not."""
+    """A name that this vLLM accepts for a flag, but others may not."""
     written = f"{head}.{key}" if key else head
     if spec.opposite == head:
         if isinstance(value, bool):
@@ -241,7 +240,7 @@ def _values(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
 
 
 def _dropped_objects(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
-    """JSON flags that are set as a whole and by their keys: vLLM makes one object of the keys and takes that."""
+    """JSON flags that are set both as an object and by keys: vLLM builds an object from the keys and uses only that."""
     for name in flags:
         keys = [other for other in flags if other.startswith(f"{name}.")]
         if keys:
@@ -253,7 +252,7 @@ def _dropped_objects(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]
 
 
 def _choices(name: str, table: FlagTable) -> tuple[str, ...]:
-    """The words that a flag, or a key of a JSON flag, takes and no others; none if they are not known."""
+    """The only values that a flag, or a key of a JSON flag, accepts; empty if unknown."""
     head, _, path = name.partition(".")
     spec, _ = resolve_flag_name(table, head)
     if spec is not None and path:
@@ -264,7 +263,7 @@ def _choices(name: str, table: FlagTable) -> tuple[str, ...]:
 
 
 def _value(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | None:
-    """Findings on a value beyond the parser's and the configuration's."""
+    """Findings on a value beyond those of vLLM's parser and configuration."""
     spec = engine.table.get(name) if engine.table else None
     if spec is None:
         return None
@@ -293,9 +292,9 @@ def _value(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | No
 
 
 def _broken_json(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | None:
-    """A list or an object for a key of a JSON flag whose end is missing, or the like: vLLM takes it as text.
+    """A list or object for a key of a JSON flag that is truncated or otherwise invalid, which vLLM takes as text.
 
-    Not certain: a key may take any text. ``[ngram]`` is a name.
+    Not certain, because a key may accept any text. ``[ngram]`` is a name.
     """
     text = value.strip() if isinstance(value, str) else ""
     if "." not in name or name.endswith("+") or not text.startswith(("[", "{")) or _NAME.fullmatch(text):
@@ -308,7 +307,7 @@ def _broken_json(name: str, value: FlagValue, engine: EngineFacts) -> PlanFindin
 
 
 def _completed(name: str, text: str) -> Changes | None:
-    """A JSON list or object whose end is missing, with its end."""
+    """Complete a truncated JSON list or object."""
     whole = next((text + end for end in ("]", "}", "]}", "}]") if text[:1] in "[{" and _is_json(text + end)), None)
     return Changes(set={name: whole}) if whole is not None else None
 
@@ -322,7 +321,7 @@ def _is_json(text: str) -> bool:
 
 
 def _connector(flags: Flags, engine: EngineFacts) -> PlanFinding | None:
-    """A connector for the KV cache that this vLLM does not have; a plugin may add it."""
+    """A KV cache connector that this vLLM does not have, though a plugin may add it."""
     assert engine.table is not None
     given = Given(engine.table, flags, {})
     name, part = given.key(_TRANSFER, "kv_connector"), given.part(_TRANSFER, "kv_connector")
@@ -338,13 +337,13 @@ def _connector(flags: Flags, engine: EngineFacts) -> PlanFinding | None:
 
 
 def _alike(name: str, word: str) -> bool:
-    """Whether two connectors' names are close, and not only in the word that all of them end with."""
+    """Whether the names of two connectors are similar in more than their common ending."""
     short, other = (text.lower().removesuffix("connector") for text in (name, word))
     return SequenceMatcher(None, name, word).ratio() >= CLEARLY or SequenceMatcher(None, short, other).ratio() >= NEAR
 
 
 def _right_value(name: str, value: str, engine: EngineFacts) -> Changes | None:
-    """What was most likely meant by a value that vLLM refuses."""
+    """The value that was most likely meant by one that vLLM refuses."""
     if name == UTILIZATION:
         return Changes(set={name: default_utilization(engine.release)})
     choices = _choices(name, engine.table) if engine.table is not None else ()
@@ -379,7 +378,7 @@ def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], en
 
 
 def _other_form(head: str, value: FlagValue, table: FlagTable) -> tuple[str, FlagValue] | None:
-    """The flag whose short alias was written as ``head``, with two dashes, or the opposite flag."""
+    """The flag for a short alias that was typed with two dashes, or for the opposite of a flag."""
     for spec in table.flags.values():
         if f"-{head}" in spec.aliases:
             return spec.name, value
@@ -391,12 +390,12 @@ def _other_form(head: str, value: FlagValue, table: FlagTable) -> tuple[str, Fla
 
 
 def _swap(written: str, name: str, key: str, value: FlagValue) -> Changes:
-    """Rename a flag. The new name's present value, most likely the preset's, is overridden."""
+    """Rename a flag. Overrides a value that the new name already has, most likely the preset's."""
     return Changes(set={f"{name}.{key}" if key else name: value}, unset=(written,))
 
 
 def _meant(head: str, table: FlagTable) -> tuple[str, bool]:
-    """The flag with the nearest name, and whether it is clearly that one."""
+    """The flag with the most similar name, and whether that one is clearly meant."""
     near = get_close_matches(head, table.flags, 2, NEAR)
     if not near:
         return "", False
@@ -449,13 +448,13 @@ def _short(release: Release) -> str:
 
 
 ENOUGH_TOKENS = 2048
-"""Tokens per step that are offered at least: vLLM's own default on small GPUs."""
+"""Minimum number of tokens per step to offer: vLLM's own default on small GPUs."""
 
 
 def value_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
-    """Each value alone (if no flag table does that better), then contradictory ones.
+    """Invalid values (unless a flag table covers them), then contradictory ones.
 
-    ``budget`` gives the memory with other flags: a larger step needs more.
+    ``budget`` returns the memory with other flags, because a larger step needs more.
     """
     if inputs.flags is None:
         yield from _rules(plan)
@@ -476,7 +475,7 @@ def _rules(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def _cache_blocks(plan: Plan) -> Iterator[PlanFinding]:
-    """vLLM takes any whole number, and needs a block when it starts (``BlockPool``)."""
+    """vLLM accepts any whole number, but needs a block to start (``BlockPool``)."""
     blocks = plan.flags.get(BLOCKS)
     if isinstance(blocks, int) and not isinstance(blocks, bool) and blocks < 1:
         text = f"--{BLOCKS} {blocks} leaves no block for the KV cache, so vLLM will not start: expected 1 or more"
@@ -484,9 +483,9 @@ def _cache_blocks(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
-    """Sizes of the KV cache that vLLM parses, and which leave no memory for a block.
+    """KV cache sizes that vLLM parses but that leave no memory for a block.
 
-    On a GPU 0 counts as not set (``Worker.determine_available_memory``).
+    On a GPU, 0 counts as not set (``Worker.determine_available_memory``).
     """
     try:
         size = int(plan.flags.get(BYTES, 1))
@@ -554,7 +553,7 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Itera
 
 
 def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes:
-    """Larger steps; fewer sequences where memory does not hold such steps."""
+    """Larger steps, or fewer sequences if larger steps do not fit in memory."""
     fewer = fewer_sequences(plan, inputs)
     too_little = fits_with(budget, apply_changes(plan.flags, larger)) is False
     return fewer if fewer is not None and too_little else larger
@@ -563,7 +562,7 @@ def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: Budg
 def _over_default_step(
     plan: Plan, inputs: PlanInputs, sequences: int | None, budget: BudgetFor | None
 ) -> Iterator[PlanFinding]:
-    """More sequences than the tokens of a step that vLLM takes for these GPUs: it does not raise its own default."""
+    """More sequences than vLLM's default tokens per step on these GPUs, which vLLM does not raise."""
     default = target_of(plan, inputs).derived(plan.flags).get(BATCHED)
     if sequences is None or not isinstance(default, int) or default >= sequences:
         return
@@ -576,9 +575,9 @@ def _over_default_step(
 
 
 def _chunks_off(plan: Plan) -> Iterator[PlanFinding]:
-    """Chunked prefill switched off for a generative model, at any length.
+    """Chunked prefill turned off for a generative model, at any length.
 
-    The flag is ignored up to 0.11.0 and taken since 0.11.1; since 0.12 vLLM warns of it
+    The flag is ignored up to 0.11.0 and has an effect since 0.11.1; since 0.12 vLLM warns about it
     (``EngineArgs._set_default_chunked_prefill_and_prefix_caching_args``).
     """
     if plan.flags.get(CHUNKED) is not False or pools(plan.flags) or simulated(plan):

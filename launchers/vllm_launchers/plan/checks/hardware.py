@@ -1,7 +1,6 @@
 """GPUs that an installed vLLM, its PyTorch or a quantization method does not support. Pure.
 
-Limits come from the installation's own files if it is here, else from the table of releases
-(`vllm_launchers.vllm.flags.limits`).
+Limits come from the installation's own files, or else from the table of releases (`vllm_launchers.vllm.flags.limits`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ARCHITECTURE = lazy_pattern(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
 
 
 def hardware_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """What ends a start on these GPUs whatever the flags are, then the requirements of the weights' format."""
+    """GPUs on which no start succeeds, whatever the flags; then the requirements of the weights' format."""
     gpus = gpus_of(plan, inputs)
     yield from _other_vendors(plan, inputs, gpus)
     able = capability(gpus)
@@ -61,7 +60,7 @@ def _other_vendors(plan: Plan, inputs: PlanInputs, gpus: tuple[Gpu, ...]) -> Ite
 
 
 def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> Iterator[PlanFinding]:
-    """The first GPU that this vLLM or its PyTorch has no code for."""
+    """GPUs that this vLLM or its PyTorch has no code for."""
     limits = table.limits if table is not None else Limits()
     engine = f"vLLM {plan.engine.public_version}" if plan.engine.version else "this vLLM"
     for gpu in gpus:
@@ -83,7 +82,7 @@ def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> 
 def runs_on(architectures: tuple[str, ...], number: tuple[int, int]) -> bool:
     """Whether code for these architectures runs on a compute capability.
 
-    Code for ``sm_86`` runs on 8.6 and later ones of 8; ``sm_90a`` on 9.0 alone; ``compute_90`` is compiled for any
+    Code for ``sm_86`` runs on 8.6 and later 8.x, code for ``sm_90a`` only on 9.0; ``compute_90`` is compiled for any
     later GPU when it is loaded.
     """
     for word in architectures:
@@ -99,7 +98,7 @@ def runs_on(architectures: tuple[str, ...], number: tuple[int, int]) -> bool:
 
 
 def _other_release(number: tuple[int, ...]) -> str:
-    """The fix: the releases whose published wheels run there."""
+    """The releases whose published wheels support a compute capability, as the end of a sentence."""
     fitting = releases_for(lambda limits: runs_on(limits.architectures, (number[0], number[1])))
     if not fitting:
         return ""
@@ -135,7 +134,7 @@ def _weights(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[
 
 
 def _least(method: str, stored: Quantization | None, table: FlagTable | None) -> int | None:
-    """The compute capability that a method requires, as 75 for 7.5; None if unknown."""
+    """The compute capability that a method requires (75 for 7.5); None if unknown."""
     known = table.limits.capabilities if table is not None else {}
     if method == "compressed-tensors" and stored is not None and stored.floating and FP8_COMPRESSED in known:
         return known[FP8_COMPRESSED]
@@ -143,7 +142,7 @@ def _least(method: str, stored: Quantization | None, table: FlagTable | None) ->
 
 
 _WITHOUT_TABLE = {"awq": 75, "fp8": 75, "mxfp4": 80}
-"""For an unknown release: the requirements of the newest ones."""
+"""Requirements of the newest releases, for an unknown one."""
 
 
 # -- what the CPU build accepts and rejects. Pure ---------------------------------------------------------------------
@@ -151,7 +150,7 @@ _WITHOUT_TABLE = {"awq": 75, "fp8": 75, "mxfp4": 80}
 
 BLOCK = "block-size"
 FAST = 32
-"""Block sizes that are not multiples of it use a slower kernel (``CpuPlatform.check_and_update_config``)."""
+"""Block sizes that are not multiples of this use a slower kernel (``CpuPlatform.check_and_update_config``)."""
 
 _PREFERRED_SINCE = (0, 11, 0)
 
@@ -179,14 +178,14 @@ def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         yield PlanFinding("block_size", Level.WARNING, text, Changes(set={BLOCK: more}))
 
 
-# -- number formats that a GPU does not support. Pure -----------------------------------------------------------------
+# -- number formats that a GPU does not support. Pure ------------------------------------------------------------------
 
 
 AMPERE = 8.0
 
 
 def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """BF16 and an FP8 KV cache against the oldest of its GPUs. NVIDIA's compute capabilities."""
+    """Check BF16 and an FP8 KV cache against the oldest of its GPUs, by NVIDIA's compute capabilities."""
     gpus = gpus_of(plan, inputs)
     able = capability(gpus)
     if able is None or plan.engine.build not in ("cuda", "simulated", None):
@@ -210,7 +209,6 @@ def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Pla
 
 
 def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
-    """One verdict, regardless of who set the flag."""
     asked = plan.flags.get(KV_DTYPE)
     if not is_fp8(asked):
         return

@@ -1,6 +1,6 @@
 """Free GPU memory, and whether weights and KV cache fit in it. Pure.
 
-Errors here rest on an estimate, or on what others hold at this moment: ``--force`` may override them.
+Errors here are based on an estimate, or on memory that others hold at the moment: ``--force`` may override them.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def _on_slice(plan: Plan) -> bool:
 
 
 def _free_share(gpus: tuple[Gpu, ...], inputs: PlanInputs) -> float:
-    """The share to take of what is free on each of them, rounded down; GPUs of unknown memory do not count."""
+    """The share of memory that is free on all of these GPUs, rounded down; GPUs of unknown memory do not count."""
     found = [share_within(gpu, available_gib(gpu, inputs.shares)) for gpu in gpus if not gpu.lost]
     shares = [share for share in found if share is not None]
     return min(HIGHEST_UTILIZATION, math.floor(min(shares, default=0.0) * 100) / 100)
 
 
 def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: BudgetFor | None) -> Iterator[PlanFinding]:
-    """vLLM refuses to start unless its whole share is free on each GPU at that moment; ``fitting`` would be."""
+    """vLLM refuses to start unless its whole share is free on each GPU at startup. ``fitting`` is a share that is."""
     free, total, needed = available_gib(gpu, inputs.shares), cuda_gib(gpu), needed_gib(gpu, utilization(plan))
     who = format_held(gpu) or f"GPU {gpu.index}"
     limit = format_share(gpu, inputs.shares)
@@ -149,8 +149,8 @@ def _room(
 
 
 def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: BudgetFor | None) -> PlanFinding | None:
-    """A KV cache whose size was given, in blocks or bytes, and which does not fit beside the rest."""
-    # Blocks take different amounts of GPUs with different stages: the one that has to give up the largest part decides.
+    """A KV cache of a fixed size, in blocks or bytes, that does not fit with the rest."""
+    # Blocks take different amounts on GPUs with different stages. The GPU that must give up the largest part decides.
     gpu = min(memory.per_gpu, key=lambda one: one.free_gib / max(one.kv_gib, SLACK_GIB), default=None)
     if gpu is None or gpu.free_gib + SLACK_GIB >= 0:
         return None
@@ -201,9 +201,9 @@ def _set(plan: Plan, names: tuple[str, ...]) -> str:
 def longest_context(
     flags: Flags, memory: MemoryBudget, budget: BudgetFor | None, supported: int | None = None
 ) -> int | None:
-    """The largest ``max-model-len`` of which one request fits; None if none does.
+    """The largest ``max-model-len`` with which one request fits; None if none does.
 
-    It is what the model supports, or less in steps of 256.
+    Either what the model supports, or less in steps of 256.
     """
     most = memory.max_model_len
     if most is not None and supported is not None and supported < most and budget is not None:
@@ -221,12 +221,12 @@ def longest_context(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits_with(budget, {**flags, LENGTH: middle * STEP}) else (low, middle - 1)
     if memory.kv_tokens is not None and 0 < low * STEP - memory.kv_tokens < STEP:
-        low -= 1  # tokens are counted for requests of the present length, whose last block is not full
+        low -= 1  # this is for requests of the current length, whose last block is not full
     return low * STEP or None
 
 
 def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
-    """A larger share of the same GPU with which it fits."""
+    """A larger share of the same GPU that makes it fit."""
     for share in LARGER_SHARES:
         more = {UTILIZATION: share}
         if share > utilization(plan) and fits_with(budget, {**plan.flags, **more}):
@@ -235,15 +235,15 @@ def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
 
 
 def _fewer(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
-    """As many sequences as vLLM itself would run, if it fits with them: each takes memory in every step."""
+    """vLLM's default number of sequences, if it fits with them; each takes memory in every step."""
     fewer = fewer_sequences(plan, inputs)
     return fewer if fewer is not None and fits_with(budget, apply_changes(plan.flags, fewer)) else None
 
 
 def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
-    """The next larger tensor-parallel size with which it fits, on the GPUs that were named.
+    """The next larger tensor-parallel size with which it fits on the GPUs that were named.
 
-    If none were, on as many as could provide that share now.
+    If none were named, on as many GPUs as have room for that share now.
     """
     if budget is None or inputs.facts is None or inputs.host is None or "nnodes" in plan.flags:
         return None

@@ -26,7 +26,7 @@ _ADAPTERS = "lora-modules"
 _OF_MODALITIES = "default-mm-loras"
 HERE = ("folder", "cache")
 _BACKENDS_CHECKED = (0, 32, 0)
-"""From here on that was checked in vLLM's source."""
+"""First release whose source was checked for this."""
 _NOT_LATENT = frozenset({FLASH_ATTENTION, FLASHINFER, TRITON, "FLEX_ATTENTION"})
 GATED = (
     "meta-llama/",
@@ -46,10 +46,10 @@ FAMILIES: tuple[frozenset[str], ...] = (
     frozenset({"fp8", "deepseek_v4_fp8"}),
     frozenset({"mxfp4", "gpt_oss_mxfp4"}),
 )
-"""Methods that read each other's checkpoints."""
+"""Each group of methods reads the same checkpoints."""
 
 _SELF_EVIDENT = frozenset({"auto-round"})
-"""Formats that vLLM detects whatever ``--quantization`` says, besides Model Optimizer's."""
+"""Formats besides Model Optimizer's that vLLM detects regardless of ``--quantization``."""
 
 ANY_4_BIT = frozenset({"moe_wna16", "ipex", "cpu_awq", "cpu_gptq"})
 """Methods that read both AWQ and GPTQ checkpoints."""
@@ -60,7 +60,7 @@ IN_FLIGHT = frozenset(
      "int8_per_channel", "int8_per_channel_weight_only", "mxfp4", "mxfp8", "gpt_oss_mxfp4", "deepseek_v4_fp8",
      "tpu_int8", "deepspeedfp", "gguf"}
 )  # fmt: skip
-"""Methods that quantize while loading, or bring what they need; any checkpoint works."""
+"""Methods that accept any checkpoint: they quantize while loading, or bring what they need."""
 
 _GPT_OSS = "gpt_oss_mxfp4"
 HUMMING = "humming"
@@ -69,14 +69,14 @@ HUMMING = "humming"
 DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
 _DEPRECATED_ALLOWED = "allow-deprecated-quantization"
 _METHODS_CHECKED: Release = (0, 32, 0)
-"""From here on it was checked which methods vLLM takes for which checkpoints."""
+"""First release for which it was checked which methods accept which checkpoints."""
 _GPTQ_LIMITED: Release = (0, 30, 0)
-"""From here on GPTQ weights have 4 or 8 bits, are symmetric and are not ordered (``AutoGPTQConfig``)."""
+"""First release that requires GPTQ weights of 4 or 8 bits, symmetric and without ``desc_act`` (``AutoGPTQConfig``)."""
 _GPTQ_BITS = (4, 8)
 
 
 def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """Everything about the model that ends a start."""
+    """Whether the model can be loaded: its files, access, quantization, attention and remote code."""
     if inputs.model_problem:
         yield PlanFinding("model_missing", Level.ERROR, inputs.model_problem)
     facts = inputs.facts
@@ -109,7 +109,7 @@ def _no_token(inputs: PlanInputs) -> bool:
 
 
 def _sure(facts: ModelFacts) -> bool:
-    """Whether facts come from the model's own files, not from a table or its name."""
+    """Whether the facts come from the model's own files, not from a table or its name."""
     return facts.source in (*HERE, "hub")
 
 
@@ -138,7 +138,7 @@ def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFi
 
 
 def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
-    """A named backend for the other kind of attention (``AttentionBackend.validate_configuration``)."""
+    """An explicit attention backend for the other kind of attention (``AttentionBackend.validate_configuration``)."""
     release, settings = plan.engine.release, variables(plan, inputs)
     backend = selected_backend(plan.flags, settings, release)
     if backend is None or plan.engine.build != "cuda" or (release is not None and release < _BACKENDS_CHECKED):
@@ -155,7 +155,7 @@ def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Pl
 
 
 def _unknown_method(plan: Plan, table: FlagTable | None) -> bool:
-    """Whether its flag table does not have the method: that is reported with the flag."""
+    """Whether the flag table lacks the method, which is reported with the flag."""
     asked, spec = plan.flags.get("quantization"), table.get("quantization") if table is not None else None
     return isinstance(asked, str) and spec is not None and bool(spec.words) and asked.lower() not in spec.words
 
@@ -187,7 +187,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
 
 
 def _described(flags: Flags, asked: str) -> bool:
-    """Whether flags may say how the weights are, or are to be, quantized (``get_quant_config``)."""
+    """Whether flags may specify how the weights are quantized, or will be (``get_quant_config``)."""
     changed = config_overrides(flags)
     if changed is None or "quantization_config" in changed or "compression_config" in changed:
         return True
@@ -197,7 +197,7 @@ def _described(flags: Flags, asked: str) -> bool:
 
 
 def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
-    """Formats that need a flag or a package, and GPTQ weights that recent releases do not read."""
+    """Formats that need a flag or a package, and GPTQ weights that recent releases reject."""
     asked, stored = str(plan.flags.get("quantization", "")).lower(), facts.quantization
     method = stored.method if stored is not None else asked
     if asked == HUMMING:
@@ -206,7 +206,7 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
         text = f"vLLM will refuse the quantization {method}, which is deprecated, without --{_DEPRECATED_ALLOWED}"
         fix = Changes(set={_DEPRECATED_ALLOWED: True})
         yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=_sure(facts))
-    described = stored is not None or _described(plan.flags, asked)  # else it is refused for that
+    described = stored is not None or _described(plan.flags, asked)  # otherwise that is what vLLM refuses
     if method == TORCHAO and described and lacks(plan, inputs, TORCHAO):
         text = (
             f"vLLM will not start: it reads weights in the format of {TORCHAO} with that package, which is not "
@@ -265,7 +265,7 @@ def _reads(asked: str, stored: str, plan: Plan, facts: ModelFacts) -> bool:
 
 
 def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """Adapters that vLLM does not load, and who could load others into this server."""
+    """Adapters that vLLM does not load, and who can load others into this server."""
     if plan.flags.get(LORA) is not True and plan.flags.get(_ADAPTERS, "None") not in ("", "None"):
         # ``create_engine_config`` accepts it; the API server loads them after the model (``init_static_loras``)
         text = f"vLLM will not start: --{_ADAPTERS} needs --{LORA}"
@@ -289,7 +289,7 @@ def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
 
 
 def _modalities(plan: Plan, facts: ModelFacts | None) -> Iterator[PlanFinding]:
-    """Adapters for kinds of input that the model does not take (``EngineArgs.create_engine_config``)."""
+    """Adapters for modalities that the model does not accept (``EngineArgs.create_engine_config``)."""
     if not json_flag(plan.flags, _OF_MODALITIES):
         return
     fix = Changes(unset=tuple(name for name in plan.flags if name.partition(".")[0] == _OF_MODALITIES))

@@ -1,6 +1,6 @@
-"""Where another tool than vLLM, or vLLM run in another way, fits a launch better: one sentence of advice. Pure.
+"""Advice, in one sentence, where another tool, or another way to run vLLM, suits a launch better. Pure.
 
-Each sentence gives its reason and whose claim it is. None of them blocks a launch.
+Each sentence gives its reason and its source. None of them blocks a launch.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Objectives, Workload
 
 MAXWELL = 5.0
-"""The oldest compute capability that llama.cpp's CUDA builds are made for."""
+"""Lowest compute capability that llama.cpp's CUDA builds are made for."""
 
 AMPERE = 8.0
-"""The oldest compute capability in TensorRT-LLM's list of supported hardware. SGLang's kernels need `TURING`."""
+"""Lowest compute capability in TensorRT-LLM's list of supported hardware. SGLang's kernels need `TURING`."""
 
 SMALL_GIB = 12.5
-"""A card of 12 GB at most."""
+"""Upper limit of a 12 GB card."""
 
 LONG_PROMPTS = 10
-"""Prompts this many times as long as answers: from there on llm-d's guide recommends prefill on GPUs of its own."""
+"""Ratio of prompt to answer length from which llm-d's guide recommends separate GPUs for prefill."""
 
 TIGHT = 1.5
-"""An objective of less than this many times the estimate for one request leaves little for an engine's overhead."""
+"""An objective below this multiple of the estimate for one request leaves little for an engine's overhead."""
 
 MOSTLY_SHARED = 0.8
-"""The share of a prompt that others begin with too, from which on reuse decides the speed."""
+"""Shared fraction of a prompt from which prefix reuse determines the speed."""
 
 _STRUCTURED = ("structured-outputs-config", "guided-decoding-backend")
 
@@ -41,7 +41,7 @@ _STRUCTURED = ("structured-outputs-config", "guided-decoding-backend")
 def other_tools(
     plan: Plan, inputs: PlanInputs, workload: Workload | None, objectives: Objectives | None = None
 ) -> Iterator[PlanFinding]:
-    """The first that is true, if any; nothing where GPUs are unknown."""
+    """Yield the first advice that applies, if any; none if the GPUs are unknown."""
     gpus = gpus_of(plan, inputs)
     if simulated(plan) or not gpus or plan.engine.build not in ("cuda", None):
         return
@@ -65,7 +65,7 @@ def _old(gpus: tuple[Gpu, ...]) -> str:
 
 
 def _larger(plan: Plan, inputs: PlanInputs) -> str:
-    """For a model whose weights are larger than all GPUs together."""
+    """For a model whose weights exceed the memory of all GPUs together."""
     assert inputs.host is not None, "its GPUs are known"
     sizes = [gpu.memory_gib for gpu in inputs.host.gpus]
     if plan.memory is None or None in sizes or plan.nodes is not None:
@@ -93,7 +93,7 @@ def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload | None
 
 
 def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives | None) -> str:
-    """For long prompts alone keeping tokens later than the objective, where GPUs for a second vLLM are free."""
+    """For long prompts that alone push ITL above the objective, if GPUs for a second vLLM are free."""
     full = plan.paces.full if plan.paces is not None else None
     apart = plan.paces.decoding if plan.paces is not None else None
     if objectives is None or full is None or apart is None or TRANSFER in flag_names(plan.flags):
@@ -112,7 +112,7 @@ def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objective
 
 
 def _spare(plan: Plan, inputs: PlanInputs) -> int:
-    """How many more GPUs like those of the plan are free; 0 where it runs on several machines."""
+    """Number of free GPUs of the plan's model; 0 if it runs on several machines."""
     used = gpus_of(plan, inputs)
     if inputs.host is None or spread(plan.flags):
         return 0
@@ -123,7 +123,7 @@ def _spare(plan: Plan, inputs: PlanInputs) -> int:
 
 
 def _latency(plan: Plan, able: float | None, objectives: Objectives | None) -> str:
-    """For an objective that is hardly above what these GPUs need for one request."""
+    """For an objective barely above what these GPUs need for a single request."""
     one = plan.paces.one if plan.paces is not None else None
     if objectives is None or one is None or able is None or able < AMPERE:
         return ""
@@ -137,7 +137,7 @@ def _latency(plan: Plan, able: float | None, objectives: Objectives | None) -> s
 
 
 def _shared(plan: Plan, able: float | None, workload: Workload) -> str:
-    """For traffic that SGLang's cache and its decoding of structured output are made for."""
+    """For traffic that suits SGLang's prefix cache or its structured decoding."""
     if able is None or able < TURING:
         return ""
     structured = next((name for name in _STRUCTURED if plan.flags.get(name)), "")

@@ -1,4 +1,4 @@
-"""How a model is split: over how many GPUs and machines, along which dimension, over which links. Pure."""
+"""How a model is split: over how many GPUs and machines, in which dimension, over which links. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ MOST_TENSOR = 64
 RANK, BALANCED_OUTSIDE = "data-parallel-rank", "data-parallel-external-lb"
 
 _CHECKED_SINCE: Release = (0, 32, 0)
-"""From here on what vLLM refuses was checked; earlier releases were not."""
+"""First release whose refusals were verified."""
 _OVERLAP = "enable-dbo"
 
 
 def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
-    """Sizes against the model, the GPUs, and the links between them."""
+    """Check sizes against the model, the GPUs, and the links between them."""
     if inputs.facts is not None:
         yield from _split(plan, inputs.facts)
     yield from _overlap(plan)
@@ -48,7 +48,7 @@ def _checked(plan: Plan) -> bool:
 
 
 def _overlap(plan: Plan) -> Iterator[PlanFinding]:
-    """Overlapped batches without a backend for them; the CPU build switches them off itself."""
+    """Dual-batch overlap without a suitable backend; the CPU build turns it off itself."""
     asked = plan.flags.get(_OVERLAP) is True and plan.engine.build == "cuda" and _checked(plan)
     if asked and plan.flags.get("all2all-backend") not in MICROBATCHED:
         text = f"vLLM will refuse --{_OVERLAP} without --all2all-backend {either(MICROBATCHED)}"
@@ -90,7 +90,7 @@ def _largest(sizes: list[int]) -> Changes | None:
 
 
 def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
-    """Ranks against GPUs: the chosen ones, else all available."""
+    """Compare the number of ranks with the chosen GPUs, or else with all available ones."""
     wanted = local_ranks(plan.flags)
     here, named = len(inputs.host.gpus) if inputs.host is not None else 0, most_gpus(plan, inputs)
     there = len(plan.gpus) or (min(here, named) if here and named else named or here)
@@ -122,7 +122,7 @@ def _has_room(plan: Plan, size: int, budget: BudgetFor | None) -> bool:
 
 
 def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> PlanFinding:
-    """GPUs that no rank takes, and the tensor-parallel size that takes all of them, if the model can be split so."""
+    """GPUs without a rank, and the tensor-parallel size that uses all of them, if the model can be split that way."""
     count, tensor = len(plan.gpus), whole_number(plan.flags, TENSOR)
     size, rest = divmod(count, max(1, wanted // tensor))
     fits = not rest and "nnodes" not in plan.flags and size in tensor_sizes(inputs.facts, plan.flags, size)
@@ -132,7 +132,7 @@ def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> PlanFinding:
 
 
 def _links(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """Only the ranks of one tensor-parallel group exchange data at every layer: each group is judged by itself."""
+    """Check each tensor-parallel group: only its ranks exchange data at every layer."""
     gpus, host = gpus_of(plan, inputs), inputs.host
     if len({gpu.name for gpu in gpus if gpu.name}) > 1:
         text = "mixed GPUs: the slowest limits speed, the smallest limits memory"
@@ -145,7 +145,7 @@ def _links(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
 
 
 def _fastest_all_the_same(plan: Plan) -> str:
-    """The expected speed of a plan over slow links, and of the next best layout, if that is faster."""
+    """Expected speed of a plan over slow links and of the best one over near links; empty unless the plan is faster."""
     alike = [one for one in plan.alternatives if one.model is None and one.throughput]
     if len(alike) < 2 or not alike[0].chosen:
         return ""
@@ -161,7 +161,7 @@ def _fastest_all_the_same(plan: Plan) -> str:
 
 
 def _against_nvlink(host: Host, gpus: tuple[Gpu, ...]) -> str:
-    """The bandwidth of the slowest pair, and of NVLink between such GPUs; empty if unknown."""
+    """Bandwidth of the slowest pair, and of NVLink between such GPUs; empty if unknown."""
     links = [host.link(a.index, b.index) for a, b in combinations(gpus, 2)]
     rates = [link.bandwidth_gbs if link is not None else None for link in links]
     known = [rate for rate in rates if rate is not None]
@@ -209,7 +209,7 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[PlanFindin
 
 
 def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
-    """Pipeline stages on a CPU, then what concerns several machines."""
+    """Check pipeline stages on a CPU, then launches on several machines."""
     stages, tensor = whole_number(plan.flags, PIPELINE), whole_number(plan.flags, TENSOR)
     if plan.engine.build == "cpu" and stages > 1 and not simulated(plan):
         text = (
@@ -250,7 +250,7 @@ def _across(plan: Plan, nodes: NodesPlan) -> Iterator[PlanFinding]:
 
 
 def _experts(plan: Plan, nodes: NodesPlan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
-    """For a mixture of experts, vLLM's other way over nodes: a copy of the attention on each GPU."""
+    """For a mixture of experts, suggest data parallelism over the nodes: a copy of the attention on each GPU."""
     facts, memory, ranks = inputs.facts, plan.memory, nodes.gpus_each * len(nodes.nodes)
     if (
         facts is None

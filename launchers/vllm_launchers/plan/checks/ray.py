@@ -16,7 +16,7 @@ from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.ray_cluster import ADDRESS, RayCluster
 
 WAITS = "vLLM would wait 30 minutes for them and then fail"
-"""Its ``PG_WAIT_TIMEOUT`` (``vllm/v1/executor/ray_utils.py``)."""
+"""vLLM's ``PG_WAIT_TIMEOUT`` (``vllm/v1/executor/ray_utils.py``)."""
 
 
 def ray_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
@@ -52,7 +52,7 @@ def _at(cluster: RayCluster) -> str:
 
 
 def _versions(cluster: RayCluster) -> Iterator[PlanFinding]:
-    """Ray refuses a driver of another version (``check_version_info`` of ``ray/_private/utils.py``)."""
+    """Ray rejects a driver with another version (``check_version_info`` of ``ray/_private/utils.py``)."""
     theirs = (cluster.versions.get("ray_version"), cluster.versions.get("python_version"))
     if None not in theirs and theirs != (cluster.ray, cluster.python):
         text = (

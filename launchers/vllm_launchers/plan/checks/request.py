@@ -1,4 +1,4 @@
-"""What a plan requests, read from its flags, and the GPUs it would run on. Pure."""
+"""What a plan's flags request, and the GPUs that it would run on. Pure."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from vllm_launchers.vllm.release_defaults import default_utilization
 
 FAR = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local", "data-parallel-hybrid-lb",
        "data-parallel-external-lb")  # fmt: skip
-"""Flags of a server with ranks on other machines."""
+"""Flags of a server that has ranks on other machines."""
 
 
 def ranks(flags: Flags) -> int:
-    """How many GPUs a server uses: tensor × pipeline × data parallel."""
+    """Number of GPUs that a server uses: tensor × pipeline × data parallel."""
     return math.prod(whole_number(flags, name) for name in (TENSOR, PIPELINE, DATA))
 
 
 def local_ranks(flags: Flags) -> int:
-    """How many GPUs of one machine it uses: vLLM gives each of ``nnodes`` equally many."""
+    """Number of GPUs that it uses on one machine; vLLM gives each of ``nnodes`` the same number."""
     return max(1, ranks(flags) // whole_number(flags, "nnodes"))
 
 
@@ -50,7 +50,7 @@ def spread(flags: Flags) -> bool:
 
 
 def on_ray(engine: Engine, flags: Flags) -> bool:
-    """Whether Ray runs its workers, on the GPUs that Ray chooses."""
+    """Whether Ray runs its workers, on GPUs that Ray chooses."""
     return engine.kind is EngineKind.VLLM and flags.get(BACKEND) == "ray"
 
 
@@ -61,24 +61,24 @@ def utilization(plan: Plan) -> float:
 
 
 def default_sequences(plan: Plan, inputs: PlanInputs) -> int | None:
-    """How many sequences vLLM would run at once if no flag said so; None if unknown."""
+    """Number of sequences that vLLM would run at once by default; None if unknown."""
     found = target_of(plan, inputs).derived({name: plan.flags[name] for name in plan.flags if name != SEQUENCES})
     return whole_number(found, SEQUENCES, 0) or None
 
 
 def fewer_sequences(plan: Plan, inputs: PlanInputs) -> Changes | None:
-    """As many sequences as vLLM itself would run, where more were asked for."""
+    """Reduce the sequences to vLLM's own default, if more were requested."""
     asked, own = token_count(plan.flags.get(SEQUENCES)), default_sequences(plan, inputs)
     return Changes(set={SEQUENCES: own}) if asked is not None and own is not None and own < asked else None
 
 
 def uses_gpus(plan: Plan) -> bool:
-    """Whether it computes on GPUs at all."""
+    """Whether it runs on GPUs."""
     return plan.engine.build != "cpu"
 
 
 def most_gpus(plan: Plan, inputs: PlanInputs) -> int | None:
-    """How many GPUs it can use as long as nobody names others; None if they are chosen for it, as many as it needs."""
+    """Maximum number of GPUs with the current selection; None if as many as needed are chosen automatically."""
     if plan.gpus_chosen:
         return None
     devices = variables(plan, inputs).get(VISIBLE)
@@ -86,32 +86,32 @@ def most_gpus(plan: Plan, inputs: PlanInputs) -> int | None:
 
 
 def way_without_flags(plan: Plan, inputs: PlanInputs) -> str:
-    """What makes room if no flag does, as the end of a sentence."""
+    """How to make room if no flag does, as the end of a sentence."""
     more = "use more GPUs" if most_gpus(plan, inputs) is None else "name more GPUs"
     return f"{more}, or take a quantized or smaller model"
 
 
 def fixed_size(plan: Plan) -> tuple[str, ...]:
-    """The flags that fix the size of the KV cache; empty where memory decides."""
+    """Flags that fix the size of the KV cache; empty if memory determines it."""
     return tuple(name for name in (BLOCKS, BYTES) if name in plan.flags)
 
 
 def without_fixed_size(plan: Plan) -> Flags | None:
-    """The flags without those that fix the size of the KV cache; None where memory decides anyway."""
+    """The flags without those that fix the size of the KV cache; None if memory determines it anyway."""
     fixed = fixed_size(plan)
     return {name: value for name, value in plan.flags.items() if name not in fixed} if fixed else None
 
 
 def simulated(plan: Plan) -> bool:
-    """Whether it is only simulated."""
+    """Whether the engine is the simulated one."""
     return plan.engine.kind is EngineKind.SIMULATED
 
 
 def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
     """The GPUs that it would run on; a MIG slice counts as a GPU of its size. Empty if unknown.
 
-    If none were chosen vLLM takes the first visible ones. Unresolvable entries of ``CUDA_VISIBLE_DEVICES``, such as
-    ``-1`` or nothing at all, make them unknown.
+    If none were chosen, vLLM takes the first visible ones. If ``CUDA_VISIBLE_DEVICES`` has entries that cannot be
+    resolved, such as ``-1`` or an empty one, they are unknown.
     """
     host = inputs.host
     if host is None or not uses_gpus(plan):
@@ -127,7 +127,7 @@ def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
 
 
 def visible_gpus(host: Host, devices: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order; all if it is not set, none if an entry is unknown."""
+    """The GPUs in ``CUDA_VISIBLE_DEVICES``, in its order; all if it is not set, none if an entry is unknown."""
     if devices is None:
         return tuple(sorted(host.gpus, key=lambda gpu: gpu.index))
     found = [_device(host, word.strip()) for word in devices.split(",")]
@@ -135,7 +135,7 @@ def visible_gpus(host: Host, devices: str | None) -> tuple[Gpu, ...]:
 
 
 def _device(host: Host, word: str) -> Gpu | None:
-    """What one entry of ``CUDA_VISIBLE_DEVICES`` names: an index, or a UUID or a unique prefix of one."""
+    """The GPU of one entry of ``CUDA_VISIBLE_DEVICES``: an index, or a UUID or a unique prefix of one."""
     if word.startswith("GPU-"):
         found = [gpu for gpu in host.gpus if (gpu.uuid or "").startswith(word)]
     elif word.startswith("MIG-"):
@@ -146,7 +146,7 @@ def _device(host: Host, word: str) -> Gpu | None:
 
 
 def target_of(plan: Plan, inputs: PlanInputs) -> Target:
-    """What changes of its flags are judged for."""
+    """What changes to its flags are checked against."""
     gpu = next(iter(shapes(gpus_of(plan, inputs), 1)), None)
     return Target(
         inputs.flags or release_flags(plan.engine.release), inputs.facts, gpu, not uses_gpus(plan), plan.engine.release
@@ -154,7 +154,7 @@ def target_of(plan: Plan, inputs: PlanInputs) -> Target:
 
 
 def capability(gpus: tuple[Gpu, ...]) -> float | None:
-    """The lowest compute capability among GPUs, as 8.6 for 8.6; None if one is unknown."""
+    """The lowest compute capability among GPUs (8.6), or None if one is unknown."""
     found = []
     for gpu in gpus:
         try:
@@ -172,12 +172,12 @@ def fp8_cache_of(plan: Plan, inputs: PlanInputs) -> Fp8Cache:
 
 
 def names(gpus: tuple[Gpu, ...]) -> str:
-    """Their models, each once: ``NVIDIA L40S``."""
+    """The names of GPU models, each once: ``NVIDIA L40S``."""
     return " and ".join(dict.fromkeys(gpu.name or f"GPU {gpu.index}" for gpu in gpus))
 
 
 def lacks(plan: Plan, inputs: PlanInputs, package: str) -> bool:
-    """Whether a package is known not to be installed beside vLLM; ``PYTHONPATH`` may name a folder that has it."""
+    """Whether vLLM's environment is known to lack a package; a folder in ``PYTHONPATH`` may have it."""
     return package in plan.engine.lacks and not variables(plan, inputs).get("PYTHONPATH")
 
 

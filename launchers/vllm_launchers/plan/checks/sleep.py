@@ -1,4 +1,4 @@
-"""Sleep mode: where it may run, what it needs, and vLLM's known bugs in it. Pure.
+"""Sleep mode: where it works, what it needs, and vLLM's known bugs in it. Pure.
 
 The numbers are those of vLLM's issues and pull requests.
 """
@@ -17,16 +17,16 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 DEVELOPERS = "VLLM_SERVER_DEV_MODE"
-"""The variable that gives a server its routes for developers, ``/sleep`` among them."""
+"""Environment variable that enables a server's development routes, including ``/sleep``."""
 
 _ALLOCATOR = "enable-cumem-allocator"
 
 Release = tuple[int, int, int]
 SINCE: Release = (0, 8, 5)
 RPC_SINCE: Release = (0, 10, 2)
-"""The first release with ``/collective_rpc``, by which weights are loaded again."""
+"""First release with ``/collective_rpc``, which reloads weights."""
 LITTLE_FREED: tuple[Release, Release] = ((0, 14, 0), (0, 16, 0))
-"""From which release on, and up to which, sleeping was reported to free little memory."""
+"""From the first of these releases, and before the second, sleeping was reported to free little memory."""
 
 
 def sleeps(flags: Flags) -> bool:
@@ -104,12 +104,12 @@ def _host_memory(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
 
 
 def host_gib(weights_gib: float | None, flags: Flags) -> float | None:
-    """GiB of host memory that the weights take while it sleeps at level 1, from those per GPU; None if unknown."""
+    """GiB of host memory for the weights while asleep at level 1, from those per GPU; None if unknown."""
     return weights_gib * local_ranks(flags) if weights_gib is not None else None
 
 
 def level_2_problem(flags: Flags, release: Release | None, facts: ModelFacts | None) -> str:
-    """Why a server must not sleep at level 2, a clause; empty if it may."""
+    """Why a server must not sleep at level 2, as a clause; empty if it may."""
     if release is not None and release < RPC_SINCE:
         return "this vLLM has no route to load the weights again (it needs 0.10.2)"
     if flags.get(LORA) is True:
@@ -120,7 +120,7 @@ def level_2_problem(flags: Flags, release: Release | None, facts: ModelFacts | N
 
 
 def level_2_doubt(flags: Flags, facts: ModelFacts | None) -> str:
-    """What may go wrong at level 2 and is found by the golden prompts, a clause; empty if nothing is known."""
+    """What may go wrong at level 2 and is detected by the golden prompts, as a clause; empty if nothing is known."""
     if facts is not None and facts.quantization is not None:
         return "reloading quantized weights was reported to fail (#28606)"
     if str(flags.get(KV_DTYPE, "")).startswith("fp8"):

@@ -1,4 +1,4 @@
-"""Speculative decoding against the model and its draft model: what vLLM refuses once it has read them. Pure."""
+"""Speculative decoding against the model and its draft model: what vLLM refuses after reading them. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 _KEYS = {"method": "spec-method", "model": "spec-model", "num_speculative_tokens": "spec-tokens"}
 _HEADS = {"dflash": (), "eagle": ("Llama", "Mistral"), "eagle3": ("Llama", "Qwen3")}
-"""Plain architectures of which vLLM has heads for these methods (``registry.py``)."""
+"""Plain architectures for which vLLM has heads with these methods (``registry.py``)."""
 _HEADS_CHECKED = (0, 32, 0)
 _FROM_THE_NAME = ("eagle-", "eagle3", "dflash", "dspark")
-"""In a model's name: vLLM takes another method then."""
+"""Parts of a model's name from which vLLM derives another method."""
 
 
 def speculation_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
@@ -39,7 +39,7 @@ def _settings(flags: Flags) -> Mapping[str, object]:
 
 
 def _without_package(plan: Plan, inputs: PlanInputs, settings: Mapping[str, object]) -> Iterator[PlanFinding]:
-    """Suffix decoding is a package of its own (``_validate_suffix_decoding``)."""
+    """Suffix decoding needs a separate package (``_validate_suffix_decoding``)."""
     if settings.get("method") != "suffix" or not lacks(plan, inputs, ARCTIC_INFERENCE):
         return
     text = (
@@ -50,7 +50,7 @@ def _without_package(plan: Plan, inputs: PlanInputs, settings: Mapping[str, obje
 
 
 def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:
-    """vLLM takes the number from the draft model's ``n_predict``, which plain language models do not have."""
+    """vLLM takes the number from the draft model's ``n_predict``, which plain language models lack."""
     name = draft_model(flags)
     if not name or draft is None or "num_speculative_tokens" in settings or settings.get("method") == "dspark":
         return
@@ -67,7 +67,7 @@ def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts |
 def _without_layers(
     plan: Plan, settings: Mapping[str, object], facts: ModelFacts | None, draft: ModelFacts | None
 ) -> Iterator[PlanFinding]:
-    """A method that needs other layers than those of the plain language model that is named, or of the model itself."""
+    """A method that needs layers which the named plain language model, or the served one, does not have."""
     method, name = str(settings.get("method", "")), str(settings.get("model", plan.model))
     mtp = method == "mtp" or method.endswith("_mtp")
     read = facts if name == plan.model else draft
@@ -84,7 +84,7 @@ def _without_layers(
 
 
 def _unknown_head(plan: Plan, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:
-    """A plain language model as a head of which vLLM has none in that architecture."""
+    """A plain language model as a draft head, if vLLM has no head for its architecture."""
     method, release = str(settings.get("method", "")), plan.engine.release
     known = _HEADS.get(method)
     if known is None or draft is None or not is_plain(draft) or (release is not None and release < _HEADS_CHECKED):

@@ -1,4 +1,4 @@
-"""Whether a launch holds its planned traffic: concurrent requests, and their length. Pure."""
+"""Whether a launch can hold its planned traffic: concurrent requests, and their length. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
 
 NOTED = 0.5
-"""Share of the requests that the KV cache is planned for: room for fewer is reported. Few requests are that long."""
+"""Room for a smaller share of the planned requests than this is reported. Few requests are that long."""
 
 WORTH_TRYING = 1.5
-"""This many times the plan's tokens per second make slow links worth a try."""
+"""Speedup over the plan's tokens per second that makes slow links worth a try."""
 
 FAR_ABOVE = 4
-"""If the model's own length is this many times the traffic's, a limit is worthwhile."""
+"""Ratio of the model's length to the traffic's from which a limit is worthwhile."""
 
 
 def workload_findings(
@@ -87,17 +87,17 @@ def _limited_by_blocks(plan: Plan, budget: BudgetFor | None) -> bool:
 
 
 def _sequences_held(held: float, workload: Workload) -> int:
-    """How many requests may run in a copy that holds this many of p95 length at once.
+    """How many requests may run in a copy that holds ``held`` requests of p95 length at once.
 
-    All of them at full length is the worst case. A running request holds its prompt and, on average over its life, half
-    of its output; and at most `LONG_AT_ONCE` of them have p95 length.
+    All of them at full length is the worst case. A running request holds its prompt and on average half of its output,
+    and at most `LONG_AT_ONCE` of them have p95 length.
     """
     prompt, answer = workload.input_tokens_p95, workload.output_tokens_p95
     return max(1, math.floor(held / LONG_AT_ONCE * (prompt + answer) / (prompt + answer / 2)))
 
 
 def _far(plan: Plan) -> Iterator[PlanFinding]:
-    """Tensor parallelism over slow links, which is not chosen automatically, if it would still be much faster."""
+    """Tensor parallelism over slow links, which is never chosen automatically, if it is predicted to be much faster."""
     if not plan.alternatives or not plan.alternatives[0].near or not plan.alternatives[0].throughput:
         return
     chosen = plan.alternatives[0]
@@ -118,7 +118,7 @@ def _more_gpus(more: Alternative) -> str:
 
 
 def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternative | None) -> Iterator[str]:
-    """What would hold more, each by name: GPUs, another checkpoint, an FP8 cache. The first of each kind."""
+    """Alternatives that hold more, the first of each kind: more GPUs, an FP8 cache, another checkpoint."""
     if more is not None:
         yield f"Few GPUs are used, leaving the rest to others: {_more_gpus(more)}"
     better = [one for one in alternatives if (one.concurrent_requests or 0.0) > held and not one.chosen]
@@ -134,7 +134,7 @@ def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternativ
 
 
 def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None, str]:
-    """The changes with which requests of this length fit, and where none are known, why not."""
+    """The changes with which requests of this length fit, and if none are known, why not."""
     longer = {LENGTH: length}
     fits = fits_with(budget, {**plan.flags, **longer})
     if fits is not False:

@@ -1,4 +1,4 @@
-"""A choice of a flag: who made it and why; what it is made from, and the memory budget that decides what fits. Pure."""
+"""A choice of a flag's value, what it is made from, and the memory budget that decides what fits. Pure."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Source(StrEnum):
     MODEL = "model"
     MACHINE = "machine"
     CONSOLE = "console"
-    """This program, for monitoring, and to join the machines of a launch."""
+    """This program, for monitoring or to connect the machines of a launch."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One flag that the plan sets. ``reason`` is one sentence; ``tradeoff`` its cost, or empty.
+    """One flag that the plan sets. ``reason`` is one sentence; ``tradeoff`` is its cost, or empty.
 
-    ``value`` None means that a flag was considered and left to vLLM.
+    A ``value`` of None means that the flag was considered and left to vLLM.
     """
 
     flag: str
@@ -63,9 +63,9 @@ YOU_SET_IT = "set by you"
 def overlay(
     preset_flags: Mapping[str, FlagSetting], changes: Changes, sources: Mapping[str, str] | None = None
 ) -> dict[str, Choice]:
-    """A preset's flags with a user's changes, and nothing derived from traffic, model or machine.
+    """Apply a user's changes to a preset's flags. Nothing is derived from traffic, model or machine.
 
-    ``sources`` gives the source of a flag that is not the preset's own (for a restart).
+    ``sources`` gives the source of flags that are not the preset's own (for a restart).
 
     Raises:
         FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
@@ -84,13 +84,13 @@ def overlay(
 
 
 WORKLOAD_FLAGS = (LENGTH, SEQUENCES, BATCHED, PREFIX, CHUNKED)
-"""Flags that follow only from traffic: those that measured traffic may change."""
+"""Flags that follow only from traffic, so that measured traffic may change them."""
 
 PARALLEL_FLAGS = (TENSOR, PIPELINE, DATA)
 
 
 class BudgetFor(Protocol):
-    """The memory of a launch with these flags; None if too little is known. Called for many sets of flags."""
+    """Returns the memory of a launch with these flags; None if too little is known. Called for many sets of flags."""
 
     def __call__(self, flags: Flags, /) -> MemoryBudget | None:
         """The budget of the GPU with the least room, for one copy of the model (data-parallel rank)."""
@@ -103,11 +103,12 @@ def fits_with(budget: BudgetFor | None, flags: Flags) -> bool | None:
 
 
 class SeenRoom(msgspec.Struct, frozen=True):
-    """What one engine's KV cache was observed to have room for.
+    """How much one engine's KV cache was observed to hold.
 
-    ``each`` is the share of the cache (0 to 1) that a running request held, the 95th percentile over the busy spans;
-    ``objective`` the share that should be used at most. ``ran`` is how many requests ran at once for half a minute
-    within that objective and without a preemption; 0 if none did. ``cache_tokens`` is None if the size is unknown.
+    ``each`` is the share of the cache (0 to 1) that a running request held: the 95th percentile over the busy spans.
+    ``objective`` is the maximum share that should be used. ``ran`` is the number of requests that ran at once for half
+    a minute within that objective and without preemption; 0 if none did. ``cache_tokens`` is None if the size is
+    unknown.
     """
 
     objective: float
@@ -117,13 +118,13 @@ class SeenRoom(msgspec.Struct, frozen=True):
 
     @property
     def fitting(self) -> int:
-        """Concurrent requests that fit, from 16 on in steps of eight; never fewer than were observed to run."""
+        """Concurrent requests that fit, in steps of eight from 16 on; never fewer than were observed to run."""
         held = math.floor(self.objective / self.each)
         return max(1, self.ran, held - held % 8 if held >= 16 else held)
 
     @property
     def reason(self) -> str:
-        """The source of that number, as the end of a sentence."""
+        """Where that number comes from, as the end of a sentence."""
         if self.fitting == self.ran:
             return f"{self.ran:,} fit in {self.objective:.0%} of the KV cache without preemption."
         held = f"{self.each:.1%} of the KV cache"
@@ -135,8 +136,8 @@ class SeenRoom(msgspec.Struct, frozen=True):
 class ChoiceInputs(msgspec.Struct, frozen=True):
     """One launch: its traffic, model, machine and engine.
 
-    ``gpus`` are those given by a user; none leaves the choice open. ``shares`` limit what this user may take of a GPU.
-    ``budget`` None uses an estimate instead.
+    ``gpus`` are those given by a user; if empty, the choice is open. ``shares`` limit what this user may take of a GPU.
+    If ``budget`` is None, an estimate is used instead.
     """
 
     workload: Workload
@@ -150,14 +151,14 @@ class ChoiceInputs(msgspec.Struct, frozen=True):
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The relevant part of the server's environment."""
     seen: SeenRoom | None = None
-    """What its KV cache was observed to have room for; None for a server without such a history."""
+    """How much its KV cache was observed to hold; None for a server without such a history."""
     nodes: int = 1
-    """Equal machines that it is spread over; ``host`` and ``gpus`` are those of each."""
+    """Number of equal machines that it is spread over; ``host`` and ``gpus`` are those of each."""
     network: Interconnect | None = None
-    """What joins the machines, for more than one."""
+    """The link between the machines, if there are several."""
 
     def with_facts(self, facts: ModelFacts) -> ChoiceInputs:
-        """The same launch of another checkpoint."""
+        """The same launch with another checkpoint."""
         return replace(self, facts=facts)
 
     @property

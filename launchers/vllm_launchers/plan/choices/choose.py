@@ -60,7 +60,7 @@ YOU_LEFT_IT_OUT = "left out by you: vLLM's default applies"
 RUNS_NOW = "current value"
 
 CLOSE = 1 / 8
-"""A measured length or count that differs by no more than this does not justify a restart."""
+"""A measured length or count that differs by no more than this share does not justify a restart."""
 
 
 def choose(
@@ -71,10 +71,10 @@ def choose(
     over_preset: bool = False,
     keep: Collection[str] = (),
 ) -> tuple[Choice, ...]:
-    """Every flag of a launch, in argv order; includes those left to vLLM (value None), with a reason.
+    """Return every flag of a launch in argv order, including those left to vLLM (value None), with a reason.
 
-    ``over_preset`` recomputes what follows from traffic, overriding the preset's own values, for measured traffic; not
-    of the flags named by ``keep``.
+    ``over_preset`` recomputes what follows from traffic (for measured traffic), overriding the preset's own values,
+    except for the flags in ``keep``.
 
     Raises:
         FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
@@ -94,10 +94,10 @@ def choose(
 
 
 def suggest(running: Flags, inputs: ChoiceInputs, keep: Collection[str] = ()) -> tuple[Choice, ...]:
-    """The changes to the running flags that measured traffic calls for: only choices that differ, none left to vLLM.
+    """Return the changes to the running flags that measured traffic calls for; nothing that is left to vLLM.
 
-    The server keeps its GPUs and layout, and the flags named by ``keep``. Lengths and counts within an eighth of the
-    running values are left alone.
+    The server keeps its GPUs and layout, and the flags in ``keep``. Lengths and counts within an eighth of the running
+    values are left alone.
     """
     kept = {name: FlagSetting(value=value, why=RUNS_NOW) for name, value in running.items()}
     for name in PARALLEL_FLAGS:
@@ -113,7 +113,7 @@ def suggest(running: Flags, inputs: ChoiceInputs, keep: Collection[str] = ()) ->
 
 
 def _given(preset_flags: Mapping[str, FlagSetting], changes: Changes) -> dict[str, Choice]:
-    """The preset's flags with a user's changes, and the flags that the user unset."""
+    """Combine the preset's flags, a user's changes, and the flags that the user unset."""
     given = overlay(preset_flags, changes)
     for name in changes.unset:
         plain = spellings(name)[0]
@@ -123,7 +123,7 @@ def _given(preset_flags: Mapping[str, FlagSetting], changes: Changes) -> dict[st
 
 
 def _keep_own_format(given: dict[str, Choice], inputs: ChoiceInputs) -> None:
-    """Drop a preset's FP8 cache if vLLM would reject it; a user's setting stays, with a warning."""
+    """Drop a preset's FP8 cache if vLLM would reject it. A user's setting stays, with a warning."""
     asked = given.get(KV_DTYPE)
     if asked is None or asked.source is not Source.PRESET or inputs.build == "cpu":
         return
@@ -137,9 +137,9 @@ _CHOSEN = frozenset((*WORKLOAD_FLAGS, *PARALLEL_FLAGS, KV_DTYPE, QUANTIZATION, E
 
 
 class _Picked:
-    """The choices under construction: each may build on earlier ones. ``given`` is fixed and never changed.
+    """Makes the choices, each based on earlier ones. ``given`` never changes.
 
-    ``before`` holds the preset's values: they stay if traffic decides nothing.
+    ``before`` has the preset's values, which stay if traffic decides nothing.
     """
 
     def __init__(self, inputs: ChoiceInputs, given: Mapping[str, Choice], before: Mapping[str, Choice]) -> None:
@@ -153,7 +153,7 @@ class _Picked:
         }
 
     def run(self) -> None:
-        """Choose everything open: lengths, then what the machine requires, then what depends on it."""
+        """Make all open choices: lengths, then what the machine requires, then what depends on that."""
         inputs = self.inputs
         self._take(LENGTH, lambda: context(inputs))
         budget, pool = self._machine()
@@ -168,12 +168,12 @@ class _Picked:
         else:
             self._take(BATCHED, lambda: batched_tokens(inputs, self.flags, memory, name))
         if self.ask is not None and SEQUENCES in self.chosen:
-            # Steps and sequences use memory themselves: check again what is left for the KV cache.
+            # Steps and sequences take memory too: check again what is left for the KV cache.
             settled = self.ask(self.flags)
             self._take(SEQUENCES, lambda: sequences(inputs, self.flags, settled))
 
     def _machine(self) -> tuple[MemoryBudget | None, Pool | None]:
-        """What GPUs and model require; nothing for a CPU build."""
+        """Choose what GPUs and model require; a CPU build needs at most a layout over nodes."""
         inputs = self.inputs
         if inputs.build == "cpu":
             if inputs.nodes > 1 and PIPELINE not in self.given:
@@ -214,7 +214,7 @@ class _Picked:
 
 
 def _alike(name: str, one: FlagValue | None, other: FlagValue) -> bool:
-    """Whether two values of a flag are equivalent, or nearly so for lengths and counts."""
+    """Whether two values of a flag are equal, or nearly equal for lengths and counts."""
     before, after = token_count(one), token_count(other)
     if before is not None and after is not None and name in (LENGTH, SEQUENCES, BATCHED):
         return abs(after - before) <= CLOSE * before

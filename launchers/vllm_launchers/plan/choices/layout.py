@@ -1,10 +1,10 @@
 """How a model is laid out: over how many GPUs, and with which parallelism. Pure.
 
-Decided by how much of the traffic each layout holds and how fast it would serve it. No more GPUs are used than a good
-part of the traffic needs; among those layouts one that holds all of it wins over one that does not, then the one with
-the most tokens per second, and of those within a tenth the one with the fastest single stream. If speed is unknown,
-layouts are tried in the order of `_order`. Number formats are the checkpoint's own: FP8 weights are made at load time
-only if the weights fit in no other way, and an FP8 KV cache has to be requested by a user or preset.
+Layouts are compared by how much of the traffic they hold and how fast they would serve it. No more GPUs are used than a
+good part of the traffic needs. Among those layouts, one that holds all of it wins over one that does not, then the one
+with the most tokens per second, and of those within a tenth the one with the fastest single stream. If speed is
+unknown, layouts are tried in the order of `_order`. Number formats are the checkpoint's own: weights are converted to
+FP8 at load time only if they do not fit otherwise, and an FP8 KV cache must be requested by a user or preset.
 """
 
 from __future__ import annotations
@@ -27,42 +27,41 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_proble
 from vllm_launchers.vllm.release_defaults import online_fp8
 
 LONG_AT_ONCE = 0.75
-"""At most this share of the requests in flight have p95 length at once: the KV cache is sized for these."""
+"""At most this share of the requests in flight have p95 length at once; the KV cache is sized for these."""
 
 UNASKED = 0.25
-"""Of those, this share must fit on automatically chosen GPUs; more GPUs are used only if a user gives them."""
+"""The share of those that must fit on automatically chosen GPUs. More GPUs are used only if a user gives them."""
 
 HEAVY = 0.4
-"""Weights larger than this share of a GPU are better split over two than duplicated."""
+"""Weights above this share of a GPU's memory are better split over two GPUs than duplicated."""
 
 FP8_WEIGHTS = 8.9
-"""Compute capability from which weights are multiplied in FP8."""
+"""Lowest compute capability that multiplies weights in FP8."""
 
 ONLINE_FP8_SINCE = (0, 15, 0)
-"""Earlier, vLLM loaded all 16-bit weights before converting them to FP8, so the peak did not shrink."""
+"""Earlier releases loaded all 16-bit weights before converting them to FP8, so the peak did not shrink."""
 
 CLOSE = 0.9
-"""From this share of the highest throughput on, a layout counts as equally fast, and latency decides."""
+"""Layouts with at least this share of the highest throughput count as equally fast, and latency decides."""
 
 NEARLY = 0.9
-"""A layout that holds this share of what the KV cache is sized for counts as one that holds it, beside those that
-do."""
+"""If a layout holds all that the KV cache is sized for, layouts that hold at least this share of it compete with it."""
 
 SAVES = 0.95
-"""If speed is unknown, a layout loses to a later one only if it holds less than this share of the other's."""
+"""If speed is unknown, a layout loses to a later one only if it holds less than this share of what that one holds."""
 
 THIN = 256
-"""Experts split into fewer columns than this per GPU are kept whole instead: narrow products leave a GPU idle."""
+"""Experts with fewer columns than this per GPU are kept whole, because narrow products leave a GPU idle."""
 
 KEPT_WHOLE = ("bitsandbytes", "gguf")
 """Quantization methods whose experts vLLM does not distribute."""
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One way to lay the model out. ``formats`` are number formats and the experts' distribution, as flags.
+    """One way to lay out the model. ``formats`` are number formats and the distribution of experts, as flags.
 
-    ``budget`` is for one copy, ``paces`` are for all copies together; None if too little is known. ``near`` is whether
-    GPUs that exchange data at every layer are joined by NVLink or one PCIe switch.
+    ``budget`` is for one copy, ``paces`` for all copies together; None if too little is known. ``near``: GPUs that
+    exchange data at every layer are connected by NVLink or one PCIe switch.
     """
 
     layout: Layout
@@ -98,10 +97,10 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class LayoutFit(msgspec.Struct, frozen=True):
-    """The search result. ``fits`` is whether weights and one request fit, ``serves`` whether the traffic does too.
+    """The search result. ``fits``: weights and one request fit. ``serves``: the traffic fits too.
 
-    ``formats`` are its number formats, as flags. ``budget`` is for one copy. ``fixed`` is whether a user or preset set
-    a size. ``single`` is one GPU alone; ``rival`` the best of another kind on the same number of GPUs.
+    ``formats`` are its number formats, as flags. ``budget`` is for one copy. ``fixed``: a user or preset set a size.
+    ``single`` is one GPU alone; ``rival`` is the best other layout on the same number of GPUs.
     """
 
     layout: Layout
@@ -116,9 +115,9 @@ class LayoutFit(msgspec.Struct, frozen=True):
 
 
 def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]) -> LayoutFit | None:
-    """The layout and formats for the other flags; None if too little is known about model or GPU.
+    """Find the layout and formats for the other flags; None if too little is known about model or GPU.
 
-    ``settled`` names the flags already decided, by ``flags`` or by being unset.
+    ``settled`` names the flags that are already decided: set in ``flags``, or unset.
     """
     ask = budget_for(inputs, pool)
     alone = ask(flags) if ask is not None else None
@@ -152,7 +151,7 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
 def _fit_unlimited(
     inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str], ask: BudgetFor
 ) -> LayoutFit | None:
-    """The layout for as many blocks as fit, if fewer are set: over more GPUs these hold no more tokens."""
+    """The layout for as many blocks as fit, if fewer are set: on more GPUs, these would hold no more tokens."""
     if not whole_number(flags, BLOCKS, 0):
         return None
     found = fit_layout(inputs, {name: value for name, value in flags.items() if name != BLOCKS}, pool, settled)
@@ -172,7 +171,7 @@ def sizes(layout: Layout) -> dict[str, FlagValue]:
 
 
 class Search:
-    """Evaluates layouts and formats, and computes each budget once."""
+    """Evaluates layouts and formats; computes each budget only once."""
 
     def __init__(
         self, inputs: ChoiceInputs, flags: Flags, ask: BudgetFor, pool: Pool, settled: Collection[str] = ()
@@ -185,7 +184,7 @@ class Search:
         self._budgets: dict[tuple[Layout, str], MemoryBudget | None] = {}
 
     def option(self, layout: Layout, formats: Flags) -> Option:
-        """Evaluate a layout, with its experts distributed as vLLM can."""
+        """Evaluate a layout, with experts distributed as vLLM allows."""
         facts, pool = self.inputs.facts, self.pool
         if not self.experts_settled and EXPERTS not in formats and whole_experts(facts, layout):
             formats = {**formats, EXPERTS: True}
@@ -223,7 +222,7 @@ class Search:
 
 
 def few(options: Sequence[Option], wanted: float) -> Sequence[Option]:
-    """Layouts on no more GPUs than a good part of the traffic needs: others need GPUs too, and queueing is fine."""
+    """Keep layouts on no more GPUs than a good part of the traffic needs: others need GPUs, and queueing is fine."""
     for total in sorted({one.layout.total for one in options}):
         alike = [one for one in options if one.layout.total == total]
         if any(one.fits and (one.held is None or one.held >= UNASKED * wanted) for one in alike):
@@ -232,7 +231,7 @@ def few(options: Sequence[Option], wanted: float) -> Sequence[Option]:
 
 
 def best(options: Sequence[Option], wanted: float) -> Option | None:
-    """The option to take, given in order of preference; None if none fits."""
+    """The best of these options, given in order of preference; None if none fits."""
     fitting = [one for one in options if one.fits]
     good = (
         [one for one in fitting if one.serves(NEARLY * wanted)] if any(o.serves(wanted) for o in fitting) else fitting
@@ -260,7 +259,7 @@ def _single_stream(option: Option) -> float:
 def held_at_p95(budget: MemoryBudget | None) -> float | None:
     """Requests of p95 length that one copy's KV cache holds; None if unknown or if none fits.
 
-    A request is never longer than ``max-model-len``, so full length counts if the p95 is longer.
+    No request is longer than ``max-model-len``, so that length counts if the p95 is longer.
     """
     if budget is None or not budget.fits:
         return None
@@ -289,7 +288,7 @@ def is_mixture(facts: ModelFacts | None) -> bool:
 
 
 def whole_experts(facts: ModelFacts | None, layout: Layout) -> bool:
-    """Whether experts are better kept whole: attention is replicated, they cannot be split so often, or get thin."""
+    """Whether experts are better kept whole: attention is replicated, or splitting them is impossible or too fine."""
     ranks = layout.tensor * layout.data
     if facts is None or not is_mixture(facts) or ranks == 1:
         return False
@@ -301,15 +300,15 @@ def whole_experts(facts: ModelFacts | None, layout: Layout) -> bool:
 
 
 def fixed_layout(flags: Flags) -> list[Layout]:
-    """The layout that is set."""
+    """The layout that is set, or one GPU."""
     return [Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))]
 
 
 def _layouts(inputs: ChoiceInputs, flags: Flags, pool: Pool, weights_gib: float) -> Iterator[Layout]:
-    """Every layout that the model and the GPUs allow, in order of preference.
+    """Every layout that the model and the GPUs allow, in order of preference: fewer GPUs first.
 
-    Uses one GPU, or numbers that divide the available ones evenly: powers of two, or all. Fewer GPUs first. Where the
-    KV cache is to be split over several GPUs, layers are split as often, if need be over slow links.
+    Uses one GPU, a power of two, or all. If the KV cache is to be split over several GPUs, layers are split over a
+    multiple of that, even over slow links if necessary.
     """
     facts = inputs.facts
     heavy = pool.memory_gib is not None and weights_gib > HEAVY * pool.memory_gib
@@ -324,7 +323,7 @@ def _layouts(inputs: ChoiceInputs, flags: Flags, pool: Pool, weights_gib: float)
 
 
 def _over_nodes(facts: ModelFacts | None, found: Sequence[Layout], nodes: int) -> Iterator[Layout]:
-    """One copy over several machines: each machine has as many pipeline stages as one of these layouts."""
+    """Spread one copy over several machines; each has as many pipeline stages as one of these layouts."""
     for one in found:
         stages = one.pipeline * nodes
         if one.data == 1 and (facts is None or not facts.layers or stages <= len(facts.layers)):
@@ -332,7 +331,7 @@ def _over_nodes(facts: ModelFacts | None, found: Sequence[Layout], nodes: int) -
 
 
 def _set_over_nodes(inputs: ChoiceInputs, layout: Layout, pool: Pool, settled: Collection[str]) -> list[Layout]:
-    """The layout that is set; a tensor-parallel size alone is that of each machine, if one holds it."""
+    """The layout that is set. A tensor-parallel size alone applies to each machine, if one holds it."""
     if inputs.nodes > 1 and PIPELINE not in settled and layout.tensor <= pool.size:
         return [Layout(layout.tensor, inputs.nodes, layout.data)]
     return [layout]
@@ -341,8 +340,7 @@ def _set_over_nodes(inputs: ChoiceInputs, layout: Layout, pool: Pool, settled: C
 def _order(heavy: bool) -> Callable[[Layout], tuple[int, int, int]]:
     """Fewer GPUs first; among equal ones pipeline stages last, since they do not speed up a single stream.
 
-    Split layers come before copies if the weights are heavy: a second copy would spend memory on weights that the KV
-    cache needs.
+    With heavy weights, split layers come before copies: a second copy would take memory that the KV cache needs.
     """
     return lambda one: (one.total, one.pipeline, -one.tensor if heavy else -one.data)
 
@@ -352,7 +350,7 @@ def _even(total: int) -> bool:
 
 
 def all_layouts(facts: ModelFacts | None, most: int) -> Iterator[Layout]:
-    """Every layout over up to this many GPUs that vLLM accepts for the model."""
+    """Every layout over at most this many GPUs that vLLM accepts for the model."""
     deepest = min(most, len(facts.layers) if facts is not None and facts.layers else most)
     for tensor in range(1, most + 1):
         if facts is not None and split_problem(facts, tensor):
@@ -377,7 +375,7 @@ def _experts_allow(facts: ModelFacts | None, layout: Layout) -> bool:
 
 
 def _online_fp8(inputs: ChoiceInputs, pool: Pool, settled: Collection[str]) -> list[dict[str, FlagValue]]:
-    """FP8 made from 16-bit weights at load time, if the GPU multiplies in FP8 and the checkpoint is not quantized."""
+    """Convert 16-bit weights to FP8 at load time, if the GPU multiplies in FP8 and the checkpoint is not quantized."""
     facts, release = inputs.facts, inputs.release
     possible = (
         QUANTIZATION not in settled
@@ -394,7 +392,7 @@ def _online_fp8(inputs: ChoiceInputs, pool: Pool, settled: Collection[str]) -> l
 
 
 def layout_choices(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Iterator[Choice]:
-    """Tensor, pipeline and data parallel as found."""
+    """Tensor, pipeline and data parallelism, as found."""
     layout = found.layout
     why = _why_more(inputs, found, pool)
     speed = _against_rival(found)
@@ -479,7 +477,7 @@ def _tensor_tradeoff(pool: Pool, found: LayoutFit) -> str:
 
 
 def _against_rival(found: LayoutFit) -> str:
-    """The layout's estimated speed, and the next best on the same number of GPUs; empty if unknown."""
+    """Estimated speed of the layout, and of the next best one on the same number of GPUs; empty if unknown."""
     one, other = _speed(found.chosen), _speed(found.rival)
     if not one:
         return ""
@@ -495,7 +493,7 @@ def _speed(option: Option | None) -> str:
 
 
 def format_layout(layout: Layout) -> str:
-    """A layout in short: ``TP 2``, ``TP 2 × PP 2``, ``one GPU``."""
+    """A layout in short form: ``TP 2``, ``TP 2 × PP 2``, ``one GPU``."""
     parts = (("TP", layout.tensor), ("PP", layout.pipeline), ("DP", layout.data))
     return " × ".join(f"{name} {size}" for name, size in parts if size > 1) or "one GPU"
 
@@ -524,7 +522,7 @@ def _copies(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Choice:
 
 
 def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
-    """Expert parallel for a mixture of experts over several GPUs; None if it does not apply."""
+    """Expert parallelism for a mixture of experts over several GPUs; None if it does not apply."""
     facts = inputs.facts
     layout = Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))
     spread = layout.tensor * layout.data
@@ -548,7 +546,7 @@ def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
 
 
 def quantization_choice(inputs: ChoiceInputs, formats: Flags, pool: Pool | None) -> Choice | None:
-    """The checkpoint's own format; FP8 made at load time only if nothing else fits."""
+    """Keep the checkpoint's own format; convert to FP8 at load time only if nothing else fits."""
     facts = inputs.facts
     if (online := formats.get(QUANTIZATION)) is not None:
         return Choice(
@@ -577,7 +575,7 @@ def _plain(facts: ModelFacts, pool: Pool | None) -> str:
 
 
 def kv_choice(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, flags: Flags) -> Choice | None:
-    """The KV cache stays in the model's own format; mentions the effect of FP8. None if it does not apply."""
+    """Keep the KV cache in the model's own format, and mention the effect of FP8. None if it does not apply."""
     held = found.chosen.held if found.chosen is not None else held_at_p95(found.budget)
     if held is None:
         return None
@@ -605,7 +603,7 @@ def cache_verdict(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> bool
 
 
 def own_format(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> Choice | None:
-    """What replaces a preset's FP8 cache if vLLM would reject it; None if it would not."""
+    """A replacement for a preset's FP8 cache that vLLM would reject; None if it would not."""
     if not is_fp8(flags.get(KV_DTYPE)) or cache_verdict(inputs, flags, pool) is not False:
         return None
     name = pool.name.removeprefix("NVIDIA ") if pool is not None and pool.name else "this GPU"

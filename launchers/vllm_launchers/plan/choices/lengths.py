@@ -1,4 +1,4 @@
-"""Context, concurrent requests and tokens per step, from the traffic. Pure."""
+"""Context length, concurrent requests and tokens per step, from the traffic. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from vllm_launchers.vllm.modelfacts.facts import LayerKind
 from vllm_launchers.vllm.release_defaults import NEWEST, caches_linear_prefixes, can_cache_linear_prefixes
 
 HEADROOM = 2
-"""Requests that may run per usual request in flight: bursts do not queue at once."""
+"""Ratio of ``max-num-seqs`` to the usual number of requests in flight, so that bursts do not queue at once."""
 
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Usual values of ``max-num-seqs``; CUDA graphs are captured for most of them, so no batch is padded much."""
+"""Usual values of ``max-num-seqs``. CUDA graphs are captured for most of them, so batches are padded little."""
 
 SMALL_STEP, LARGE_STEP, LARGEST_STEP = 2048, 8192, 16384
 LONG_PROMPT = 32_768
 LARGE_GPU_GIB = 70
-"""From here on vLLM's default step is 8,192 tokens (except on A100), below it 2,048
+"""GPU memory from which vLLM's default step is 8,192 tokens (except on A100) instead of 2,048
 (``EngineArgs.get_batch_defaults``)."""
 
 
 def context(inputs: ChoiceInputs) -> Choice:
-    """``max-model-len``: p95 prompt plus p95 output, rounded up by at most an eighth, and never above the model's."""
+    """``max-model-len``: p95 prompt plus p95 output, rounded up by at most an eighth, up to the model's maximum."""
     work, tokens = inputs.workload, inputs.request_tokens
     length = rounded_up(tokens)
     parts = f"{work.input_tokens_p95:,} prompt + {work.output_tokens_p95:,} answer tokens at p95"
@@ -50,10 +50,10 @@ def rounded_up(tokens: int) -> int:
 
 
 def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -> Choice:
-    """``max-num-seqs`` of each copy: twice what is in flight, but no more than its KV cache has room for.
+    """``max-num-seqs`` of each copy: twice the requests in flight, but no more than its KV cache has room for.
 
-    For a server with history that room was observed, and as many may run as were observed to run well. Otherwise it is
-    requests of p95 length at once, all at full length: the worst case.
+    For a server with a history, that room was observed, and as many may run as were observed to run well. Otherwise it
+    is the worst case: requests of p95 length, all at full length at once.
     """
     copies, seen = whole_number(flags, DATA), inputs.seen
     asked = math.ceil(inputs.workload.concurrency / copies)
@@ -120,7 +120,7 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
 
 
 def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
-    """Whether steps of this many tokens are enough for this traffic and valid in vLLM, so that they need not change."""
+    """Whether steps of this many tokens suffice for the traffic and are valid in vLLM, and so need no change."""
     length = token_count(flags.get(LENGTH)) or inputs.request_tokens
     mm_item = max_tokens_per_mm_item(inputs.facts, flags)
     least = least_step(flags, inputs.release, sequences=whole_number(flags, SEQUENCES), context=length, mm_item=mm_item)
@@ -131,7 +131,7 @@ def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
 
 
 def steady_step(inputs: ChoiceInputs, flags: Flags) -> int:
-    """Steady-state tokens per step: each running request's next one, and a share of the new prompts.
+    """Steady-state tokens per step: one for each running request, plus a share of the new prompts.
 
     While ``n`` requests each gain a token, prompts arrive at ``n · input / output``, less the reused part.
     """
@@ -143,7 +143,7 @@ def steady_step(inputs: ChoiceInputs, flags: Flags) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest power of two that is no smaller."""
+    """The smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()
 
 
@@ -151,14 +151,14 @@ def _power_of_two(number: int) -> int:
 
 
 REUSED = 0.35
-"""Above this share of reused prompt tokens prefix caching is worth enabling."""
+"""Share of reused prompt tokens above which prefix caching is worth enabling."""
 
 UNIQUE = 0.1
-"""Up to this share prompts count as unique."""
+"""Share of reused prompt tokens up to which prompts count as unique."""
 
 SHORT_PROMPT = 512
 IDLE_REQUESTS = 2
-"""With prompts up to this many tokens, and at most this many requests in flight, chunked prefill has no effect."""
+"""With prompts of up to `SHORT_PROMPT` tokens and this many requests in flight, chunked prefill has no effect."""
 
 
 def prefix_caching(inputs: ChoiceInputs) -> Choice:
@@ -191,7 +191,8 @@ def prefix_caching(inputs: ChoiceInputs) -> Choice:
 def chunked_prefill(inputs: ChoiceInputs) -> Choice:
     """On, except for short prompts on an idle GPU, where it is left to vLLM.
 
-    It is never switched off: since 0.11 vLLM warns that a generative model may then crash, and earlier it ignored that.
+    It is never turned off: since 0.11 vLLM warns that a generative model may then crash, and earlier releases ignored
+    it.
     """
     work = inputs.workload
     if work.input_tokens_p95 <= SHORT_PROMPT and work.concurrency <= IDLE_REQUESTS:

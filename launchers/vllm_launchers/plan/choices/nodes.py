@@ -1,7 +1,7 @@
 """A launch over several equal machines with vLLM's own multi-node flags: the request, its flags and its layout. Pure.
 
-Tensor parallelism, which exchanges data twice per layer, stays within a node. Pipeline stages cross nodes: only the
-activations of a step are sent there.
+Tensor parallelism, which exchanges data twice per layer, stays within a node. Pipeline stages cross nodes, because they
+send only the activations of a step.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MASTER_ADDR, MASTER_PORT = "master-addr", "master-port"
 NODE_FLAGS = (NODES, RANK, MASTER_ADDR, MASTER_PORT, HEADLESS)
 
 DEFAULT_PORT = 29501
-"""vLLM's own ``master-port``."""
+"""vLLM's default ``master-port``."""
 UNKNOWN_ADDRESS = "ADDRESS_OF_NODE_0"
-"""Stands in commands for an address that was not given."""
+"""Placeholder in commands for an address that was not given."""
 
 UNLIMITED = Interconnect(math.inf, 0.0)
 """A network that never makes a stage wait."""
@@ -42,8 +42,7 @@ SENT_PER_STAGE = 2
 
 
 class NodesRequest(msgspec.Struct, frozen=True):
-    """``count`` equal machines, of which this is number ``rank``. ``master_addr`` is node 0's address, empty if
-    unknown.
+    """``count`` equal machines; this is number ``rank``. ``master_addr`` is node 0's address, empty if unknown.
 
     ``network_gbits`` is the bandwidth between two nodes in Gbit/s, in one direction; None if unknown.
     """
@@ -56,14 +55,14 @@ class NodesRequest(msgspec.Struct, frozen=True):
 
     @property
     def link(self) -> Interconnect:
-        """The network as the link from one pipeline stage to the next, which timing takes to send one tensor."""
+        """The network as a link between pipeline stages. Timing takes it to send one tensor per stage, not two."""
         if self.network_gbits is None:
             return UNLIMITED
         return Interconnect(self.network_gbits * 1e9 / 8 / SENT_PER_STAGE, 0.0)
 
 
 def flags_of_node(nodes: NodesRequest, rank: int) -> dict[str, FlagValue]:
-    """The multi-node flags of one node: all but the first serve no HTTP."""
+    """The multi-node flags of one node. Only node 0 serves HTTP."""
     flags: dict[str, FlagValue] = {
         NODES: nodes.count,
         RANK: rank,
@@ -89,7 +88,7 @@ def node_choices(nodes: NodesRequest) -> Iterator[Choice]:
 
 
 def layout_over_nodes(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Iterator[Choice]:
-    """Tensor and pipeline parallel as found."""
+    """Tensor and pipeline parallelism, as found."""
     layout, count = found.layout, inputs.nodes
     local = layout.total // count
     node = f"{counted(local, 'GPU')} of each of {count} nodes"
@@ -110,7 +109,7 @@ def layout_over_nodes(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Ite
 
 
 def layout_on_cpu(inputs: ChoiceInputs) -> Choice:
-    """On the CPU build a node is one rank. Measured on 0.32.0: with pipeline stages the first request fails."""
+    """The CPU build has one rank per node. With pipeline stages the first request fails (measured on 0.32.0)."""
     reason = f"{inputs.nodes} nodes share each layer: with pipeline stages a CPU build's first request fails."
     return Choice(TENSOR, inputs.nodes, reason, Source.MACHINE, "Every layer exchanges data over the network.")
 
@@ -120,10 +119,10 @@ _ADDRESS = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9a-fA-F:]*:[0-9a-fA-F:.]*
 
 
 def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Changes, table: FlagTable | None) -> None:
-    """Refuse what can't be planned over several machines.
+    """Check that a launch can be planned over several machines.
 
     Raises:
-        PlanError: a number or address is invalid, the vLLM has no multi-node flags, or flags say otherwise.
+        PlanError: a number or address is invalid, the vLLM has no multi-node flags, or flags contradict the request.
     """
     _check_numbers(nodes)
     if engine.kind is EngineKind.SIMULATED:
@@ -160,10 +159,10 @@ def _check_numbers(nodes: NodesRequest) -> None:
 
 
 def check_layout(nodes: NodesRequest, choices: Sequence[Choice], facts: ModelFacts | None) -> None:
-    """Refuse sizes that the machines cannot share evenly.
+    """Check that the machines can share the sizes evenly.
 
     Raises:
-        PlanError: they cannot, or none could be chosen.
+        PlanError: they cannot, or no sizes could be chosen.
     """
     flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
     total = math.prod(whole_number(flags, name) for name in PARALLEL_FLAGS)

@@ -1,4 +1,4 @@
-"""The GPUs that a launch may use, and which of them are near each other. Pure."""
+"""The GPUs that a launch may use, and which of them are close to each other. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDLE_SHARE = 0.9
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """How many GPUs a layer is split over, how many stages and how many copies there are."""
+    """How many GPUs share a layer, how many pipeline stages there are, and how many copies."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -36,11 +36,11 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """GPUs to choose from. ``groups`` are those near enough for tensor parallel; ``link`` is what joins them.
+    """GPUs to choose from. ``groups`` are close enough for tensor parallelism; ``link`` is what joins them.
 
-    ``memory_gib`` is the smallest GPU's, None where unknown; ``capability`` the oldest GPU's (8.6), None where unknown.
-    ``exact`` is whether a user gave these GPUs, so that all of them are to be used. ``near`` is the link within a group
-    and ``far`` that of the two farthest GPUs, which ``far_link`` names; None if unknown.
+    ``memory_gib`` is the smallest GPU's, ``capability`` the oldest GPU's (8.6); None if unknown. ``exact``: a user gave
+    these GPUs, so all of them must be used. ``near`` is the link within a group and ``far`` the link between the two
+    most distant GPUs, which ``far_link`` names; None if unknown.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -56,13 +56,14 @@ class Pool(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many GPUs there are."""
+        """Number of GPUs."""
         return sum(map(len, self.groups))
 
     def holds(self, layout: Layout, *, together: bool = False) -> bool:
-        """Whether each stage of each copy gets GPUs that are near each other.
+        """Whether each stage of each copy gets GPUs that are close to each other.
 
-        ``together``: so do the copies of a stage, which share a mixture's experts and exchange data at each layer.
+        ``together``: the copies of a stage must be close too, because they share a mixture's experts and exchange data
+        at each layer.
         """
         width = layout.tensor * layout.data if together else layout.tensor
         places = sum(len(group) // width for group in self.groups)
@@ -70,17 +71,17 @@ class Pool(msgspec.Struct, frozen=True):
         return right and places >= layout.total // width
 
     def joining(self, gpus: int) -> Interconnect | None:
-        """What joins this many GPUs that exchange data: the link of a group, if one is large enough."""
+        """The link between this many GPUs that exchange data: that of a group, if one is large enough."""
         return self.near if any(len(group) >= gpus for group in self.groups) else self.far
 
 
 def _may(gpu: Gpu, given: tuple[int, ...]) -> bool:
-    """Whether it is among the given ones, or not claimed by another user."""
+    """Whether a GPU is among the given ones; if none are given, whether no other user has claimed it."""
     return gpu.index in given if given else not gpu.claimed
 
 
 def usable_gpus(host: Host, gpus: Iterable[int] = (), shares: Iterable[GpuShare] = ()) -> list[Gpu]:
-    """The whole GPUs that a launch may use: those given, else unused ones, else all that no other user has claimed."""
+    """Whole GPUs that a launch may use: the given ones, else unused ones, else all that no other user has claimed."""
     given, shares = tuple(gpus), tuple(shares)
     whole = [gpu for gpu in host.gpus if not gpu.lost and not gpu.mig_mode and _may(gpu, given)]
     named = [gpu for gpu in whole if gpu.index in given]
@@ -88,9 +89,9 @@ def usable_gpus(host: Host, gpus: Iterable[int] = (), shares: Iterable[GpuShare]
 
 
 def first_visible(host: Host, visible: Sequence[Gpu], shares: Iterable[GpuShare] = ()) -> Host:
-    """The host as a server sees it whose GPUs nobody chooses: vLLM takes the first of the visible ones.
+    """The host as seen by a server whose GPUs nobody chooses: vLLM takes the first visible ones.
 
-    A layout has no use for GPUs behind one that is in use, or behind one of another kind.
+    Drops GPUs after one that is in use or of another model, because a layout cannot use them.
     """
     shares = tuple(shares)
     if not visible:
@@ -104,10 +105,10 @@ def first_visible(host: Host, visible: Sequence[Gpu], shares: Iterable[GpuShare]
 
 
 def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuShare] = ()) -> Pool | None:
-    """The GPUs that a launch may use: those given, else unused ones, else all. None without GPUs.
+    """The GPUs that a launch may use: the given ones, else unused ones, else all. None if there are none.
 
-    Near means one NVLink island; on a machine without NVLink, one PCIe switch, across which tensor parallelism still
-    pays off. If no links are known all GPUs count as near. A GPU in MIG mode provides one slice.
+    GPUs are close within one NVLink island or, on a machine without NVLink, behind one PCIe switch, over which tensor
+    parallelism still pays off. If no links are known, all GPUs count as close. A GPU in MIG mode provides one slice.
     """
     if host is None:
         return None
@@ -118,7 +119,7 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuSha
         return _slice(usable.values(), shares)
     free = {index for index, gpu in whole.items() if is_free(gpu, shares)}
     chosen = {gpu.index for gpu in usable_gpus(host, given, shares)}
-    # GPUs of one kind: the kind with the most total memory, so that a small extra GPU does not decide.
+    # Only GPUs of one model: the model with the most total memory, so that a small extra GPU does not decide.
     if not given:
         chosen = _alike(chosen, whole)
     members = [whole[index] for index in sorted(chosen)]
@@ -155,7 +156,7 @@ def _alike(chosen: set[int], gpus: dict[int, Gpu]) -> set[int]:
 
 
 def _groups(host: Host, indices: list[int]) -> tuple[tuple[tuple[int, ...], ...], str]:
-    """The groups that are near, and what joins them."""
+    """The groups of GPUs that are close to each other, and what joins them."""
     pairs = list(_joined(host, indices, LinkLevel.MESH))
     if pairs or host.islands_linked:
         return connected(indices, pairs), "NVLink"
@@ -176,7 +177,7 @@ _FAR = {
 
 
 def _farthest(host: Host, indices: list[int]) -> LinkLevel | None:
-    """The level of the two farthest GPUs; None for one GPU, and if links are unknown."""
+    """The level of the link between the two most distant GPUs; None for one GPU, or if links are unknown."""
     links = [host.link(a, b) for a, b in combinations(indices, 2)]
     return (
         max((link_level(link.kind) for link in links if link is not None), default=None) if None not in links else None
@@ -184,7 +185,7 @@ def _farthest(host: Host, indices: list[int]) -> LinkLevel | None:
 
 
 def _slowest(host: Host, pairs: Sequence[tuple[int, int]], *, nvlink: bool = False) -> Interconnect | None:
-    """The slowest link among pairs; with ``nvlink`` only those joined by NVLink. None if one is unknown."""
+    """The slowest link among pairs; with ``nvlink``, only among NVLinks. None if one is unknown."""
     links = [host.link(a, b) for a, b in pairs]
     known = [link for link in links if link is not None]
     if nvlink:
@@ -197,7 +198,7 @@ def _slowest(host: Host, pairs: Sequence[tuple[int, int]], *, nvlink: bool = Fal
 
 
 def _interconnect(host: Host, link: Link) -> Interconnect | None:
-    """A link's bandwidth in one direction. GeForce drivers let no GPU read another's memory over PCIe."""
+    """A link's bandwidth in one direction. GeForce drivers do not let a GPU read another's memory over PCIe."""
     rate = link.bandwidth_gbs
     if rate is None:
         return None
@@ -221,7 +222,7 @@ def _joined(host: Host, indices: list[int], farthest: LinkLevel) -> Iterator[tup
 
 
 def is_free(gpu: Gpu, shares: tuple[GpuShare, ...]) -> bool:
-    """Whether this user may take all of it: nothing of note is on it."""
+    """Whether this user may take all of a GPU: nothing significant is on it."""
     size, free = _size(gpu, shares), available_gib(gpu, shares)
     if size is None or free is None:
         return not is_held(gpu)
@@ -229,7 +230,7 @@ def is_free(gpu: Gpu, shares: tuple[GpuShare, ...]) -> bool:
 
 
 def _size(gpu: Gpu, shares: tuple[GpuShare, ...]) -> float | None:
-    """The part of the GPU that this user may use, GiB."""
+    """GiB of a GPU that this user may use."""
     limits = [limit for share in shares if share.gpu == gpu.index and (limit := share.limit(gpu)) is not None]
     known = [*limits, *([gpu.memory_gib] if gpu.memory_gib is not None else [])]
     return min(known, default=None)

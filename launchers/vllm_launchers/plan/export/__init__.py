@@ -1,5 +1,6 @@
-"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes and what serves vLLM there. Pure; no
-secret is ever in one.
+"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes and its stacks for vLLM. Pure.
+
+Nothing here ever contains a secret.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vllm_launchers.plan.model import Plan
 
 
 class Form(StrEnum):
-    """What a plan can be exported as."""
+    """Forms that a plan can be exported to."""
 
     SHELL = "shell"
     CONFIG = "config"
@@ -30,7 +31,7 @@ class Form(StrEnum):
 
 
 def export(plan: Plan, form: Form, *, name: str = "") -> str:
-    """The plan in that form, as the text of a file. ``name`` is the server's, instead of the preset's.
+    """The plan in that form, as the text of a file. ``name`` is the server's name; default: the preset's.
 
     Raises:
         ExportError: it cannot be expressed in that form.

@@ -1,4 +1,4 @@
-"""The shared parts of Compose and Kubernetes: image, arguments, folders and variables of a container. Pure."""
+"""What Compose and Kubernetes share: image, arguments, folders and variables of a container. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from vllm_launchers.vllm.engines import EngineKind
 
 IMAGE = "vllm/vllm-openai"
 ENTRYPOINT = ("vllm", "serve")
-"""Set explicitly, since the image's own entry point changed over the releases."""
+"""Set explicitly, because the image's own entry point changed between releases."""
 
 CACHE = "/huggingface"
-"""Where models are stored inside; ``HF_HOME`` points there."""
+"""Folder for models in the container; ``HF_HOME`` points there."""
 
 STARTUP_SECONDS = 3600
-"""How long a server may take to start: a large model may have to be downloaded first."""
+"""Maximum startup time: a large model may have to be downloaded first."""
 
 _PATH_FLAGS = (
     "config", "generation-config", "tool-parser-plugin", "reasoning-parser-plugin", "allowed-local-media-path",
@@ -65,7 +65,7 @@ class Container(msgspec.Struct, frozen=True):
 
 
 def container(plan: Plan) -> Container:
-    """The plan inside the official image.
+    """The plan in the official image.
 
     Raises:
         ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.
@@ -96,7 +96,7 @@ def container(plan: Plan) -> Container:
 
 
 def published_address(plan: Plan) -> str:
-    """The address of this machine for a container's port: as restricted as in the plan."""
+    """The address on this machine for a container's port, as restricted as the plan's."""
     if is_loopback(plan.host):
         return "[::1]" if ":" in plan.host else "127.0.0.1"
     if re.fullmatch(r"[0-9.]+", plan.host):
@@ -120,7 +120,7 @@ def _mounts(plan: Plan) -> Iterator[Mount]:
 
 
 def _whole(path: str) -> str:
-    """A snapshot in a model cache consists of links to its neighbors, so the model's whole folder is needed."""
+    """For a snapshot in a model cache, return the model's whole folder, since a snapshot only has links into it."""
     found = _SNAPSHOT.fullmatch(path)
     return found[1] if found else path
 
@@ -129,14 +129,14 @@ def _whole(path: str) -> str:
 
 
 SHARED_MEMORY = "16gb"
-"""Maximum size of ``/dev/shm``, which GPU processes share; it takes nothing until used."""
+"""Maximum size of ``/dev/shm``, which GPU processes share; unused, it takes no memory."""
 
 
 def compose(plan: Plan, *, name: str = "") -> str:
     """The text of a ``compose.yaml`` with one service on the official image.
 
-    The container gets exactly the plan's GPUs and listens where the plan does. Files and folders on this machine that
-    the plan names, the model's among them, are mounted under the same paths. Secrets come from a file beside it.
+    The container gets exactly the plan's GPUs and listens where the plan does. Files and folders that the plan names,
+    including the model's, are mounted under the same paths. Secrets come from a file beside it.
 
     Raises:
         ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.

@@ -1,4 +1,4 @@
-"""A plan as a Kubernetes Deployment (several nodes: LeaderWorkerSet) with its Service and a volume for models. Pure."""
+"""A plan as a Kubernetes Deployment (LeaderWorkerSet for several nodes) with Service and a volume for models. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vllm_launchers.plan.nodes import NodesPlan
 SHARED_MEMORY = "16Gi"
 LEAST_VOLUME_GIB = 50
 OWN_ADDRESS = "VLLM_HOST_IP"
-"""Where vLLM reads the address on which other nodes reach it."""
+"""Variable from which vLLM reads the address where other nodes reach it."""
 PROBE_SECONDS = 10
 
 
 def kubernetes(plan: Plan, *, name: str = "") -> str:
-    """Three documents: a claim on a volume for downloaded models, the Deployment or LeaderWorkerSet, and its Service.
+    """Three documents: a volume claim for downloaded models, the Deployment or LeaderWorkerSet, and its Service.
 
     A model in a folder on this machine becomes a ``hostPath``: the node must have it under the same path. Kubernetes
     decides which GPUs of a node it gets. Secrets come from a named Secret.
@@ -58,7 +58,7 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
 
 
 def secret_lines(plan: Plan, app: str) -> list[str]:
-    """How to make the Secret that the plan's secrets come from; none if it has no secrets."""
+    """How to create the Secret with the plan's secrets; empty if it has none."""
     if not plan.secrets:
         return []
     return [
@@ -73,7 +73,7 @@ def labels_of(app: str, part: str = "") -> dict[str, Yaml]:
 
 
 def claim(plan: Plan, inside: Container, app: str) -> dict[str, Yaml]:
-    """A claim on a volume with room for the model."""
+    """A volume claim with room for the model."""
     nodes = 1 if plan.nodes is None else len(plan.nodes.nodes)
     mode = "ReadWriteOnce" if nodes == 1 else "ReadWriteMany"
     return {
@@ -85,7 +85,7 @@ def claim(plan: Plan, inside: Container, app: str) -> dict[str, Yaml]:
 
 
 def volume_size(plan: Plan, gpus: int) -> str:
-    """Room for the model's files: half as much again as its weights on all GPUs."""
+    """Room for the model's files: 1.5 times its weights on all GPUs."""
     weights = plan.memory.weights_gib * gpus if plan.memory is not None else 0.0
     return f"{max(LEAST_VOLUME_GIB, math.ceil(weights * 1.5 / 10) * 10)}Gi"
 
@@ -109,7 +109,7 @@ def _deployment(plan: Plan, inside: Container, app: str, *, downloads: bool) -> 
 def _leader_worker_set(
     plan: Plan, nodes: NodesPlan, leader: Container, worker: Container, app: str, *, downloads: bool
 ) -> dict[str, Yaml]:
-    """The machines as a group of pods, which is made again when one of them ends."""
+    """The machines as a group of pods, which is recreated when one of them ends."""
     volumes, mounts = pod_volumes(leader, app, downloads=downloads)
     first = pod_container(plan, leader, app, mounts, _joining(nodes, "0")) | served_parts(plan, leader)
     others = pod_container(plan, worker, app, mounts, _joining(nodes, "$(LWS_WORKER_INDEX)"))
@@ -142,9 +142,9 @@ def _joining(nodes: NodesPlan, rank: str) -> tuple[str, ...]:
 
 
 def pod(plan: Plan, inside: dict[str, Yaml], volumes: list[Yaml]) -> dict[str, Yaml]:
-    """A pod of one container."""
+    """A pod with one container."""
     return {
-        # Otherwise a Service named vllm gives the pod a VLLM_PORT that is not a number, and vLLM ends on it.
+        # Otherwise a Service named vllm would set VLLM_PORT to something other than a number, and vLLM would exit.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": stop_seconds(plan),
         "containers": [inside],
@@ -155,7 +155,7 @@ def pod(plan: Plan, inside: dict[str, Yaml], volumes: list[Yaml]) -> dict[str, Y
 def pod_container(
     plan: Plan, inside: Container, app: str, mounts: list[Yaml], joining: tuple[str, ...] = ()
 ) -> dict[str, Yaml]:
-    """A container; ``joining`` are more arguments, in which Kubernetes expands variables."""
+    """A container; ``joining`` are additional arguments, in which Kubernetes expands variables."""
     own = {key: value for key, value in inside.environment.items() if not (joining and key == OWN_ADDRESS)}
     environment: list[Yaml] = [{"name": key, "value": literal(value)} for key, value in own.items()]
     if joining:
@@ -174,7 +174,7 @@ def pod_container(
 
 
 def served_parts(plan: Plan, inside: Container) -> dict[str, Yaml]:
-    """The parts of a container that serves HTTP."""
+    """The parts that only a container with an HTTP server has."""
     return {
         "ports": [{"name": "http", "containerPort": plan.port}],
         "startupProbe": _probe(inside, period=PROBE_SECONDS, failures=STARTUP_SECONDS // PROBE_SECONDS),

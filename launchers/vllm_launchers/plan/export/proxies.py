@@ -1,4 +1,4 @@
-"""Servers as configuration for proxies: nginx, llama-swap, LiteLLM. Pure; no secret is ever in one."""
+"""Servers as the configuration of a proxy: nginx, llama-swap, LiteLLM. Pure; never contains a secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY, redact_argv, redact_environment
 
 NGINX_ADDRESS = "127.0.0.1:8080"
-"""Where nginx is to listen, unless the file is edited."""
+"""The address that nginx listens on, unless the file is edited."""
 
 _NGINX_HOST = lazy_pattern(r"[A-Za-z0-9._:\[\]-]+")
 
@@ -31,19 +31,19 @@ class ProxyForm(StrEnum):
 
 
 class ProxiedServer(msgspec.Struct, frozen=True):
-    """A server by its name, with the plan that it runs by."""
+    """A server's name and its plan."""
 
     name: str
     plan: Plan
 
     @property
     def model(self) -> str:
-        """The name by which its clients ask for its model."""
+        """The model name that its clients use."""
         return self.plan.served_name
 
 
 def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
-    """Servers as the text of a proxy's configuration file; the first is preferred, such as the newer of two.
+    """Return a proxy's configuration file for these servers; the first is preferred, e.g. the newer of two.
 
     Raises:
         ExportError: they cannot be expressed in that form.
@@ -57,13 +57,13 @@ def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
 
 
 def shared_model(servers: Sequence[ProxiedServer]) -> str:
-    """The first name of a model that all of these servers answer to; empty if there is none."""
+    """The first model name that all of these servers accept; empty if there is none."""
     first, *others = [served_names(server.plan.flags, server.plan.model) for server in servers]
     return next((name for name in first if all(name in names for names in others)), "")
 
 
 def differing_models(servers: Sequence[ProxiedServer]) -> str:
-    """That one of these servers can't answer for another, since their models have other names; empty if each can."""
+    """Why one of these servers can't answer for another: their model names differ. Empty if each can."""
     if shared_model(servers):
         return ""
     apart = next((pair for pair in combinations(servers, 2) if not shared_model(pair)), None)
@@ -74,7 +74,7 @@ def differing_models(servers: Sequence[ProxiedServer]) -> str:
 
 
 def proxy_warning(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
-    """What a configuration does not do that may be expected of several servers; empty if nothing."""
+    """What a configuration does not do, though it may be expected of several servers; empty if nothing."""
     different = differing_models(servers)
     if not different:
         return ""
@@ -83,7 +83,7 @@ def proxy_warning(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
 
 
 def nginx(servers: Sequence[ProxiedServer]) -> str:
-    """An upstream whose first server gets all requests, the others while it does not answer.
+    """An upstream whose first server gets all requests, and the others only while it does not answer.
 
     Raises:
         ExportError: one of them uses TLS and another does not, or they have different models.
@@ -135,10 +135,10 @@ def nginx(servers: Sequence[ProxiedServer]) -> str:
 
 
 def llama_swap(servers: Sequence[ProxiedServer]) -> str:
-    """llama-swap starts and stops the servers itself; those that share a GPU replace each other.
+    """llama-swap starts and stops the servers itself; servers that share a GPU replace each other.
 
     Raises:
-        ExportError: a word of a command would be taken for one of llama-swap's macros.
+        ExportError: an argument of a command would be taken for one of llama-swap's macros.
     """
     warning = proxy_warning(servers, ProxyForm.LLAMA_SWAP)
     document: dict[str, Yaml] = {
@@ -175,7 +175,7 @@ def _swapped_model(server: ProxiedServer) -> dict[str, Yaml]:
 
 
 def _share_gpus(servers: Sequence[ProxiedServer]) -> bool:
-    """Whether two of them use the same GPU, or may do so."""
+    """Whether two of them use the same GPU, or might."""
     sets = [set(server.plan.environment.get(VISIBLE, "").split(",")) for server in servers]
     if all(server.plan.engine.build == "cpu" for server in servers):
         return False
@@ -183,7 +183,7 @@ def _share_gpus(servers: Sequence[ProxiedServer]) -> bool:
 
 
 def litellm(servers: Sequence[ProxiedServer]) -> str:
-    """One deployment per server; if they have the same model the first is tried first."""
+    """One deployment per server. If they have the same model, the first is tried first."""
     warning = proxy_warning(servers, ProxyForm.LITELLM)
     ordered = len(servers) > 1 and not warning
     models: list[Yaml] = []

@@ -1,4 +1,4 @@
-"""Quoting for other tools: words of a shell, of a systemd unit, of YAML; names that they allow. Pure."""
+"""Quoting for shells, systemd units and YAML, and names that other tools allow. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ExportError(PlanError):
 
 
 Yaml = str | int | float | bool | Sequence["Yaml"] | Mapping[str, "Yaml"]
-"""What :func:`yaml_document` writes."""
+"""Values that :func:`yaml_document` writes."""
 
 _PLAIN = lazy_pattern(r"(?:--)?[A-Za-z/](?:[A-Za-z0-9_./@+=-]|:(?=[A-Za-z0-9_./@+-]))*", re.ASCII)
 _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
@@ -25,7 +25,7 @@ _NOT_IN_LABEL = lazy_pattern(r"[^a-z0-9]+")
 
 
 def checked(text: str, what: str) -> str:
-    """``text``, if it can be stored in a UTF-8 file.
+    """Return ``text`` if it can be stored in a UTF-8 file.
 
     Raises:
         ExportError: it cannot (a path of raw bytes), or contains a NUL byte.
@@ -47,12 +47,12 @@ def label(name: str) -> str:
 
 
 def comment(*lines: str) -> str:
-    """Lines that YAML, systemd and shells skip."""
+    """Comment lines for YAML, systemd and shells."""
     return "".join(f"# {line}".rstrip() + "\n" for text in lines for line in text.split("\n"))
 
 
 def systemd_word(word: str, *, program: bool = False) -> str:
-    """A word of ``ExecStart=``: quoted, with ``%`` and ``$`` doubled (``$`` not in the program's own path)."""
+    """An argument of ``ExecStart=``: quoted, with ``%`` and ``$`` doubled (``$`` not in the program's own path)."""
     return _systemd(word if program else word.replace("$", "$$"))
 
 
@@ -77,14 +77,14 @@ def _systemd_escape(character: str) -> str:
 
 
 def yaml_number_or_text(word: str) -> str:
-    """A word that a reader converts back with ``str()``: as a number if nothing is lost, else as text."""
+    """An argument that a reader converts back with ``str()``: a number if nothing is lost, else text."""
     if _INTEGER.fullmatch(word) or (_DECIMAL.fullmatch(word) and str(float(word)) == word):
         return word
     return yaml_text(word)
 
 
 def yaml_text(text: str) -> str:
-    """A YAML scalar that is read back as exactly this text: plain if that is safe, else in quotes."""
+    """A YAML scalar that is read back as exactly this text: plain if that is safe, else quoted."""
     if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS:
         return text
     if '"' in text and all(map(_in_yaml, text)):
@@ -94,7 +94,7 @@ def yaml_text(text: str) -> str:
 
 
 def _in_yaml(character: str) -> bool:
-    """Whether a character may stay as it is: printable ASCII, and letters that no reader takes for a line end."""
+    """Whether a character needs no escape: printable ASCII, and letters that no reader takes for a line end."""
     return " " <= character <= "~" or (character >= "\xa0" and character.isprintable())
 
 

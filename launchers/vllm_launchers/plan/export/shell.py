@@ -1,4 +1,4 @@
-"""A plan as a shell command over several lines. Pure."""
+"""A plan as a shell command on several lines. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vllm_launchers.vllm.engines import EngineKind
 
 
 def shell(plan: Plan) -> str:
-    """The plan as a command for any POSIX shell, one flag a line.
+    """The plan as a command for any POSIX shell, one flag per line.
 
-    It contains no secret: a secret variable is written ``NAME="$NAME"``, to be expanded where it is exported.
+    It contains no secrets: a secret variable is written ``NAME="$NAME"``, which expands where it is exported.
     """
     head = node_comment(plan)
     lines = [f"{name}={script_word(value)}" for name, value in redact_environment(plan.environment).items()]
@@ -25,7 +25,7 @@ def shell(plan: Plan) -> str:
 
 
 def node_comment(plan: Plan) -> str:
-    """Which of several machines it is for, and what differs between them; empty for a plan for one.
+    """Which of several machines a plan is for, and what differs between them; empty for a plan for one machine.
 
     Raises:
         ExportError: the address of node 0 was not given.
@@ -60,9 +60,10 @@ def split_argv(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def config_yaml(plan: Plan) -> str:
-    """The file's text. A comment at the top has the command that reads it, with what the file cannot contain.
+    """The file's text, with a comment at the top that has the command to read it.
 
-    That is the environment, values that begin with a dash, and several values of a flag, which not every vLLM reads.
+    That command has what the file cannot contain: the environment, values that begin with a dash, and several values of
+    a flag, which not every vLLM reads.
 
     Raises:
         ExportError: the plan itself reads a config file, is for the simulated engine, or contains invalid text.

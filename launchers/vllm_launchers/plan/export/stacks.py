@@ -1,7 +1,7 @@
 """A plan for the stacks that serve vLLM on Kubernetes: KServe, llm-d and vLLM's production-stack. Pure.
 
-Each was compared with the schema of the release that `CHECKED` names. All three send requests to a pod by plain HTTP.
-A plan over several nodes, of which only the first serves, is left to LeaderWorkerSet (`kubernetes`).
+Each was checked against the schema of the release in `CHECKED`. All three send requests to a pod over plain HTTP. A
+plan over several nodes, of which only the first serves, is left to LeaderWorkerSet (`kubernetes`).
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _SEVERAL_NODES: Mapping[str, str] = {
     "llm-d": "llm-d sends requests to every pod of a model, and only the first of several nodes serves",
     "production-stack": "production-stack runs several nodes as a Ray cluster, not with vLLM's own --nnodes",
 }
-"""Why a plan over several nodes has no form for a stack."""
+"""Why a stack cannot run a plan over several nodes."""
 
 HF_TOKEN = "HF_TOKEN"
 _OWN_CACHE = "HF_HOME"
-"""Both charts set it, to a volume of their own."""
+"""Both charts set it, to their own volume."""
 
 
 def kserve(plan: Plan, *, name: str = "") -> str:
-    """An InferenceService with vLLM as its own container, and a claim on a volume for downloaded models.
+    """An InferenceService with vLLM as a custom container, and a volume claim for downloaded models.
 
     Raises:
-        ExportError: several nodes, HTTPS, or what no container can be.
+        ExportError: several nodes, HTTPS, or something that `container` rejects.
     """
     inside, app, downloads = _single(plan, "KServe"), label(name or plan.preset), not plan.model.startswith("/")
     volumes, mounts = pod_volumes(inside, app, downloads=downloads)
@@ -64,7 +64,7 @@ def kserve(plan: Plan, *, name: str = "") -> str:
         "metadata": {
             "name": app,
             "labels": labels_of(app),
-            # Knative would forbid the volumes, and end a server that starts for longer than ten minutes.
+            # Knative would forbid the volumes, and stop a server that takes more than ten minutes to start.
             "annotations": {"serving.kserve.io/deploymentMode": "Standard"},
         },
         "spec": {
@@ -85,7 +85,8 @@ def llm_d(plan: Plan, *, name: str = "") -> str:
     """Values for llm-d's model service chart: one decode pod, no prefill pods, no routing sidecar.
 
     Raises:
-        ExportError: several nodes, HTTPS, a model in a folder, a variable with ``{{``, or what no container can be.
+        ExportError: several nodes, HTTPS, a model in a folder, a variable with ``{{``, or something that `container`
+            rejects.
     """
     inside, app = _single(plan, "llm-d"), label(name or plan.preset)
     if plan.model.startswith("/"):
@@ -142,7 +143,7 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
     """Values for vLLM's production-stack: one model with one engine, behind the stack's router.
 
     Raises:
-        ExportError: several nodes, HTTPS, or what no container can be.
+        ExportError: several nodes, HTTPS, or something that `container` rejects.
     """
     inside, app = _single(plan, "production-stack"), label(name or plan.preset)
     rest = {flag: value for flag, value in plan.flags.items() if flag not in (PREFIX, TENSOR)}
@@ -164,7 +165,7 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
         "resources": {"limits": gpus, "requests": gpus},
         "shmSize": SHARED_MEMORY,
         "vllmConfig": {
-            # The chart turns prefix caching off where this is missing, and mounts /dev/shm only with the next one.
+            # The chart turns prefix caching off if this is missing, and mounts /dev/shm only with the next one.
             "enablePrefixCaching": plan.flags.get(PREFIX, True) is not False,
             "tensorParallelSize": whole_number(plan.flags, TENSOR),
             "extraArgs": [literal(word) for word in redact_argv(tuple(flag_words(rest)))],
@@ -176,7 +177,7 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
     if HF_TOKEN in plan.secrets:
         model["hf_token"] = {"secretName": app, "secretKey": HF_TOKEN}
     volumes, mounts = _extra_volumes(inside, app)
-    shared = ("shm",)  # which the chart has itself
+    shared = ("shm",)  # the chart has its own
     if mounted := [one for one in mounts if _name(one) not in shared]:
         model["extraVolumes"] = [one for one in volumes if _name(one) not in shared]
         model["extraVolumeMounts"] = mounted
@@ -206,7 +207,7 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
 
 
 def _single(plan: Plan, stack: str) -> Container:
-    """The plan as the one container of a pod that the stack routes requests to."""
+    """The plan as a single container in a pod that the stack routes requests to."""
     if plan.nodes is not None:
         raise ExportError(f"{_SEVERAL_NODES[stack]}: use kubernetes, which writes a LeaderWorkerSet")
     if plan.tls:
@@ -219,7 +220,7 @@ def _checked(stack: str) -> list[str]:
 
 
 def _extra_volumes(inside: Container, app: str) -> tuple[list[Yaml], list[Yaml]]:
-    """Volumes and mount points without the one for models, which the chart has itself."""
+    """Volumes and mount points, except those for models, which the chart adds itself."""
     volumes, mounts = pod_volumes(inside, app, downloads=False)
     return [one for one in volumes if _name(one) != "models"], [one for one in mounts if _name(one) != "models"]
 

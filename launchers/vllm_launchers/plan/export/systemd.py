@@ -9,23 +9,23 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import redact_argv, redact_environment
 
 STOP_SECONDS = 60
-"""How long a server may take to stop, after the time for finishing its requests (``--shutdown-timeout``)."""
+"""Time for a server to stop, in addition to the time for finishing its requests (``--shutdown-timeout``)."""
 
 ACCOUNT = "vllm"
-"""The account of a system unit."""
+"""The account that a system unit runs as."""
 
 PROGRAMS = "/usr/local/bin"
-"""Assumed location of a program whose folder the plan does not know: vLLM is not installed here."""
+"""Assumed folder of a program whose path the plan does not know, because vLLM is not installed here."""
 
 _PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def systemd_unit(plan: Plan, user: bool, *, name: str = "") -> str:
-    """The unit's text. ``user``: for ``systemctl --user``; else for the system, as the account ``vllm``.
+    """The unit's text. ``user``: for ``systemctl --user``; otherwise for the system, as the account ``vllm``.
 
-    It contains no secrets: an ``EnvironmentFile``, which its owner fills, has them. It restarts after a crash, but not
-    after a usage error (exit code 2), and gives up after five starts in an hour. vLLM also exits with code 0 when its
-    engine dies, so every unrequested exit counts as a crash (``Restart=always``).
+    It contains no secrets: they are in an ``EnvironmentFile``, which its owner fills. It restarts after a crash, but
+    not after a usage error (exit code 2), and gives up after five starts in an hour. vLLM also exits with code 0 when
+    its engine dies, so every unrequested exit counts as a crash (``Restart=always``).
 
     Raises:
         ExportError: the program or the model has a relative path, or an argument is not text.
@@ -45,7 +45,7 @@ def systemd_unit(plan: Plan, user: bool, *, name: str = "") -> str:
 
 
 def stop_seconds(plan: Plan) -> int:
-    """How long to wait for the server's exit before killing it."""
+    """Seconds to wait for the server's exit before killing it."""
     drain = plan.flags.get("shutdown-timeout", 0)
     return STOP_SECONDS + (drain if isinstance(drain, int) and drain > 0 else 0)
 
@@ -87,7 +87,7 @@ def _unit_lines(plan: Plan, *, user: bool) -> list[str]:
 
 def _service_lines(plan: Plan, unit: str, *, user: bool) -> list[str]:
     lines = ["Type=exec", *(() if user else (f"User={ACCOUNT}",))]
-    # Kernels compiled at startup need the tools beside the program, such as ninja, and those of CUDA.
+    # Kernels compiled at startup need tools from the program's folder, such as ninja, and from CUDA's.
     tools = {"PATH": f"{_program(plan).rpartition('/')[0]}:{_PATH}"}
     environment = tools | redact_environment(plan.environment)
     lines += [f"Environment={systemd_assignment(key, checked(value, key))}" for key, value in environment.items()]
