@@ -2,20 +2,20 @@
 
     python tests/benchmarks/budget_accuracy.py FOLDER [--rows] [--json]
 
-FOLDER holds ``startups.jsonl`` and the configs it names. A line of ``startups.jsonl`` is a JSON object about one
-successful start; null is 'not stated':
+FOLDER contains ``startups.jsonl`` and the configs it names. A line of ``startups.jsonl`` is a JSON object about one
+successful start; null means 'not stated':
 
-- ``vllm_version``, ``model``, ``model_config`` (a config.json, relative to FOLDER; it may be shortened, and may say
-  ``_full_layers`` and ``_sliding_layers`` in place of ``layer_types``)
-- ``gpu`` (name, perhaps with a count before it: ``2x Tesla T4``), ``gpu_mem_gib``, ``n_gpus_tp``, ``pp``
+- ``vllm_version``, ``model``, ``model_config`` (a config.json, relative to FOLDER; it may be shortened, with
+  ``_full_layers`` and ``_sliding_layers`` instead of ``layer_types``)
+- ``gpu`` (name, optionally preceded by a count: ``2x Tesla T4``), ``gpu_mem_gib``, ``n_gpus_tp``, ``pp``
 - flags as given: ``gpu_memory_utilization``, ``max_model_len``, ``kv_cache_dtype``, ``dtype``, ``quantization``,
   ``block_size``, ``enforce_eager``, ``max_num_batched_tokens``, ``max_num_seqs``, ``speculative`` (as vLLM prints it)
-- what the engine reported, per GPU: ``model_load_gib``, ``available_kv_gib``, ``kv_tokens``, ``max_concurrency``,
-  ``cuda_graph_gib``; ``bytes_per_token_expected`` is the config's geometry where one token takes a fixed size
+- values reported by the engine, per GPU: ``model_load_gib``, ``available_kv_gib``, ``kv_tokens``, ``max_concurrency``,
+  ``cuda_graph_gib``; ``bytes_per_token_expected`` follows from the config where a token's size is fixed
 
-Four figures come out: bytes per token that are exact; the error of the concurrency when the engine's own size of the
-KV cache is given; and the error of the KV cache's size, once with the size of the weights as the engine reported it
-(in use it is known from the weight files, which a config does not have) and once from the model's name.
+There are four results: how often bytes per token are exact; the error of the concurrency, given the engine's own KV
+cache size; and the error of the KV cache size, once with the weights' size reported by the engine (in practice it is
+known from the weight files, which a config lacks) and once with the size derived from the model's name.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ class Row:
 
 
 def error(predicted: float | None, reported: float | None) -> float | None:
-    """The relative error, or None if a value is missing."""
     return None if predicted is None or not reported else abs(predicted - reported) / reported
 
 
@@ -102,9 +101,9 @@ def flags_of(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu_of(record: dict[str, Any]) -> GpuShape:
-    """The GPU; a fractional size is the one CUDA reports, an integer the nominal one.
+    """The GPU. A fractional size is the one CUDA reports, an integer is the nominal one.
 
-    Where only the name is stated, or the size on the box is nearly what the driver reports, the latter counts.
+    If only the name is given, or the nominal size is close to what the driver reports, the driver's size is used.
     """
     name = re.sub(r"\(.*?\)|^\s*\d+\s*x\s+", "", record.get("gpu") or "").strip()
     size = record.get("gpu_mem_gib")
@@ -129,7 +128,7 @@ def attention_of(facts: ModelFacts) -> str:
 
 
 def lengthened(config: dict[str, Any]) -> dict[str, Any]:
-    """A shortened config may give the numbers of full and sliding layers in place of their list."""
+    """The config with its list of layers; a shortened one may give the numbers of full and sliding layers instead."""
     full, sliding = config.get("_full_layers"), config.get("_sliding_layers")
     if "layer_types" in config or not full or not sliding:
         return config
@@ -153,7 +152,7 @@ def measure(record: dict[str, Any], folder: Path) -> Row:
     loaded = record.get("model_load_gib")
     split = (record.get("n_gpus_tp") or 1) * (record.get("pp") or 1)
     begun = time.perf_counter()
-    # Bytes per token depend on no GPU: where it is not stated, any will do.
+    # Bytes per token do not depend on the GPU: if none is stated, any will do.
     shape = gpu if gpu.total_gib is not None else GpuShape("any", usable_gib=80.0)
     named = estimate(facts, flags, [shape], release=release)
     row.milliseconds = (time.perf_counter() - begun) * 1000

@@ -2,11 +2,11 @@
 
     python tests/benchmarks/compare_alarms.py [--pairs 300] [--json]
 
-Each row is a kind of noise: every minute takes over a part of the one before it (its autocorrelation), and levels
-scatter by a share; on top of that each minute and each figure scatters on its own. Two runs of that noise are compared
-with nothing changed (a verdict of better, worse or mixed is a false alarm), and with all latencies made slower or
-faster by a factor (a verdict in that direction sees it). Where a third number of minutes is given, an earlier run of
-that length is at hand, from which it is taken how figures drift. All of it comes from seeds: the same at every call.
+Each row is a kind of noise: the levels of minutes scatter by a share and are autocorrelated, and in addition each
+minute and each metric scatters independently. Two runs with that noise are compared: once without any change, where a
+verdict of better, worse or mixed is a false alarm; and with all latencies slower or faster by a factor, where a verdict
+in that direction is a detection. If a third number of minutes is given, an earlier run of that length is available,
+from which the drift of metrics is estimated. Everything is seeded, so results are reproducible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def verdict(seed: int, counts: tuple[int, ...], drift: tuple[float, float], fact
 
 
 def row(kept: float, spread: float, counts: tuple[int, ...], pairs: int) -> Row:
-    """All pairs of one kind of noise."""
     drift = (kept, spread)
     alarms = sum(verdict(seed, counts, drift, 1.0) in ALARMS for seed in range(pairs)) / pairs
     seen = {}
@@ -63,7 +62,6 @@ def row(kept: float, spread: float, counts: tuple[int, ...], pairs: int) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=300, help="pairs of runs per kind of noise (default 300)")
     parser.add_argument("--json", action="store_true")

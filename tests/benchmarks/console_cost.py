@@ -1,7 +1,7 @@
-"""Cost of the running console, compared with vllmstat in the same run (`startup_cost.py`: startup cost).
+"""Cost of the running console, compared with vllmstat in the same run (see `startup_cost.py` for the startup cost).
 
-Run: ``python tests/benchmarks/console_cost.py``. It prints medians of five rounds and the ratios; it asserts nothing.
-vllmstat 0.9.1 is installed into a temporary virtual environment (or named with ``--vllmstat``).
+Run ``python tests/benchmarks/console_cost.py``. It prints medians of five rounds and the ratios; it asserts nothing.
+vllmstat 0.9.1 is installed into a temporary virtual environment, unless ``--vllmstat`` gives its path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from harness import Bench, Usage, bench, median, memory_mb, watch
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -34,14 +33,14 @@ def main() -> None:
 
 
 def install_vllmstat(folder: Path) -> str:
-    """Install it into a separate virtual environment; returns its executable."""
+    """Install vllmstat into a separate virtual environment; returns its executable."""
     venv.create(folder, with_pip=True)
     subprocess.run([str(folder / "bin" / "pip"), "install", "-q", "vllmstat==0.9.1"], check=True)
     return str(folder / "bin" / "vllmstat")
 
 
 def one_server(box: Bench, vllmstat: str, rounds: int, seconds: float) -> None:
-    """Console and vllmstat in turn on one server under load, 120×40, once a second."""
+    """Console and vllmstat in turn on one server under load, 120×40, one refresh per second."""
     server = box.start("chat")
     record = box.record("chat")
     recorder, keeper = record["sidecar"]["pid"], record["keeper"]["pid"]

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/diagnose_speed.py [--mib 32] [--rounds 5] [--json]
 
-Five logs: of a server that served and then died, the same as journald carries it, of tracebacks only, of exceptions
-that are all different, and of nothing but memory that ran out. CPU time of this process; medians over the rounds, the
-floor measured between them.
+Five logs: a server that served and then died, the same with journald's prefixes, only tracebacks, only distinct
+exceptions, and only out-of-memory errors. Measures CPU time of this process; medians over the rounds, with the floor
+measured in between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRACEBACK = (
 
 
 def served() -> Iterator[str]:
-    """A server's access log and figures."""
+    """A server's access log and metrics."""
     return cycle(SERVED)
 
 
@@ -51,12 +51,12 @@ def exceptions() -> Iterator[str]:
 
 
 def carried() -> Iterator[str]:
-    """A server's log with the prefixes of journald."""
+    """A server's log with journald's prefixes."""
     return (f"Nov 03 08:05:{number % 60:02d} gpubox vllm[47]: {line}" for number, line in enumerate(cycle(SERVED)))
 
 
 def out_of_memory() -> Iterator[str]:
-    """Memory that ran out, no two lines alike, and no traceback that tells where."""
+    """Out-of-memory errors, all of them different and without a traceback."""
     return (f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {number} MiB." for number in count())
 
 
@@ -70,7 +70,6 @@ LOGS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
@@ -101,7 +100,6 @@ def measure(path: Path, lines: Iterator[str], args: argparse.Namespace) -> dict[
 
 
 def clock(do: Callable[[], object]) -> float:
-    """CPU seconds that it took."""
     begin = time.process_time()
     do()
     return time.process_time() - begin

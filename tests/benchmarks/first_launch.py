@@ -1,9 +1,9 @@
-"""Time of a first launch from the key to ready: unprepared, and prepared while the plan was read.
+"""Time of a first launch from the key to ready: unprepared, and prepared while the user reads the plan.
 
     python tests/benchmarks/first_launch.py --vllm PATH --model FOLDER [--rounds 3]
 
-Real vLLM on the CPU. In each round, in an order that changes, the same server is launched without preparation, and 5
-and 30 seconds after the launch screen began to prepare it. Printed are medians.
+Real vLLM on the CPU. In each round, in changing order, the same server is launched without preparation, and 5 and 30
+seconds after the launch screen started to prepare it. Prints medians.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ FLAGS = {
     "enforce-eager": True,
 }
 WAYS = {"as usual": 0.0, "after 5 s": 5.0, "after 30 s": 30.0}
-"""How long the plan is read during preparation; no preparation if zero."""
+"""Seconds of preparation while the plan is read; zero means no preparation."""
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    # A separate worker waits for its next step in a busy loop, which would occupy one of two cores.
+    # A separate worker would busy-wait for its next step and occupy one of two cores.
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     request = LaunchRequest(
         "chatbot", args.model, "vllm", args.vllm, NAME, port=PORT, changes=Changes(set=FLAGS), warm_up=True
@@ -54,7 +53,6 @@ def main() -> None:
 
 
 def launched(state: Path, request: LaunchRequest, reading: float) -> float:
-    """Seconds from the launch until the server is ready."""
     fleet = LocalFleet(state)
     try:
         if reading:

@@ -1,6 +1,6 @@
 """Cost of the GPU history: bytes per hour and GPU, bytes written, CPU per sample, and reading a range.
 
-Each host is recorded for some hours as a recorder does, every figure and link moving.
+Each host is recorded for some hours like a recorder does, with every value and link changing.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def moving(gpu: Gpu, chance: random.Random) -> Gpu:
 
 
 def written() -> int:
-    """Bytes that this process has given to the kernel to write."""
+    """Bytes that this process has written."""
     return int(next(line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("wchar"))[7:])
 
 
 def measure(name: str, hours: float) -> None:
-    """Record a host, and read it again."""
+    """Record a host, and read it back."""
     host, chance = read_host(Path(name)), random.Random(7)
     count, end = len(host.gpus), time.time() // 60 * 60
     rows = round(hours * 3600 / FIVES.step)
@@ -80,7 +80,6 @@ def measure(name: str, hours: float) -> None:
 
 
 def main() -> None:
-    """Measure each host."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=24.0, help="how long each is recorded (default 24)")
     options = parser.parse_args()

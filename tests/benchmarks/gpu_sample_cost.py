@@ -2,7 +2,7 @@
 
     python tests/benchmarks/gpu_sample_cost.py
 
-Goal: at 1 Hz at most 0.5 % of a core, without the time that a real driver takes itself.
+Objective: at most 0.5% of a core at 1 Hz, excluding the time of a real driver.
 """
 
 from __future__ import annotations

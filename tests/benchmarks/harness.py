@@ -23,16 +23,16 @@ from typing import Any
 TICK = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 WAIT_SECONDS = 600
-"""Timeout of a command: a prepared restart takes minutes if the server and its successor share two cores."""
+"""Timeout of a command. A prepared restart takes minutes if the server and its successor share two cores."""
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, by its own clock (nanoseconds)."""
+    """CPU time of a process from its own clock (nanoseconds)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def ended_children_seconds(pid: int) -> float:
-    """CPU time of its reaped children, in ticks (/proc/PID/stat, fields 16 and 17)."""
+    """CPU time of its reaped children (/proc/PID/stat, fields 16 and 17, in ticks)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(value) for value in fields[13:15]) / TICK
 
@@ -44,8 +44,9 @@ def memory_mb(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a program in a terminal used over an interval. ``children_seconds`` are of processes that it ran and that
-    ended meanwhile, as predictions are: they come once, so a percentage of an interval would say nothing."""
+    """Resource use of a program in a terminal over an interval. ``children_seconds`` is the CPU time of processes that
+    it started and that ended meanwhile, such as predictions; these are one-time costs, so a percentage would be
+    meaningless."""
 
     cpu_percent: float
     children_seconds: float
@@ -56,9 +57,9 @@ class Usage:
 def watch(
     words: Sequence[str], env: dict[str, str], *, settle: float, seconds: float, extra_pids: Sequence[int]
 ) -> Usage:
-    """Run a program in a 120×40 pty; after ``settle`` seconds measure for ``seconds``.
+    """Run a program in a 120×40 pty; measure for ``seconds`` after ``settle`` seconds.
 
-    ``extra_pids`` are pids whose CPU counts as the program's (recorders).
+    The CPU time of ``extra_pids`` (recorders) is added to the program's.
     """
     with in_terminal(words, env) as (process, master):
         drain(master, settle)
@@ -117,7 +118,6 @@ class Bench:
         self.servers = folder / "state" / "vllm-console" / "servers"
 
     def words(self, *words: str) -> list[str]:
-        """The command line of ``vllm-console`` with arguments."""
         return [sys.executable, "-m", "vllm_console", *words]
 
     def __call__(self, *words: str) -> Any:
@@ -134,12 +134,12 @@ class Bench:
         return json.loads(answer.stdout)
 
     def start(self, name: str, preset: str = "chatbot") -> dict[str, Any]:
-        """A simulated server, ready."""
+        """Start a simulated server and wait until it is ready."""
         server: dict[str, Any] = self("start", preset, "--engine", "simulated", "--name", name, "--wait")
         return server
 
     def load(self, name: str, rate: float, seconds: float) -> subprocess.Popen[bytes]:
-        """Traffic from a separate process."""
+        """Send load from a separate process."""
         words = self.words("load", name, "--rate", str(rate), "--duration", str(seconds))
         return subprocess.Popen(words, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -151,7 +151,6 @@ class Bench:
 
 @contextlib.contextmanager
 def bench() -> Iterator[Bench]:
-    """A bench whose servers are stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
         made = Bench(Path(folder))
         try:
@@ -162,5 +161,4 @@ def bench() -> Iterator[Bench]:
 
 
 def median(values: Sequence[float]) -> float:
-    """Their median."""
     return statistics.median(values)

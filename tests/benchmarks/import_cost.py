@@ -2,9 +2,9 @@
 
     python tests/benchmarks/import_cost.py [--rounds 5] [--top 15] [--libraries]
 
-Milliseconds of each module by itself (``python -X importtime``), the best of the rounds. With ``--libraries`` also
-modules of Python and of other packages. A module that defines dataclasses, compiles regular expressions or imports
-what few callers need stands out.
+Milliseconds of each module itself (``python -X importtime``), best of the rounds. With ``--libraries``, includes
+modules of Python and of other packages. Modules stand out if they define dataclasses, compile regular expressions, or
+import what few callers need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ CONSOLE = "import vllm_console.cli.main, vllm_console.cli.console, vllm_console.
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--top", type=int, default=15)
@@ -48,7 +47,7 @@ def imports(box: Bench, words: list[str], rounds: int) -> dict[str, float]:
         done = subprocess.run(
             [sys.executable, "-X", "importtime", *words], env=box.env, capture_output=True, text=True, check=True
         )
-        if number:  # the first one may compile
+        if number:  # the first one may compile bytecode
             for cost, name in LINE.findall(done.stderr):
                 best[name] = min(best.get(name, 1e9), int(cost) / 1000)
     return best

@@ -1,10 +1,10 @@
-"""Time from a key press to its effect on the screen, with each fault and without, in the same run.
+"""Time from a key press to its effect on the screen, with and without each fault, in the same run.
 
-Run: ``python tests/benchmarks/key_to_paint.py``. The console runs in a real pseudo-terminal; a key moves the cursor in
-the table of servers, and the time counts until the emulated screen shows it there. Every round opens a console, presses
-the keys without a fault and then beside it (a driver that hangs gets a console of its own). It prints medians over the
-rounds of their p50 and p99, and how many processes wanted the machine meanwhile; it asserts nothing. A C compiler is
-needed for the stalled disk and the driver. All of it with ``--rounds 1`` takes about five minutes.
+Run ``python tests/benchmarks/key_to_paint.py``. The console runs in a real pseudo-terminal; a key moves the cursor in
+the server table, and the time is measured until the emulated screen shows that. Every round opens a console and presses
+the keys first without the fault and then with it (a hanging driver gets a separate console). It prints medians over the
+rounds of their p50 and p99, and the load of the machine; it asserts nothing. The stalled disk and the driver need a C
+compiler. Everything with ``--rounds 1`` takes about five minutes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ def one_round(name: str, presses: int, seed: int) -> tuple[list[float], list[flo
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "faults", nargs="*", default=[*keys.METRICS, "flood", "driver", "stall", "resize", "32 servers"]

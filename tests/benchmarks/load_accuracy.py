@@ -1,18 +1,18 @@
-"""``vllm-console load`` next to ``vllm bench serve``: the same shape against the same real vLLM server.
+"""``vllm-console load`` compared with ``vllm bench serve``: the same load on the same real vLLM server.
 
     python tests/benchmarks/load_accuracy.py --vllm PATH --model FOLDER [--rounds 5] [--json]
 
 One server is started on the CPU. In each round both clients send the same number of requests of exactly the same
-lengths, one after the other, and take turns in being first: once in a closed loop, once in an open one. Printed are the
-medians over the rounds of what each client reports, and the median of the ratios of the rounds (ours / theirs).
-Prefix caching is off, so that no client profits from the prompts of the other. Both send prompts as token ids: the
-server would have to tokenize text first, which counts in TTFT. ``vllm bench serve`` has no option for that, so its data
-set's prompts are exchanged for their ids; with ``--text`` it sends text, as it always does.
+lengths, one after the other and in alternating order: once in a closed loop, once in an open one. Prints medians over
+the rounds of what each client reports, and the median of the rounds' ratios (ours / theirs). Prefix caching is off, so
+that no client profits from the other's prompts. Both send prompts as token ids, because the server's tokenization of
+text would count in TTFT. ``vllm bench serve`` has no option for that, so its data set's prompts are replaced by their
+ids; with ``--text`` it sends text as usual.
 
-The server itself is the referee: it counts TTFT and e2e of every request in ``/metrics``, up to the moment when it has
-the token. Printed last is how far each client's mean is above that. What is above it is the network's and the client's
-own time, so the smaller of two is nearer to the truth. ``vllm bench serve`` sends one more request, before it measures,
-which counts there.
+The server itself is the reference: it counts TTFT and e2e of every request in ``/metrics``, up to the moment when it
+has the token. Printed last is how far each client's mean exceeds that. The excess is time of the network and the client
+itself, so the smaller one is more accurate. Before measuring, ``vllm bench serve`` sends one additional request that
+counts there.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ datasets.RandomDataset.sample = sample
 sys.argv[0] = "vllm"
 main()
 """
-"""``vllm``, whose random data set yields token ids instead of text."""
+"""``vllm`` with a random data set that yields token ids instead of text."""
 SERVER_FIGURES = {
     "TTFT (mean) above the server's, ms": "vllm:time_to_first_token_seconds",
     "e2e (mean) above the server's, ms": "vllm:e2e_request_latency_seconds",
 }
-"""The histograms of ``/metrics`` whose means the clients' own are compared with."""
+"""Histograms of ``/metrics`` whose means are compared with the clients' means."""
 FIGURES = {
     "TTFT, ms": ("median_ttft_ms", "ttft_seconds"),
     "TPOT, ms": ("median_tpot_ms", "tpot_seconds"),
@@ -79,7 +79,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """The requests of both clients."""
+    """The requests that both clients send."""
 
     input_tokens: int
     output_tokens: int
@@ -88,7 +88,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Loop:
-    """The sending mode, as options of each client."""
+    """A sending mode, as options of each client."""
 
     name: str
     ours: tuple[str, ...]
@@ -96,7 +96,7 @@ class Loop:
 
 
 def main() -> int:
-    """Measure and print; exit code 1 when a ratio is further from 1 than ``--within``."""
+    """Measure and print; exit code 1 if a ratio is further from 1 than ``--within``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True, help="a real vLLM: its command")
     parser.add_argument("--model", required=True, help="a model's folder")
@@ -135,7 +135,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def serving(vllm: str, model: str, folder: Path, port: int) -> Iterator[str]:
-    """A serving process on the CPU; it and its children end afterwards."""
+    """Run a server on the CPU; it and its children are ended afterwards."""
     if not port:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -177,7 +177,6 @@ def totals(url: str) -> dict[str, float]:
 
 
 def answers(url: str) -> bool:
-    """Whether it answers with 200."""
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5) as answer:
             return bool(answer.status == 200)
@@ -198,11 +197,11 @@ class Bench:
         self._seed = 0
 
     def warm_up(self) -> None:
-        """A few requests that are not measured."""
+        """Send a few requests that are not measured."""
         self._run([*self._load_words(), "--concurrency", "2", "--requests", "8"])
 
     def rounds(self, loop: Loop, count: int) -> dict[str, dict[str, float]]:
-        """Medians over the rounds, by figure: ``ours``, ``theirs``, ``ratio`` and the ratio's extremes."""
+        """Medians over the rounds by metric: ``ours``, ``theirs``, ``ratio`` and the ratio's extremes."""
         ours: list[dict[str, float]] = []
         theirs: list[dict[str, float]] = []
         for number in range(count):
@@ -224,7 +223,7 @@ class Bench:
         return rows
 
     def _judged(self, client: Callable[[Loop], dict[str, float]], loop: Loop) -> dict[str, float]:
-        """The client's report; means of `SERVER_FIGURES` as the time above the server's own values."""
+        """The client's report; means of `SERVER_FIGURES` are given as the excess over the server's own values."""
         before = totals(self._url)
         found = client(loop)
         after = totals(self._url)
@@ -267,7 +266,7 @@ class Bench:
         return found | dict(zip(SERVER_FIGURES, (report["mean_ttft_ms"], report["mean_e2el_ms"]), strict=True))
 
     def _check(self, completed: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Both must have sent the requested load; ``vllm bench serve`` prompts may be off by a token (text)."""
+        """Check that both sent the requested load; prompts of ``vllm bench serve`` may be off by a token (text)."""
         shape = self._shape
         prompts = shape.requests * shape.input_tokens
         if (completed, output_tokens) != (shape.requests, shape.requests * shape.output_tokens):
@@ -285,7 +284,7 @@ class Bench:
 
 
 def table(found: dict[str, dict[str, dict[str, float]]], shape: Shape) -> str:
-    """The figures for people."""
+    """The results as text."""
     lines = [f"{shape.requests} requests of {shape.input_tokens} + {shape.output_tokens} tokens per client and round"]
     for loop, rows in found.items():
         lines.append(f"\n{loop:28} {'vllm bench':>12} {'load':>12} {'ratio':>8}   rounds")

@@ -3,17 +3,17 @@
     python tests/benchmarks/on_gpu.py --vllm PATH --model FOLDER [--gpus 0] [--rate 16] [--seconds 15]
 
 It starts one server with the chatbot preset, sends it load, restarts it with fewer sequences (prepared) and with sleep
-mode (not prepared), and puts it to sleep and wakes it at both levels. That takes about six minutes with a model of 8B.
-Printed are:
+mode (not prepared), and puts it to sleep and wakes it up at both levels. That takes about six minutes with an 8B model.
+It prints:
 
 - the plan's memory and vLLM's own, from its log
-- GPU memory, power, temperature and clock by NVML and by ``nvidia-smi``, under load
-- steps as the probe recorded them, next to the plan's roofline: medians by sequences and tokens
-- what was predicted of the restart, and what was measured after it with the same load
-- downtimes, and how many processes ``nvidia-smi`` listed at most while a restart was prepared (objective: one)
-- how long sleeping and waking took, and the GPU memory in use before and after
+- GPU memory, power, temperature and clock from NVML and from ``nvidia-smi``, under load
+- recorded steps and the plan's roofline: medians by sequences and tokens
+- the prediction of the restart, and the measurement after it with the same load
+- downtimes, and the maximum number of processes listed by ``nvidia-smi`` while a restart was prepared (objective: one)
+- the time to sleep and to wake up, and the GPU memory in use before and after
 
-Where there is no ``nvidia-smi``, as with ``--gpus none`` and vLLM's CPU build, what needs a GPU is left out.
+Without ``nvidia-smi``, as with ``--gpus none`` and vLLM's CPU build, everything that needs a GPU is skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ SMI = {"used_gib": "memory.used", "power_w": "power.draw", "temperature_c": "tem
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True)
     parser.add_argument("--model", required=True)
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def measure(made: Bench, args: argparse.Namespace) -> None:
-    """All of it, on one server."""
+    """Run everything on one server."""
     given = ["chatbot", "--vllm", args.vllm, "--model", args.model, "--gpus", args.gpus]
     given += [word for flag in args.flags for word in ("--set", flag)]
     plan = made("plan", *given)
@@ -111,14 +110,13 @@ def predict(made: Bench, *change: str) -> dict[str, Any]:
 
 
 def timed(made: Bench, *words: str) -> float:
-    """How long a command takes (seconds)."""
     began = time.monotonic()
     made(*words)
     return time.monotonic() - began
 
 
 def smi(field: str) -> float:
-    """A field of the first GPU, as nvidia-smi reports it."""
+    """A field of the first GPU as reported by nvidia-smi."""
     words = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
@@ -147,7 +145,7 @@ def load(made: Bench, rate: float, seconds: float, *, sampled: bool = False) -> 
 
 
 class gpu_processes:  # noqa: N801 - reads as a function
-    """Counts, every 0.4 s, the processes that nvidia-smi lists."""
+    """Counts the processes that nvidia-smi lists, every 0.4 s."""
 
     def __init__(self) -> None:
         self._seen: list[int] = []
@@ -177,7 +175,7 @@ def batch_budget(made: Bench) -> int:
 
 
 def print_steps(made: Bench, plan: dict[str, Any]) -> None:
-    """Recorded steps next to the roofline."""
+    """Print recorded steps and the roofline."""
     reader = ProbeReader(made.servers / NAME / "probe")
     evidence = gather(reader.requests(), reader.steps(), 16, batch_budget(made))
     print(f"scheduled ahead: {'yes' if evidence.ahead else 'no'}")
@@ -197,7 +195,7 @@ def print_steps(made: Bench, plan: dict[str, Any]) -> None:
 
 
 def roofline(plan: dict[str, Any]) -> Roofline | None:
-    """The plan's timing of steps; None without a GPU, or if it is not known."""
+    """The plan's timing of steps; None without a GPU, or if unknown."""
     if not plan["memory"]["per_gpu"] or not shutil.which("nvidia-smi"):
         return None
     memory = convert({**plan["memory"], "per_gpu": []}, MemoryBudget)

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/plan_speed.py --vllm PATH --model FOLDER [--rounds 5] [--json]
 
-Each round asks for the same launch with a flag that does not exist: once a fleet with a warm cache of flags, as a
-console holds it; once the command ``vllm-console plan``, interpreter and all; once ``vllm serve`` itself. Medians are
-printed, with the CPU time of a plan, and how long the flags take to be learned when nothing is known yet.
+Each round requests the same launch with a nonexistent flag in three ways: from a fleet with a warm flag cache, as in a
+console; with the command ``vllm-console plan``, including interpreter startup; and with ``vllm serve`` itself. Prints
+medians, the CPU time of a plan, and the time to learn the flags without a cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ CODE = "flag_unknown"
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True, help="a real vLLM: its command, or its environment")
     parser.add_argument("--model", required=True, help="a model's folder")
@@ -44,7 +43,7 @@ def main() -> int:
 
 
 def measure(vllm: str, model: str, rounds: int) -> dict[str, float]:
-    """Seconds, medians over ``rounds``; ``ratio`` is the real vLLM's time over a plan's."""
+    """Medians over ``rounds`` in seconds; ``ratio`` is vLLM's time divided by the plan's."""
     from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.launch.request import LaunchRequest
     from vllm_launchers.vllm.engines import engine_at
@@ -61,7 +60,7 @@ def measure(vllm: str, model: str, rounds: int) -> dict[str, float]:
         assert CODE in codes, codes
 
     command = [sys.executable, "-m", "vllm_console", "plan", "chatbot", "--vllm", vllm, "--model", model]
-    plan()  # loads what planning needs
+    plan()  # imports everything that planning needs
     plans, cpu, commands, serves = [], [], [], []
     for _ in range(rounds):
         before = time.process_time()
@@ -91,14 +90,13 @@ def refused(words: list[str], text: str) -> None:
 
 
 def clock(do: Callable[[], object]) -> float:
-    """Seconds that it took."""
     begin = time.perf_counter()
     do()
     return time.perf_counter() - begin
 
 
 def table(figures: dict[str, float]) -> str:
-    """The figures for people."""
+    """The results as text."""
     return "\n".join(
         (
             f"plan, flags known      {figures['plan_s'] * 1000:8.1f} ms   ({figures['plan_cpu_s'] * 1000:.1f} ms CPU)",

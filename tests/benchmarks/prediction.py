@@ -6,37 +6,36 @@
     python tests/benchmarks/prediction.py --speeds 60
     python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
-Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
-(Poisson arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. What is predicted from one
-traffic is measured with another one of the same kind (another seed) and at another speed, as after a restart, and with
-the very same requests and speed. The speed's logarithm is normal, with the standard deviation ``--drift``. Each change
-has traffic and speed of its own. The noise floor is how much the same flags differ between the two. ``--scored`` is how
-many restarts of this server were predicted and measured before, each at another speed. Their drift is taken as measured
-exactly; ``--measured-drift`` prints how far it is off.
+By default every change runs on the simulated engine in virtual time, under three kinds of traffic: steady (Poisson
+arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. A prediction from one traffic is
+compared with measurements of another traffic of the same kind (another seed) at another speed, as after a restart, and
+of exactly the same requests at the same speed. The logarithm of the speed is normally distributed with standard
+deviation ``--drift``. Each change has its own traffic and speed. The noise floor is the difference between the two with
+the same flags. ``--scored`` is the number of earlier restarts of this server that were predicted and measured, each at
+another speed. Their drift is assumed to be measured exactly; ``--measured-drift`` prints the error of a measured drift.
 
-With ``--metrics`` nothing is known of the traffic before a change but what the recorder keeps of ``/metrics``, as for a
-server without the probe; what is measured is exact all the same. Means are listed, too: metrics tell them exactly.
+With ``--metrics``, all that is known of the traffic before a change is what the recorder keeps of ``/metrics``, as for
+a server without the probe; measurements are still exact. Means are listed as well, since metrics have them exactly.
 
-How often the interval holds what is measured with other traffic takes many pairs of traffics: ``--coverage`` predicts
-for so many that nothing changes, with step costs straight from the regression, and measures the other traffic.
+Estimating how often the interval contains a measurement of other traffic takes many pairs of traffics: ``--coverage``
+predicts that nothing changes for that many pairs, with step costs directly from the regression, and measures the other
+traffic.
 
-``--learning`` does the same for several drifts and numbers of scored restarts. For each pair of traffics, everything is
-replayed at two speeds, and what lies between is interpolated: the logarithm of each figure as a line over that of the
-speed. Each pair has several servers, whose scored and next starts are drawn. ``--speeds`` prints how often the
-interval of the speed alone holds the next one, for so many servers of each kind; with odd starts, every tenth is ten
-times as far off.
+``--learning`` does the same for several drifts and numbers of scored restarts. Each pair of traffics is replayed at two
+speeds, and in between the logarithm of each metric is interpolated linearly over that of the speed. Each pair has
+several servers, whose scored and next starts are drawn. ``--speeds`` prints how often the interval of the speed alone
+contains the next one, for that many servers of each kind; with odd starts, every tenth is ten times as far off.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
-restart, load. After each restart other requests of the same kind come first, from which the next change is predicted,
-and then the very requests from which this one was predicted. Each change is taken back afterwards, which is predicted
-and measured, too, and the server keeps score of them all. That the first flags are measured again and again gives the
-noise floor, and at the end of each kind of traffic its first requests again give that of the same requests. Arrivals
-are those of a Poisson process and lengths are drawn independently, so samples of a traffic differ as the intervals
-expect. ``--paced``
-makes a step of vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger
-model; otherwise a step takes what the CPU takes.
+restart, load. After each restart, other requests of the same kind come first, from which the next change is predicted,
+and then exactly the requests from which this change was predicted. Each change is reverted afterwards, and the revert
+is predicted and measured too; the server keeps score of all predictions. Since the initial flags are measured
+repeatedly, they provide the noise floor, and repeating the first requests at the end of each kind of traffic provides
+that of the same requests. Arrivals are Poisson and lengths are drawn independently, so samples of a traffic differ as
+the intervals expect. ``--paced`` makes a step of vLLM take STEP seconds plus TOKEN for each token that it computes,
+like a larger model on a GPU; otherwise a step takes as long as the CPU needs.
 
-Below 70 % of capacity and above are listed apart, and so are predictions that were flagged as outside.
+Results below and above 70% of capacity are listed separately, as are predictions that were flagged as outside.
 """
 
 from __future__ import annotations
@@ -96,8 +95,8 @@ FIGURES = tuple((part and f"{latency}.{part}") or latency for latency, part in L
 
 @dataclass(frozen=True)
 class Outcome:
-    """One predicted change: per figure what was measured before, predicted, and measured after, on the traffic of its
-    kind and on the very same requests; and whether the interval held the first."""
+    """One predicted change. For each metric: measured before; predicted; and measured after, on other traffic of its
+    kind and on the same requests."""
 
     change: str
     traffic: str
@@ -142,14 +141,15 @@ def reconstructed(recorded: Recorded, seed: int, most: int = MOST_REQUESTS) -> T
 
 @dataclass(frozen=True)
 class Servers:
-    """How much a server's speed differs between two starts, how many of them were scored, and how it is seen."""
+    """How much a server's speed differs between starts, how many restarts were scored, and whether only metrics are
+    seen."""
 
     drift: float
     scored: int
     metrics: bool
 
     def drifts(self, seed: int) -> list[float]:
-        """What the scored restarts of one server have shown."""
+        """Drifts of the scored restarts of one server."""
         dice = random.Random(f"scored {seed}")
         return [math.expm1(dice.gauss(0, self.drift)) for _ in range(self.scored)]
 
@@ -198,7 +198,7 @@ def cases_of(recorded: Recorded, metrics: bool) -> Cases:
     found = []
     for number in range(RECONSTRUCTIONS):
         evidence = reconstructed(recorded, number)
-        if evidence.flaw:  # then it is refused without a fit
+        if evidence.flaw:  # it is refused without a fit
             start = step_regression(evidence.steps)
             return ((evidence, CostFit((start,), 0.0, start)),)
         found.append((evidence, fit_step_cost(reconstructed(recorded, number, FIT_REQUESTS), recorded.limits)))
@@ -225,13 +225,13 @@ def covered(pairs: int, servers: Servers, begin: int) -> Iterator[Outcome]:
 
 DRIFTS, SCORED_STARTS = (0.0, 0.003, 0.02), (0, 5, 20)
 SERVERS = 6
-"""Of each pair of traffics."""
+"""Number of servers per pair of traffics."""
 SLOWED = 1.03
 
 
 @dataclass(frozen=True)
 class Between:
-    """Figures at the usual speed and slowed, by name; between the two each is a power of the speed."""
+    """Metrics at the usual speed and at the slower one, by name; in between, each is a power of the speed."""
 
     usual: dict[str, float | None]
     slowed: dict[str, float | None]
@@ -245,7 +245,7 @@ class Between:
 
 
 def learning(pairs: int, begin: int) -> Iterator[str]:
-    """Lines: how often the interval of each figure holds the next measurement."""
+    """Output lines: how often the interval of each metric contains the next measurement."""
     held: dict[tuple[str, float, int, str], list[bool]] = {}
     for kind in TRAFFICS:
         for pair in range(begin, begin + pairs):
@@ -272,7 +272,7 @@ def learning(pairs: int, begin: int) -> Iterator[str]:
 
 
 def learned_speeds(servers: int, first: int) -> Iterator[str]:
-    """Lines: how wide the interval of the speed is, and how often it holds the next one."""
+    """Output lines: how wide the interval of the speed is, and how often it contains the next speed."""
     seen = evidence_of(run(BASE, "steady", RATES[0], first))
     start = step_regression(seen.steps)
     for odd in (False, True):
@@ -329,7 +329,7 @@ def one_simulated(
 PACED = Path(__file__).parents[1] / "real/environment/paced"
 REAL_BASE = {"max-num-seqs": 16, "max-model-len": 512, "block-size": 32, "num-gpu-blocks-override": 160}
 REAL_DEFAULTS = {"max-num-batched-tokens": 2048, "enable-prefix-caching": True, "enable-chunked-prefill": True}
-# each change is made, predicted and measured, and then taken back, which is a change as well
+# each change is made, predicted and measured, and then reverted, which counts as a change as well
 REAL_CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "steady": (
         {"max-num-seqs": 8}, {"max-num-batched-tokens": 64}, {"num-gpu-blocks-override": 40},
@@ -352,7 +352,7 @@ QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HOST_IP": "127.0.0.1",
     "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }  # fmt: skip
-# each load of a traffic: what share of the rate it has, in seconds after the start, and for how long (shares of all)
+# the loads of each traffic: share of the rate, start and duration (as shares of the total duration), and more arguments
 REAL_TRAFFICS: dict[str, tuple[tuple[float, float, float, tuple[str, ...]], ...]] = {
     "steady": ((1.0, 0.0, 1.0, ()),),
     "bursty": ((0.6, 0.0, 1.0, ()), (1.0, 0.15, 0.2, ()), (1.0, 0.6, 0.2, ())),
@@ -361,8 +361,8 @@ REAL_TRAFFICS: dict[str, tuple[tuple[float, float, float, tuple[str, ...]], ...]
 }
 
 
-# Lengths are drawn independently, as those of people are: the load generator's own are stratified, so two samples of a
-# traffic differ by less than an interval for other requests allows.
+# Lengths are drawn independently, like those of real users. The load generator's own lengths are stratified, so two
+# samples of a traffic would differ less than an interval for other requests allows.
 INDEPENDENT = (
     "-c",
     "from vllm_console.load import shape; from vllm_console.cli.main import main; shape.STRATA = 1; exit(main())",
@@ -412,11 +412,11 @@ class Program:
              "--port", str(self.port), "--force", *words_of(REAL_BASE))  # fmt: skip
 
     def change(self, change: dict[str, Any]) -> None:
-        """Restart with a change; without one, only a new recording starts."""
+        """Restart with a change; an empty change only starts a new recording."""
         self("restart", "bench", "--wait", "--force", *words_of(change))
 
     def predict(self, change: dict[str, Any]) -> dict[str, Any]:
-        """The prediction of a change, which is kept and scored after the restart."""
+        """Predict a change; the prediction is kept and scored after the restart."""
         self("predict", "bench", *words_of(change), check=False)
         answer = self("predict", "bench", *words_of(change), "--draft", "--json", check=False)
         found: dict[str, Any] = json.loads(answer)["prediction"]
@@ -435,7 +435,7 @@ class Program:
         began = time.time()
         running: list[subprocess.Popen[str]] = []
         for number, (share, after, part, more) in enumerate(REAL_TRAFFICS[kind]):
-            # The load generator sends exactly rate times duration requests: rounded up, so half of one less is asked.
+            # The load generator sends exactly rate times duration requests, rounded up, so request half of one less.
             count = max(1, poisson(random.Random(seed + number), rate * share * seconds * part))
             time.sleep(max(0.0, began + after * seconds - time.time()))
             running.append(self.command(
@@ -472,7 +472,7 @@ def real(args: argparse.Namespace) -> Iterator[Outcome]:
 
 
 def real_traffic(program: Program, kind: str, number: int, args: argparse.Namespace) -> Iterator[Outcome]:
-    """The outcomes of a traffic's changes, each followed by its revert. ``number`` is that of its first requests."""
+    """The outcomes of a traffic's changes, each followed by its revert; ``number`` selects its first requests."""
     flags = REAL_BASE | REAL_DEFAULTS
     changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for change in REAL_CHANGES[kind][args.skip : args.changes]:
@@ -483,7 +483,7 @@ def real_traffic(program: Program, kind: str, number: int, args: argparse.Namesp
     for index, (before, change) in enumerate(changes):
         program.change(change)
         after = program.load(kind, number + index + 1, args.rate, args.seconds)
-        # Before the same requests come again, so that it rests on the other ones alone.
+        # Predict before the same requests come again, so that it is based only on the others.
         following = program.predict(changes[index + 1][1]) if index + 1 < len(changes) else {}
         again = program.load(kind, number + index, args.rate, args.seconds)
         title = ", ".join(f"{name} {before[name]} → {value}" for name, value in change.items())

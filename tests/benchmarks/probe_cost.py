@@ -2,17 +2,16 @@
 
     python tests/benchmarks/probe_cost.py --vllm PATH --model FOLDER [--rounds 100]
 
-Real vLLM on the CPU, one thread for its engine, in one process with its API server, so that the probe's threads take
-their time from the engine. Every batch is the same, as large as the server runs at once. A round is four of them: with
-the probe, without, without, with; or the other way round. So a machine that gets slower does so for both. A plugin of
-this script decides for each step whether the probe is called. Printed are, with 95% intervals by
-resampling the pairs:
+Real vLLM on the CPU with one engine thread, in one process with its API server, so that the probe's threads take time
+from the engine. All batches are equal and as large as the server runs at once. A round has four: with the probe,
+without, without, with; or the reverse. So a machine that slows down does so for both. A plugin of this script decides
+at each step whether the probe is called. It prints, with 95% intervals from resampling the pairs:
 
-- tokens per second with the probe, of those without (objective: at least 0.99)
-- CPU time of the server's process with the probe, of that without
-- both for the two alike amid each round: the noise
-- apart from that, how long a step's record takes in vLLM's thread and in the writing one, with so many requests at once
-- how many records were written, and how many were lost
+- tokens per second with the probe, relative to without (objective: at least 0.99)
+- CPU time of the server's process with the probe, relative to without
+- both for the two equal batches in the middle of each round: the noise
+- separately, the time of a step record in vLLM's thread and in the writing thread, by number of concurrent requests
+- the numbers of written and of lost records
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def register():
     if record.__name__ == "record":
         vllm_console_probe.Probe.record = lambda self, *stats: record(self, *stats) if switch[0] else None
 """
-"""A general plugin of vLLM: the byte in a file decides whether the probe is called."""
+"""A general plugin of vLLM: a byte in a file decides whether the probe is called."""
 
 
 class Load(NamedTuple):
@@ -66,7 +65,6 @@ class Load(NamedTuple):
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True)
     parser.add_argument("--model", required=True)
@@ -94,7 +92,8 @@ def main() -> None:
 
 
 def write_plugin(folder: Path) -> Path:
-    """A folder that adds the switch to a server with it on its ``PYTHONPATH``; the file with the switch."""
+    """Make a folder that adds the switch to a server with it on its ``PYTHONPATH``; returns the file with the
+    switch."""
     (folder / "probe_switch.py").write_text(SWITCHING)
     info = folder / "probe_switch-1.0.dist-info"
     info.mkdir()
@@ -127,7 +126,7 @@ def isolated() -> None:
                 recorded.append(time.thread_time() - began)
                 recorder.close()
                 recorder = Recorder(Path(folder), {})
-                recorder.close()  # without a thread, so it is written here
+                recorder.close()  # ends the writing thread, so that this thread writes
                 for _ in range(RECORDS):
                     Probe(recorder).record(scheduler, iteration)
                 began = time.thread_time()
@@ -140,22 +139,22 @@ def isolated() -> None:
 
 
 class Round(NamedTuple):
-    """Four batches: two with the probe and two without, the same two in the middle."""
+    """Four batches: two with the probe and two without; the middle two are equal."""
 
     pairs: tuple[tuple[Load, Load], tuple[Load, Load]]
     """With and without."""
     same: tuple[Load, Load]
-    """Twice with, or twice without."""
+    """Both with, or both without."""
 
 
 def one_round(args: argparse.Namespace, number: int, pid: int, switch: Path) -> Round:
-    """With, without, without, with; or the other way round."""
+    """With, without, without, with; or the reverse."""
     if number % 25 == 0:
         print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
     order = (True, False, False, True) if number % 2 else (False, True, True, False)
     found = []
     for on in order:
-        with switch.open("r+b") as file:  # never shorter than what is mapped
+        with switch.open("r+b") as file:  # never shorter than its mapping
             file.write(bytes([on]))
         found.append(load(args, pid))
     first, second = found[:2], found[2:]

@@ -3,15 +3,15 @@
     python tests/benchmarks/ramp.py [--runs 5] [--budget 600] [--cases "chatbot,16 sequences"]
     python tests/benchmarks/ramp.py --server NAME [--runs 5] [--budget 300]
 
-In virtual time: ramps search the ceiling with the decisions of ``vllm-console ramp`` (`next_step`, `judge_step`,
-`ceiling`), each with another seed. The exhaustive search measures every rate of a grid of 2% around what they found,
-for ``--seconds`` after a warm-up of a minute, with several seeds. Its ceiling lies where the fewest outcomes are on the
-wrong side of it, since the first rate that fails by chance lies below the rate from which on they fail. With
-``--shares``, for cases that gaps limit, it is instead where the share of slow gaps reaches its limit, by a line through
-the logarithms of the shares at three rates.
+In virtual time, ramps with different seeds search the ceiling with the decisions of ``vllm-console ramp`` (`next_step`,
+`judge_step`, `ceiling`). The exhaustive search measures every rate of a 2% grid around their results, for ``--seconds``
+after a warm-up of a minute, with several seeds. Its ceiling is where the fewest outcomes are on the wrong side; the
+first rate that fails by chance is lower than the rate from which on they fail. With ``--shares``, for cases limited by
+ITL, it is instead where the share of slow gaps reaches its limit, from a line through the logarithms of the shares at
+three rates.
 
-With ``--server`` the command itself is run against a server that runs already, on real vLLM for example; printed is
-the spread of the ceilings.
+With ``--server``, the command itself is run on a running server, for example on real vLLM, and the spread of the
+ceilings is printed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ CASES = {
 
 
 class VirtualServer:
-    """One simulated engine in virtual time, and the requests that are under way."""
+    """One simulated engine in virtual time, and its requests in flight."""
 
     def __init__(self, case: Case, seed: int) -> None:
         settings = resolve_settings(
@@ -159,7 +159,7 @@ class VirtualServer:
                 del self.under_way[request.id], self._tally_of[request.id]
 
     def late(self, tally: Tally) -> int:
-        """Requests without a first token for longer than the limit."""
+        """Number of requests that have been without a first token for longer than the limit."""
         return sum(
             1 for name, request in self.under_way.items()
             if self._tally_of[name] is tally and not request.generated
@@ -264,7 +264,8 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
 
 
 def exhaustive(case: Case, around: float, seconds: float, seeds: int, reach: float) -> float:
-    """Where outcomes turn from holding to failing, on a grid of rates up to ``reach`` from ``around`` on both sides."""
+    """The rate at which outcomes turn from holding to failing, on a grid from ``around`` / ``reach`` to ``around`` *
+    ``reach``."""
     steps = round(math.log(reach) / math.log(GRID))
     rates = [around * GRID**step for step in range(-steps, steps + 1)]
     held = []
@@ -343,7 +344,6 @@ def on_server(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first ramp's seed")

@@ -1,18 +1,18 @@
-"""How long a restart keeps a server from answering: prepared, unprepared, and a stop with a cold start, side by side.
+"""Downtime of a restart: prepared, unprepared, and a stop with a cold start, compared.
 
     python tests/benchmarks/restart.py --vllm PATH --model FOLDER [--rounds 5]
 
 Real vLLM on the CPU. In each round the same server is stopped and started again, restarted without preparation, and
-restarted with it, each time with another ``--max-num-seqs``, while a client sends a request every 50 ms. Then,
-once per round, vLLM refuses a flag, and a generation fails before it is ready and is rolled back. Printed are medians:
+restarted with it, each time with another ``--max-num-seqs``, while a client sends a request every 50 ms. Then, once per
+round, vLLM rejects a flag, and a generation fails before it is ready and is rolled back. It prints medians:
 
-- downtime as the record has it, and from the client's first failed request to its last
-- what a prepared restart's downtime is of a stop and a cold start (objective: at most 0.55)
-- how many requests failed while a flag was refused (objective: none), and how long that took beside ``vllm serve``'s
-  own refusal of the same flag (objective: no longer)
-- the downtime of a restart that is rolled back, in cold starts (objective: at most 1.2, on top of what the failing
-  generation took)
-- what the prepared process held of the machine's memory
+- downtime according to the record, and from the client's first failed request to its last
+- a prepared restart's downtime relative to a stop and a cold start (objective: at most 0.55)
+- the number of requests that failed while a flag was rejected (objective: none), and how long the rejection took
+  compared with ``vllm serve``'s own rejection of the same flag (objective: no longer)
+- the downtime of a restart that is rolled back, in cold starts (objective: at most 1.2, in addition to the time of the
+  failing generation)
+- memory used by the prepared process
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ NAME, PORT, EVERY_SECONDS = "one", 8499, 0.05
 REFUSED = 'kv-transfer-config={"kv_role":"none"}'
 """vLLM's own check rejects it; the plan does not."""
 FAILING = ("max-model-len=4096", "num-gpu-blocks-override=4")
-"""The flags are accepted, and the engine then fails: the KV cache is smaller than the longest request."""
+"""The flags are accepted, but the engine then fails because the KV cache is smaller than the longest request."""
 MORE = ("max-model-len=512", "block-size=32", "num-gpu-blocks-override=40")
 EAGER = "enforce-eager=true"
 
 
 class Client(threading.Thread):
-    """Sends a request every 50 ms and notes which fail."""
+    """Sends a request every 50 ms and records failures."""
 
     def __init__(self, model: str) -> None:
         super().__init__(daemon=True)
@@ -55,7 +55,6 @@ class Client(threading.Thread):
         """When the failed requests were sent (Unix seconds)."""
 
     def run(self) -> None:
-        """Send until it is done."""
         while not self._done.wait(EVERY_SECONDS):
             began = time.time()
             request = urllib.request.Request(
@@ -68,14 +67,13 @@ class Client(threading.Thread):
                 self.failed.append(began)
 
     def finish(self) -> float:
-        """Stop it; returns the seconds from the first failed request to the last one's end."""
+        """Stop it; returns the seconds from the first failed request to the end of the last one."""
         self._done.set()
         self.join()
         return self.failed[-1] - self.failed[0] + EVERY_SECONDS if self.failed else 0.0
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True)
     parser.add_argument("--model", required=True)
@@ -83,7 +81,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="with torch.compile, which is part of each start")
     args = parser.parse_args()
     with bench() as box:
-        # A separate worker waits for its next step in a busy loop, which would occupy one of two cores.
+        # A separate worker would busy-wait for its next step and occupy one of two cores.
         box.env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         settings = MORE if args.compile else (*MORE, EAGER)
         words = [word for setting in settings for word in ("--set", setting)]
@@ -115,7 +113,7 @@ def one_round(box: Bench, args: argparse.Namespace, number: int) -> dict[str, fl
 
 
 def restarted(box: Bench, model: str, name: str, option: str, sequences: int) -> dict[str, float]:
-    """One restart under requests."""
+    """Measure one restart while requests are sent."""
     client, memory = Client(model), Memory(box)
     client.start()
     memory.start()
@@ -126,14 +124,14 @@ def restarted(box: Bench, model: str, name: str, option: str, sequences: int) ->
 
 
 class Memory(threading.Thread):
-    """The most memory of the prepared process, in MB."""
+    """Peak memory of the prepared process in MB."""
 
     def __init__(self, box: Bench) -> None:
         super().__init__(daemon=True)
         self._box, self._done, self._most = box, threading.Event(), 0.0
 
     def run(self) -> None:
-        """Look ten times a second."""
+        """Sample ten times per second."""
         while not self._done.wait(0.1):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 pid = self._box.record(NAME)["preparation"]["process"]["pid"]
@@ -141,7 +139,7 @@ class Memory(threading.Thread):
                 self._most = max(self._most, int(pages) * os.sysconf("SC_PAGE_SIZE") / 1e6)
 
     def finish(self) -> float:
-        """Stop looking; returns the most that was seen."""
+        """Stop sampling; returns the maximum."""
         self._done.set()
         self.join()
         return self._most
@@ -169,7 +167,7 @@ def refused(box: Bench, args: argparse.Namespace) -> dict[str, float]:
 
 
 def rolled_back(box: Bench, model: str) -> dict[str, float]:
-    """A generation that fails before it is ready: the downtime, and the duration of the failing start."""
+    """A generation that fails before it is ready: the downtime, and the duration of the failed start."""
     client = Client(model)
     client.start()
     settings = [word for setting in FAILING for word in ("--set", setting)]
@@ -189,7 +187,7 @@ def rolled_back(box: Bench, model: str) -> dict[str, float]:
 
 
 def show(results: list[dict[str, float]]) -> None:
-    """Medians, and the ratios of the rounds."""
+    """Print medians and the ratios of the rounds."""
 
     def median(name: str) -> float:
         return statistics.median(result[name] for result in results)

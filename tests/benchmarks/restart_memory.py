@@ -2,8 +2,8 @@
 
     python tests/benchmarks/restart_memory.py [--restarts 500] [--servers 3]
 
-The whole console runs (keepers, recorders, the screen without a terminal). After a warm-up it prints memory every
-``--every`` restarts, and at the end what each restart has left, of Python's own memory (tracemalloc) and the process.
+The whole console runs (keepers, recorders, the screen without a terminal). After a warm-up it prints the memory every
+``--every`` restarts, and at the end the growth per restart of Python's own memory (tracemalloc) and of the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ READY_SECONDS = 120.0
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--restarts", type=int, default=500, help="of all servers together, after the warm-up")
     parser.add_argument("--warm-up", type=int, default=40, help="restarts before the first figure that counts")
@@ -60,7 +59,6 @@ class Soak:
         self._done = 0
 
     async def run(self) -> None:
-        """Warm up, restart, print."""
         names = [f"s{number}" for number in range(self._args.servers)]
         for name in names:
             request = LaunchRequest("chatbot", engine="simulated", name=name, force=True)
@@ -110,7 +108,7 @@ class Soak:
 
     @staticmethod
     def _memory() -> tuple[float, float]:
-        """KiB that Python has allocated, and that the process has resident."""
+        """KiB allocated by Python, and KiB resident in the process."""
         gc.collect()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
         return tracemalloc.get_traced_memory()[0] / 1024, resident / 1024

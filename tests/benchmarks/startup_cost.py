@@ -2,11 +2,11 @@
 
     python tests/benchmarks/startup_cost.py [--rounds 10] [--before CHECKOUT] [--vllm PATH --model FOLDER]
 
-CPU time in milliseconds, medians over the rounds; a target and its floor take turns within a round, so that a busy
-machine slows down both. The floor of a command is a Python that does nothing, that of the console an empty Textual app.
-With ``--vllm`` and ``--model``, ``plan --json`` is timed against ``vllm serve`` refusing the same wrong flag (elapsed
-time). With ``--before`` each short command also takes turns with the same one of another checkout. The exit code is 1
-where a target is missed.
+CPU time in milliseconds, medians over the rounds. A target and its floor alternate within a round, so that a busy
+machine slows down both. The floor of a command is an empty Python program, that of the console an empty Textual app.
+With ``--vllm`` and ``--model``, ``plan --json`` is compared with ``vllm serve`` rejecting the same wrong flag (elapsed
+time). With ``--before``, each short command alternates with the same one of another checkout. The exit code is 1 if a
+target is missed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from harness import Bench, bench, cpu_seconds, drain, in_terminal, median
 
 EMPTY_APP = "from textual.app import App; App().run()"
 HELP_MS, LIST_MS, PAINT_RATIO, PLAN_RATIO = 60, 80, 1.5, 40
-"""Targets: CPU of a command, CPU against an empty Textual app, and how many times sooner a plan answers."""
+"""Targets: CPU of a command, CPU relative to an empty Textual app, and how many times sooner a plan responds."""
 
 WRONG_FLAG = "max-num-sequences"
 
 
 def main() -> int:
-    """Measure and print; 1 where a target is missed."""
+    """Measure and print; returns 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--vllm", help="a real vLLM's executable, to time a plan against")
@@ -55,7 +55,6 @@ def main() -> int:
 
 
 def _cpu(words: list[str], env: dict[str, str]) -> float:
-    """CPU seconds of a whole process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(words, env=env, stdout=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -64,7 +63,7 @@ def _cpu(words: list[str], env: dict[str, str]) -> float:
 
 def command_cost(box: Bench, title: str, words: list[str], rounds: int, target: float) -> bool:
     """CPU of a command as a whole process, compared with an empty Python."""
-    _cpu(box.words(*words), box.env)  # the first one may compile
+    _cpu(box.words(*words), box.env)  # the first one may compile bytecode
     pairs = [(_cpu(box.words(*words), box.env), _cpu([sys.executable, "-c", ""], box.env)) for _ in range(rounds)]
     ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
     print(f"{title:<26} {ours:4.0f} ms   empty Python {floor:4.0f} ms   ratio {ours / floor:4.1f}   target {target} ms")
@@ -80,7 +79,7 @@ COMMANDS = (
 
 
 def compare_commands(box: Bench, before: Path, rounds: int) -> None:
-    """CPU of short commands, compared with those of another checkout."""
+    """CPU of short commands, compared with another checkout."""
     here = Path(__file__).parents[2]
     spent: dict[tuple[str, Path], list[float]] = {}
     for number in range(rounds + 1):
@@ -88,7 +87,7 @@ def compare_commands(box: Bench, before: Path, rounds: int) -> None:
             env = {**box.env, "PYTHONPATH": f"{tree / 'console'}:{tree / 'launchers'}"}
             for words in COMMANDS:
                 cost = _cpu(box.words(*words), env)
-                if number:  # the first one may compile
+                if number:  # the first one may compile bytecode
                     spent.setdefault((" ".join(words[:1]), tree), []).append(1000 * cost)
     print("against another checkout:")
     for words in COMMANDS:
@@ -98,7 +97,7 @@ def compare_commands(box: Bench, before: Path, rounds: int) -> None:
 
 def first_paint(box: Bench, rounds: int) -> bool:
     """CPU until the first screen is shown, compared with an empty Textual app."""
-    _paint(box, box.words())  # the first one may compile
+    _paint(box, box.words())  # the first one may compile bytecode
     pairs = [(_paint(box, box.words()), _paint(box, [sys.executable, "-c", EMPTY_APP])) for _ in range(rounds)]
     ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
     title = "first paint, one server"
@@ -110,7 +109,7 @@ def first_paint(box: Bench, rounds: int) -> bool:
 def _paint(box: Bench, words: list[str]) -> float:
     """CPU seconds of a program in a terminal until its first screen is shown."""
     with in_terminal(words, box.env) as (process, master):
-        # Painted when something came and then nothing for a while.
+        # Painted once there was output and then none for a while.
         while not drain(master, 0.1):
             pass
         while drain(master, 0.35) > 2000:
@@ -119,7 +118,7 @@ def _paint(box: Bench, words: list[str]) -> float:
 
 
 def plan_verdict(box: Bench, vllm: str, model: str, rounds: int) -> bool:
-    """How many times sooner ``plan --json`` names a wrong flag than ``vllm serve`` refuses it."""
+    """How many times sooner ``plan --json`` reports a wrong flag than ``vllm serve`` rejects it."""
     plan = [*box.words("plan", "chatbot", "--vllm", vllm, "--model", model), "--set", f"{WRONG_FLAG}=3", "--json"]
     serve = [vllm, "serve", model, f"--{WRONG_FLAG}", "3"]
     _refused(plan, box.env)  # learns this vLLM's flags, once per installation

@@ -1,12 +1,12 @@
-"""Share of a full grid's goodput and restarts that the tuner needs, on the simulated engine.
+"""Share of a full grid's goodput that the tuner reaches, and restarts that it needs, on the simulated engine.
 
     python tests/benchmarks/tune.py [--trials 4] [--budget 2400] [--cases "chatbot,16 sequences"]
 
-In virtual time, from several flags to begin with for each case of `ramp.py`. The tuner's decisions are those of
-``vllm-console tune``: its prediction is fitted to what the probe would record, its trials are ramps. The grid holds
-every combination that the tuner considers, each measured by a long ramp; a restart takes a minute. The
-best four places of the grid, the flags to begin with and what is kept are then judged by the median of nine further
-ramps: the best of a grid is the luckiest, too.
+In virtual time, from several initial flags for each case of `ramp.py`. The tuner decides like ``vllm-console tune``:
+its prediction is fitted to what the probe would record, and its trials are ramps. The grid contains every combination
+that the tuner considers, each measured by a long ramp; a restart takes a minute. The four best combinations, the
+initial flags and the final flags are then judged by the median of nine more ramps, because the best of a grid is also
+the luckiest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RESTART_SECONDS = 60.0
 JUDGES, FINALISTS = 9, 4
 SCATTERED = {"chatbot": (64, 256), "short chats": (64, 2048), "16 sequences": (64, 256), "small KV cache": (64, 256)}
 STARTS = ((16, 512), (256, 8192), (64, 2048))
-"""The flags to begin with: sequences, and tokens per step."""
+"""Initial flags: sequences, and tokens per step."""
 
 
 def with_flags(case: Case, seqs: int, batched: int) -> Case:
@@ -99,7 +99,7 @@ def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured 
 
 
 def tune(case: Case, seqs: int, batched: int, args: argparse.Namespace) -> tuple[dict[str, int], int]:
-    """The flags that the tuner ends on, and its restarts."""
+    """The flags that the tuner ends with, and its restarts."""
     present = with_flags(case, seqs, batched)
     begin = baseline_seconds(GOODPUT, args.budget, args.trials, RESTART_SECONDS)
     original = ramp(present, 1, begin, None)
@@ -157,19 +157,19 @@ def _of(change, seqs: int, batched: int) -> tuple[int, int]:  # type: ignore[no-
 
 @cache
 def truth(name: str, seqs: int, batched: int, budget: float, seed: int = 100) -> float:
-    """The goodput of one place of the grid, by one ramp."""
+    """The goodput of one combination, measured by one ramp."""
     found = ramp(with_flags(CASES[name], seqs, batched), seed, budget, None)
     return 0.0 if found is None or found.bound == "most" else found.value
 
 
 @cache
 def judged(name: str, seqs: int, batched: int, budget: float) -> float:
-    """The same by the median of further ramps: the best of a grid is the luckiest, too."""
+    """The same as the median of more ramps, because the best of a grid is also the luckiest."""
     return median(truth(name, seqs, batched, budget, seed) for seed in range(200, 200 + JUDGES))
 
 
 def scatter() -> None:
-    """Print how much ramps of different lengths scatter, beginning near the ceiling."""
+    """Print the scatter of ramps of different lengths that begin near the ceiling."""
     for name, (seqs, batched) in SCATTERED.items():
         case = with_flags(CASES[name], seqs, batched)
         middle = median(truth(name, seqs, batched, 900.0, seed) for seed in range(5))
@@ -180,7 +180,6 @@ def scatter() -> None:
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--budget", type=float, default=2400.0, help="seconds per tuning, in virtual time")

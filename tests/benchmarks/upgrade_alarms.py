@@ -3,10 +3,9 @@
     python tests/benchmarks/upgrade_alarms.py [--checks 200] [--json]
 
 The same 100 requests are replayed by the simulated engine's scheduler at the machine's speed of each turn. That speed
-drifts: from turn to turn it takes over a part of what it was off by (its autocorrelation), with a standard deviation.
-Each answer's times also scatter by 5% on their own. A verdict other than "no significant difference" between equal
-engines is a false alarm; "slower" for a second engine whose steps take longer by 5 or 10% sees it. All of it comes from
-seeds: the same at every call.
+drifts: it is autocorrelated from turn to turn, with a given standard deviation. Each response's times also scatter
+independently by 5%. A verdict other than "no significant difference" between equal engines is a false alarm; "slower"
+for a second engine whose steps take 5 or 10% longer is a detection. Everything is seeded, so results are reproducible.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ROUNDS = (4, 6, 8, 12)
 SLOWER = (1.05, 1.1)
 SCATTER = 0.05
 GRID = 500
-"""Speeds are replayed in steps of a part of this many."""
+"""Speeds are rounded to multiples of 1 / GRID, so that replays can be shared."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Row:
 
 @cache
 def replayed(speed: int) -> tuple[Times, ...]:
-    """The times of all requests with steps this many parts of `GRID` as fast."""
+    """The times of all requests at a speed of ``speed`` / GRID."""
     found = record("--max-num-seqs 64", traffic(100, 2.0), speed=speed / GRID).requests
     in_order = sorted(found, key=lambda one: int(one.id))
     times = []
@@ -83,8 +82,6 @@ def verdict(seed: int, rounds: int, kept: float, spread: float, factor: float) -
 
 
 def row(rounds: int, kept: float, spread: float, checks: int) -> Row:
-    """All checks of one kind of drift."""
-
     def share(factor: float, *wanted: UpgradeVerdict) -> float:
         return sum(verdict(seed, rounds, kept, spread, factor) in wanted for seed in range(checks)) / checks
 
@@ -93,7 +90,6 @@ def row(rounds: int, kept: float, spread: float, checks: int) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checks", type=int, default=200, help="checks per kind of drift (default 200)")
     parser.add_argument("--json", action="store_true")

@@ -4,9 +4,9 @@
     python tests/fuzz/guided.py "metrics page" --seconds 3600 --seed 7 --folder FOLDER
     python tests/fuzz/guided.py "metrics page" --runs 5000 --seed 7
 
-It does not stop at what it finds: each fault, identified by its kind and place, is kept once, with its bytes, in
-``FOLDER/findings``; inputs with new coverage are kept in ``FOLDER/corpus`` for the next run. The last line
-says how much was tried. The exit code is 1 when something was found.
+It continues after a finding: each fault, identified by its kind and location, is kept once with its bytes in
+``FOLDER/findings``, and inputs with new coverage are kept in ``FOLDER/corpus`` for the next run. The last line reports
+how much was tried. The exit code is 1 if something was found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import atheris
 
 TESTS = Path(__file__).resolve().parents[1]
 SLOW_SECONDS = 5.0
-"""Of CPU, for one input: what takes longer is a finding."""
+"""CPU seconds for one input; a slower one is a finding."""
 LONGEST = 8192
 MEMORY_MIB = 2048
 
@@ -35,7 +35,7 @@ with atheris.instrument_imports(include=["vllm_console", "vllm_launchers"], enab
 
 
 class Search:
-    """One reader, what was tried on it and what broke it."""
+    """A search on one reader: what was tried, and what broke it."""
 
     def __init__(self, name: str, folder: Path, seconds: float) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Search:
         atexit.register(self.tell)
 
     def try_one(self, data: bytes) -> None:
-        """Never raises: a fault is recorded, and the search continues."""
+        """Try one input. Never raises: a fault is recorded, and the search continues."""
         self.tried += 1
         began = time.thread_time()
         try:
@@ -62,7 +62,7 @@ class Search:
             os._exit(bool(self.found))
 
     def tell(self) -> None:
-        """The last line, and the exit code (libFuzzer ends the process itself)."""
+        """Print the last line and exit (libFuzzer ends the process itself)."""
         took = time.process_time()
         print(f"{self.name}: {self.tried} tried, {len(self.found)} found, {took:.0f} s of CPU", flush=True)
         if self.found:
@@ -79,14 +79,14 @@ class Search:
 
 
 def _place(error: Exception) -> str:
-    """Where in the program it broke, without the tests around it."""
+    """Where the program broke, without the surrounding tests."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if "vllm_" in frame.filename] or frames
     return f"{Path(inside[-1].filename).name}:{inside[-1].lineno}"
 
 
 def corpus(reader: Reader, folder: Path) -> Path:
-    """The initial corpus: valid input, and known odd input."""
+    """The initial corpus: valid input and known odd input."""
     place = folder / "corpus"
     place.mkdir(parents=True, exist_ok=True)
     for data in (reader.good, *(some for some in BYTES if len(some) <= LONGEST)):
@@ -95,7 +95,7 @@ def corpus(reader: Reader, folder: Path) -> Path:
 
 
 def dictionary(reader: Reader, folder: Path) -> Path:
-    """Useful words, in libFuzzer's dictionary format."""
+    """Useful words in libFuzzer's dictionary format."""
     words = [*(key.encode() for key in reader.keys), *(text.encode(errors="surrogatepass") for text in TEXTS)]
     lines = ['"' + "".join(f"\\x{byte:02x}" for byte in word[:60]) + '"' for word in words]
     path = folder / "dictionary"

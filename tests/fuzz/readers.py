@@ -1,4 +1,4 @@
-"""All readers of bytes from outside: valid input, and the errors that are one sentence.
+"""All readers of external bytes, with valid input and their one-sentence errors.
 
 The tests in this folder and ``guided.py`` use this table.
 """
@@ -85,8 +85,8 @@ BYTES = (
     b"INFO 11-20 11:53:24 [u.py:1] non-default args: {'seed': 007, 'max_num_seqs': " + b"9" * 400 + b", 'x': <o>}\n"
     b"Traceback (most recent call last):\nValueError: To serve at least one request with the models's max seq len (1)",
 )
-"""Deep nests, numbers longer than Python reads, non-numbers, duplicate keys, halves of characters, one long line,
-arguments that are no Python."""
+"""Deep nesting, numbers longer than Python reads, NaN and infinity, duplicate keys, lone surrogates, one long line, and
+arguments that are no Python literals."""
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests.
 # TYPE vllm:num_requests_running gauge
@@ -141,7 +141,7 @@ PRESET = b'extends = "chatbot"\nmodel = "m"\n[flags]\ndtype = "bfloat16"\n'
 
 
 def in_a_folder(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
-    """A reader of a file as a reader of bytes."""
+    """Turn a reader of a file into a reader of bytes."""
 
     def of_bytes(data: bytes) -> object:
         with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +220,7 @@ def details(data: bytes) -> object:
 
 
 def http_answer(data: bytes) -> object:
-    """A response over an existing connection (the scraper's own: no port is used)."""
+    """A response over an existing connection (the scraper's own), so that no port is needed."""
     for ask in (lambda one: one.sample(1.0), lambda one: one.metrics_text()):
         scraper = Scraper("http://127.0.0.1:9")
         near, far = socket.socketpair()
@@ -241,7 +241,7 @@ def http_answer(data: bytes) -> object:
 
 @functools.cache
 def keeper_that_answers() -> tuple[Path, list[bytes]]:
-    """A folder whose keeper answers every request with the bytes in the list."""
+    """A folder whose keeper responds to every request with the bytes in the list."""
     folder, says = Path(tempfile.mkdtemp()), [b""]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / wire.SOCKET))
@@ -255,7 +255,7 @@ def keeper_that_answers() -> tuple[Path, list[bytes]]:
                 try:
                     connection.sendall(says[0])
                 except OSError:
-                    continue  # the console had enough
+                    continue  # the console has closed the connection
 
     threading.Thread(target=serve, daemon=True).start()
     return folder, says
@@ -298,7 +298,7 @@ def keeper_request(data: bytes) -> object:
 
 
 class Reader(NamedTuple):
-    """The readers of bytes from outside, their valid input, and their one-sentence errors."""
+    """A reader of external bytes, with valid input, its known keys, and its one-sentence errors."""
 
     read: Callable[[bytes], object]
     good: bytes
@@ -359,7 +359,7 @@ READERS = {
 
 
 def try_(reader: Reader, data: bytes) -> None:
-    """Read it; an error must be one of the reader's own, with a sentence and not with what was read."""
+    """Read it; an error must be one of the reader's own, with a short message that does not repeat the input."""
     message = ""
     try:
         reader.read(data)

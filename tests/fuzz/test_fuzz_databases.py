@@ -41,7 +41,7 @@ def examples(count: int) -> settings:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A database of runs and a history as they lie on disk."""
+    """A run database and a history, as stored on disk."""
     folder = tmp_path_factory.mktemp("good")
     flags = {"max-num-seqs": 256}
     RunStore(folder / "runs").enter([RunHead(f"k{n}", "chat", n, 1000.0 * n, flags=flags) for n in range(1, 30)])
@@ -63,7 +63,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def damaged(data: bytes, damage: object) -> bytes:
-    """Bytes changed at some places, or all cut off from one on."""
+    """Bytes with changes at some places, or truncated."""
     if isinstance(damage, int):
         return data[: damage % len(data)]
     changed = bytearray(data)

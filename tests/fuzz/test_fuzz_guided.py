@@ -1,4 +1,4 @@
-"""The guided search as a test: so many inputs from a seed for each parser, if atheris is installed."""
+"""The guided search as a test: a number of seeded inputs for each parser, if atheris is installed."""
 
 from __future__ import annotations
 

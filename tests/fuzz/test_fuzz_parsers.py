@@ -1,6 +1,7 @@
-"""Any content of a file, log or answer gives a value or a one-sentence error, never another error.
+"""Any content of a file, log or response gives a value or a one-sentence error, never another error.
 
-``VLLMCONSOLE_FUZZ_LONG=5000`` tries that many of each, new ones each time; ``tests/fuzz/guided.py`` runs for hours.
+``VLLMCONSOLE_FUZZ_LONG=5000`` tries that many of each, different ones each time; ``tests/fuzz/guided.py`` runs for
+hours.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NUMBERS = (
 
 
 def written(keys: tuple[str, ...]) -> st.SearchStrategy[bytes]:
-    """JSON with keys that the reader knows, and anything for values."""
+    """JSON with keys that the reader knows and arbitrary values."""
     names = st.sampled_from(keys or ("a",)) | st.sampled_from(TEXTS)
     some = st.recursive(
         st.none() | NUMBERS | st.text(max_size=12) | names,

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Verdict(StrEnum):
-    """Whether the direction or order that a guide claims is what the model gives."""
+    """Whether the model gives the direction or order that a guide claims."""
 
     HOLDS = "holds"
     CONDITIONAL = "holds with a condition"
@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 
 class Source(StrEnum):
-    """What kind of statement a claim is."""
+    """The kind of statement that a claim is."""
 
     FORMULA = "formula"
     RULE = "rule of thumb"
@@ -31,8 +31,8 @@ class Source(StrEnum):
 class Outcome(msgspec.Struct, frozen=True):
     """The outcome of running a claim. ``figures`` fill its texts.
 
-    ``as_claimed`` is whether direction or order is as the guide has it, ``with_condition`` whether it is so where the
-    claim's reason says. ``explained`` is whether what the reason says was seen in the run.
+    ``as_claimed`` is whether direction or order are as the guide claims, ``with_condition`` whether they are under the
+    condition that the claim's reason states. ``explained`` is whether the run showed what the reason says.
     """
 
     figures: Mapping[str, float]
@@ -42,14 +42,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        """What follows of the two."""
         if self.as_claimed:
             return Verdict.HOLDS
         return Verdict.CONDITIONAL if self.with_condition else Verdict.WRONG
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One claim. ``setup`` is what is run, ``gives`` and ``reason`` are templates for an outcome's figures."""
+    """One claim. ``setup`` describes what is run; ``gives`` and ``reason`` are templates for an outcome's figures."""
 
     name: str
     source: Source
@@ -62,11 +61,11 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Run it, once for each process."""
+        """The outcome, computed once per process."""
         return _measured(self.measure)
 
     def filled(self, template: str) -> str:
-        """A template with the outcome's figures. Raises KeyError if it names one that does not exist."""
+        """A template filled with the outcome's figures. Raises KeyError for an unknown figure."""
         return template.format(**self.outcome.figures)
 
 
@@ -76,7 +75,7 @@ def _measured(measure: Callable[[], Outcome]) -> Outcome:
 
 
 def rising(*values: float) -> bool:
-    """Whether each value is above the one before."""
+    """Whether each value is greater than the previous one."""
     return all(before < after for before, after in pairwise(values))
 
 
@@ -86,5 +85,5 @@ def close(value: float, other: float, share: float) -> bool:
 
 
 def gained(after: float, before: float) -> int:
-    """By how many percent ``after`` is more than ``before``."""
+    """By how many percent ``after`` exceeds ``before``."""
     return round(100 * (after / before - 1))

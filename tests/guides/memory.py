@@ -1,4 +1,4 @@
-"""Claims about memory: computed by the plan's budget, and by serving with less or more of it."""
+"""Claims about memory: computed with the plan's budget, and by serving with less or more of it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ QWEN_72B = "Qwen/Qwen2.5-72B-Instruct"
 RELEASE = (0, 33, 0)
 
 APART: Flags = {"max-model-len": 4096, "enable-prefix-caching": False}
-"""For prompts that share nothing and are not preempted: hashing their blocks would change nothing and take time."""
+"""For prompts that share nothing and are not preempted: hashing their blocks would only take time."""
 
 SMALL = Server(MISTRAL, "A10", {"max-model-len": 4096})
-"""A server with little room for the KV cache: 14.5 GB of weights on a GPU of 24 GB."""
+"""A server with little room for the KV cache: 14.5 GB of weights on a 24 GB GPU."""
 
 
 def facts_of(model: str) -> ModelFacts:
-    """Facts of a model of the product's table."""
+    """Facts of a model in the product's table."""
     facts = known_facts(model)
     assert facts is not None, model
     return facts
 
 
 def budget(model: str, gpu: str, **flags: FlagValue) -> MemoryBudget:
-    """The plan's estimate; ``_`` stands for ``-`` in the names of flags."""
+    """The plan's estimate; underscores in the names of flags stand for dashes."""
     named = {name.replace("_", "-"): value for name, value in flags.items()}
     known = find_gpu(gpu)
     made = estimate(facts_of(model), named, [GpuShape(known.name, known.memory_gib)], release=RELEASE)
@@ -46,7 +46,7 @@ def budget(model: str, gpu: str, **flags: FlagValue) -> MemoryBudget:
 
 
 def kv_pool() -> Outcome:
-    """The plan's KV cache against the guide's subtraction, with and without the units that vLLM has."""
+    """The plan's KV cache compared with the guide's subtraction, with and without vLLM's units."""
     figures: dict[str, float] = {}
     nominal, reported = [], []
     off = 0.0
@@ -69,7 +69,7 @@ def kv_per_token() -> Outcome:
 
 
 def bytes_per_parameter() -> Outcome:
-    """Weights as they are loaded, for each parameter."""
+    """Bytes of loaded weights per parameter."""
     figures = {}
     for name, model in (("bf16", LLAMA_70B), ("fp8", LLAMA_70B_FP8), ("awq", LLAMA_70B_AWQ)):
         facts, weights = facts_of(model), loaded_weights(facts_of(model), {}, RELEASE)
@@ -85,7 +85,7 @@ def bytes_per_parameter() -> Outcome:
 
 
 def cards_for_70b() -> Outcome:
-    """What is left for the KV cache of two large models on one, two and four GPUs of 80 GB."""
+    """Memory left for the KV cache of two large models on one, two and four 80 GB GPUs."""
     left = {
         (name, count, share): budget(
             model, "H100 80GB HBM3", tensor_parallel_size=count, max_model_len=4096, gpu_memory_utilization=share
@@ -114,7 +114,7 @@ def fp8_cache() -> Outcome:
 
 
 def utilization() -> Outcome:
-    """64 clients on a GPU of 24 GB, from 0.80 to 0.95."""
+    """64 clients on a 24 GB GPU, with utilization from 0.80 to 0.95."""
     figures: dict[str, float] = {}
     tokens, sequences, rates = [], [], []
     for percent in (80, 85, 90, 95):
@@ -136,7 +136,7 @@ def utilization() -> Outcome:
 
 
 def high_utilization() -> Outcome:
-    """Peak activations and the rest of the GPU at 0.95, with short and long contexts and with larger steps."""
+    """Peak activations and unused GPU memory at 0.95, with short and long contexts and with larger steps."""
     model = "meta-llama/Llama-3.1-8B-Instruct"
     short, long, large = (
         budget(model, "L40S", gpu_memory_utilization=0.95, max_model_len=length, max_num_batched_tokens=step)
@@ -173,7 +173,7 @@ def context_sweep() -> Outcome:
 
 
 def p95_context() -> Outcome:
-    """The share of requests longer than p95 in + p95 out: lengths of one request independent, and fully dependent."""
+    """The share of requests longer than p95 in + p95 out: with independent and with fully dependent lengths."""
     rng = random.Random(1)
     inputs = [rng.lognormvariate(6.5, 0.8) for _ in range(20_000)]
     outputs = [rng.lognormvariate(5.5, 0.8) for _ in range(20_000)]
@@ -186,7 +186,7 @@ def p95_context() -> Outcome:
 
 
 def head_divisors() -> Outcome:
-    """Which sizes of a tensor-parallel group vLLM accepts for 64 heads, and what 16 GPUs save."""
+    """Tensor-parallel sizes that vLLM accepts for 64 heads, and what 16 GPUs save."""
     refused = []
     for size in (2, 3, 4, 6, 8, 12, 16):
         try:

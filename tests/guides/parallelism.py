@@ -1,4 +1,4 @@
-"""Claims about several GPUs and about precision: what joins GPUs, replicas, FP8 and 4-bit formats."""
+"""Claims about several GPUs and about precision: GPU interconnects, replicas, FP8 and 4-bit formats."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SIZES = (2, 4, 8)
 
 
 def _group(size: int, link: Interconnect | None, clients: int) -> Served:
-    """A 70B in FP8 on ``size`` H100 that ``link`` joins."""
+    """A 70B in FP8 on ``size`` H100s connected by ``link``."""
     server = Server(LLAMA_70B_FP8, H100, {**APART, "tensor-parallel-size": size}, link)
     return closed_loop(server, Traffic(1024, 128), clients)
 
 
 def links() -> Outcome:
-    """Throughput and p99 ITL of 32 clients by link and size of the group."""
+    """Throughput and p99 ITL of 32 clients by interconnect and group size."""
     figures: dict[str, float] = {}
     rates: dict[str, list[float]] = {}
     by = {"nvlink": None, "switch": over_pcie(5), "cpu": over_pcie(5, by_cpu=True)}
@@ -34,7 +34,7 @@ def links() -> Outcome:
 
 
 def smaller_group() -> Outcome:
-    """TP 8 → 2 where copies go through the CPU and where one switch joins the GPUs; 1 and 32 clients."""
+    """TP 8 → 2 with copies through the CPU and with one switch between all GPUs; 1 and 32 clients."""
     figures: dict[str, float] = {}
     for name, link in (("switch", over_pcie(5)), ("cpu", over_pcie(5, by_cpu=True))):
         for size in (8, 2):
@@ -46,7 +46,7 @@ def smaller_group() -> Outcome:
 
 
 def replicas() -> Outcome:
-    """One group of eight GPUs, and two of four with half of the clients each."""
+    """One group of eight GPUs, compared with two of four and half of the clients each."""
     figures: dict[str, float] = {}
     for clients in (32, 512):
         for size, copies in ((8, 1), (4, 2)):
@@ -63,7 +63,7 @@ def replicas() -> Outcome:
 
 
 def large_models() -> Outcome:
-    """TP 2 against two replicas for a 7B and a 14B, with few and many clients."""
+    """TP 2 compared with two replicas for a 7B and a 14B, with few and many clients."""
     figures: dict[str, float] = {}
     for name, model in (("7", MISTRAL), ("14", "Qwen/Qwen2.5-14B-Instruct")):
         for clients in (16, 256):
@@ -82,7 +82,7 @@ def large_models() -> Outcome:
 
 
 def fp8_cache_by_gpu() -> Outcome:
-    """Throughput gained by an FP8 KV cache with a full cache, and whether vLLM accepts it on each generation."""
+    """Throughput gain of an FP8 KV cache when the cache is full, and whether vLLM accepts it on each GPU generation."""
     figures: dict[str, float] = {}
     for name, gpu, share in (("hopper", H100, 0.5), ("ada", "L40S", 0.9), ("ampere", "A100-SXM4-40GB", 0.9)):
         flags = {**APART, "gpu-memory-utilization": share}

@@ -11,7 +11,7 @@ from guides.serving import Served, Server, Traffic, arrivals, closed_loop, open_
 
 L40S = Server(MISTRAL, "L40S", {})
 BEFORE_V1 = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
-"""What vLLM's V0 engine took by default."""
+"""Defaults of vLLM's V0 engine."""
 
 TIER_CLIENTS, TIER_TRAFFIC = 128, Traffic(2048, 1024)
 HALF_SHARED = Traffic(2048, 1024, shared=1024)
@@ -19,7 +19,8 @@ HALF_SHARED = Traffic(2048, 1024, shared=1024)
 
 @cache
 def _tiers() -> tuple[Served, Served, Served, Served]:
-    """V0's defaults; with the context capped; with chunked prefill and prefix caching too, without and with sharing."""
+    """V0's defaults; with capped context; with chunked prefill and prefix caching as well, without and with shared
+    prefixes."""
     capped = L40S.with_flags(max_model_len=3072)
     runs = (
         (L40S.with_flags(**BEFORE_V1), TIER_TRAFFIC),
@@ -70,7 +71,7 @@ SEQUENCES = (1, 16, 64, 128, 256, 512, 1024)
 
 
 def max_num_seqs() -> Outcome:
-    """A 70B on 4 A100 with as many clients as max-num-seqs, and how many half-answered requests of 2K + 1K fit."""
+    """A 70B on 4 A100s with as many clients as max-num-seqs, and how many half-finished requests of 2K + 1K fit."""
     server = Server(LLAMA_70B, "A100-SXM4-80GB", {**APART, "tensor-parallel-size": 4})
     figures: dict[str, float] = {}
     runs = []
@@ -109,7 +110,6 @@ def preemption_symptom() -> Outcome:
 
 
 def fewer_sequences() -> Outcome:
-    """max-num-seqs 128, 64 and 32."""
     many, fitting, few = (_crowd(max_num_seqs=number) for number in (128, 64, 32))
     figures: dict[str, float] = {}
     for name, served in (("many", many), ("fitting", fitting), ("few", few)):
@@ -124,7 +124,7 @@ def fewer_sequences() -> Outcome:
 
 
 def shorter_context() -> Outcome:
-    """A tenth of the requests has 12,000 tokens; a cap of 4,096 refuses them. Then traffic without long requests."""
+    """A tenth of the requests have 12,000 tokens, which a cap of 4,096 refuses; then traffic without long requests."""
     mixed = Traffic(512, 512, every=10, long_prompt=12_000)
     long, capped = (SMALL.with_flags(max_model_len=length) for length in (32768, 4096))
     sent = arrivals(mixed, 1.2, 120)
@@ -144,7 +144,7 @@ def shorter_context() -> Outcome:
 
 
 def more_room() -> Outcome:
-    """The crowd with an FP8 KV cache, with two GPUs, and with a larger one."""
+    """The crowd with an FP8 KV cache, with two GPUs, and with a larger GPU."""
     before = _crowd(max_num_seqs=128)
     narrow, two = _crowd(max_num_seqs=128, kv_cache_dtype="fp8"), _crowd(max_num_seqs=128, tensor_parallel_size=2)
     large = closed_loop(Server(MISTRAL, "L40S", {**SMALL.flags}), ANSWERS, CROWD, rounds=0.5)
@@ -161,7 +161,7 @@ REUSES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.8)
 
 
 def prefix_reuse() -> Outcome:
-    """Gain in throughput by prefix caching, 48 clients, at shares of the prompt in common."""
+    """Throughput gain of prefix caching with 48 clients, by shared part of the prompt."""
     server = L40S.with_flags(max_model_len=4096)
     without = closed_loop(server.with_flags(enable_prefix_caching=False), Traffic(2048, 256), 48)
     figures: dict[str, float] = {}
@@ -174,7 +174,7 @@ def prefix_reuse() -> Outcome:
 
 
 def prefixes_that_stay() -> Outcome:
-    """Half of each prompt repeats, by 1, 32 and 100 prefixes in turn."""
+    """Half of each prompt repeats, from 1, 32 and 100 prefixes in turn."""
     server = L40S.with_flags(max_model_len=4096)
     figures: dict[str, float] = {"tokens": server.memory().tokens}
     for groups in (1, 32, 100):
@@ -189,7 +189,7 @@ LONG_PROMPTS = Traffic(256, 256, every=20, long_prompt=16_384)
 
 @cache
 def _long_prompts(step: int | None) -> Served:
-    """24 clients, each 20th prompt long; ``step`` is max-num-batched-tokens, None without chunked prefill."""
+    """24 clients, every 20th prompt is long; ``step`` is max-num-batched-tokens, None without chunked prefill."""
     server = L40S.with_flags(max_model_len=32768, enable_prefix_caching=False, max_num_batched_tokens=step)
     return closed_loop(server if step else server.with_flags(enable_chunked_prefill=False), LONG_PROMPTS, 24, rounds=3)
 
@@ -210,7 +210,7 @@ def chunked_prefill() -> Outcome:
 
 
 def contention() -> Outcome:
-    """Few and many clients with short prompts, and few with long ones among them."""
+    """Few and many clients with short prompts, and few clients with some long prompts."""
     server, short = L40S.with_flags(max_model_len=32768, enable_prefix_caching=False), Traffic(256, 256)
     few, many = (closed_loop(server, short, clients) for clients in (4, 96))
     long = closed_loop(server, Traffic(256, 256, every=5, long_prompt=16_384), 4, rounds=4)
@@ -222,7 +222,7 @@ RATES = (1, 2, 4, 8, 16)
 
 
 def ceiling_by_itl() -> Outcome:
-    """p99 ITL and TTFT at rates that double, of which the last is more than the server can answer."""
+    """p99 ITL and TTFT at rates that double; the last rate exceeds the server's capacity."""
     server = Server(MISTRAL, "L40S", APART)
     figures: dict[str, float] = {}
     runs = [open_loop(server, arrivals(Traffic(1024, 256), rate, 200)) for rate in RATES]
@@ -234,7 +234,7 @@ def ceiling_by_itl() -> Outcome:
 
 
 def order_of_impact() -> Outcome:
-    """Throughput gained by each of four changes alone: 8 clients, 160 clients, 160 that share half of the prompt."""
+    """Throughput gain of each of four changes alone: 8 clients, 160 clients, 160 that share half of the prompt."""
     base = L40S.with_flags(max_model_len=4096, **BEFORE_V1)
     apart, half = Traffic(2048, 256), Traffic(2048, 256, shared=1024)
     changes = {

@@ -1,4 +1,4 @@
-"""A simulated server in virtual time for a guide's claim: what its traffic sees, in figures."""
+"""A simulated server in virtual time for a guide's claim, and metrics of its traffic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vllm_launchers.vllm.flags.changes import Flags
 
 
 class Server(msgspec.Struct, frozen=True):
-    """A model on GPUs of one kind with vLLM's flags; ``link`` joins the GPUs, None means what is typical."""
+    """A model on GPUs of one kind with vLLM's flags; ``link`` connects the GPUs, None means the typical one."""
 
     model: str
     gpu: str
@@ -30,15 +30,15 @@ class Server(msgspec.Struct, frozen=True):
     link: Interconnect | None = None
 
     def memory(self) -> MemoryPlan:
-        """The memory of each GPU. Raises MemoryBudgetError if it does not fit, ValidationError as vLLM does."""
+        """Memory per GPU. Raises MemoryBudgetError if the model does not fit, ValidationError like vLLM."""
         return self._start()[1]
 
     def core(self) -> Core:
-        """The engine, idle. Raises like :meth:`memory`."""
+        """An idle engine. Raises like :meth:`memory`."""
         return self._start()[0]
 
     def with_flags(self, **flags: object) -> Server:
-        """The same with other flags; ``_`` stands for ``-`` in their names, and None takes a flag away."""
+        """The same server with other flags; underscores in names stand for dashes, and None removes a flag."""
         named = {name.replace("_", "-"): value for name, value in flags.items()}
         merged = {name: value for name, value in {**self.flags, **named}.items() if value is not None}
         return msgspec.structs.replace(self, flags=merged)
@@ -56,8 +56,8 @@ class Server(msgspec.Struct, frozen=True):
 class Traffic(msgspec.Struct, frozen=True):
     """Requests of one kind.
 
-    ``groups`` prefixes of ``shared`` tokens take turns, each at the start of one request's prompt. Each ``every``-th
-    request, if any, has a prompt of ``long_prompt`` tokens instead.
+    ``groups`` prefixes of ``shared`` tokens are used in turn, each at the start of one request's prompt. Every
+    ``every``-th request (none if 0) has a prompt of ``long_prompt`` tokens instead.
     """
 
     prompt: int
@@ -71,7 +71,7 @@ class Traffic(msgspec.Struct, frozen=True):
         """The request with this number; ``output`` replaces its number of output tokens."""
         length = self.long_prompt if self.every and number % self.every == 0 else self.prompt
         group = number % self.groups
-        # Tokens are numbers: those of a prefix are negative, and no two prompts have others in common.
+        # Tokens are numbers: those of a prefix are negative, and all others are unique.
         shared = min(self.shared, length)
         start = number * 1_000_000
         tokens = [
@@ -83,10 +83,10 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The outcome of serving, over its measured part. Seconds; ``reused`` is a share of the prompt tokens.
+    """Metrics of the measured part. Times are in seconds; ``reused`` is a share of the prompt tokens.
 
-    ``sequences`` is the mean number that run at once, ``preempted`` the preemptions per finished request,
-    ``kv_usage`` the mean share of the KV cache in use.
+    ``sequences`` is the mean number of running sequences, ``preempted`` the preemptions per finished request,
+    ``kv_usage`` the mean KV cache usage.
     """
 
     sequences: float
@@ -147,10 +147,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def closed_loop(server: Server, traffic: Traffic, clients: int, *, rounds: float = 1.0) -> Served:
-    """``clients`` send a request each and the next one when it is answered.
+    """``clients`` each send a request, and the next one when it is answered.
 
-    The first answers are of all lengths up to ``traffic.output``, so that load is even from the start. Measuring
-    begins when as many requests as there are clients have been answered, and lasts ``rounds`` times as many.
+    The first responses have all lengths up to ``traffic.output``, so that load is even from the start. The measurement
+    starts after as many finished requests as clients, and lasts for ``rounds`` times as many.
     """
     core, measured = server.core(), _Measured()
     numbers = count(1)
@@ -171,7 +171,7 @@ def closed_loop(server: Server, traffic: Traffic, clients: int, *, rounds: float
 
 
 def open_loop(server: Server, requests: Iterable[Request], *, accept: Callable[[Request], bool] = bool) -> Served:
-    """Requests at their own arrival times, until all are answered; only those that ``accept`` takes are sent."""
+    """Serve requests at their arrival times until all are finished; only those that ``accept`` accepts are sent."""
     core, measured = server.core(), _Measured()
     queue = [(request.arrival, number, request) for number, request in enumerate(requests)]
     heapq.heapify(queue)
@@ -189,7 +189,7 @@ def open_loop(server: Server, requests: Iterable[Request], *, accept: Callable[[
 
 
 def arrivals(traffic: Traffic, rate: float, number: int, *, seed: int = 1) -> list[Request]:
-    """``number`` requests, ``rate`` a second at random (Poisson)."""
+    """``number`` requests with Poisson arrivals at ``rate`` per second."""
     rng, at, made = random.Random(seed), 0.0, []
     for index in range(1, number + 1):
         at += rng.expovariate(rate)

@@ -1,7 +1,7 @@
 """A simulated server in virtual time, observed through its metrics, and the findings about it.
 
-Requests are known by length, and iterations in which each of them gets a token and nothing else happens are taken
-together: ten minutes of traffic take seconds.
+Requests are known by length, and iterations that only decode one token per request are batched: ten minutes of traffic
+take seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BEGAN = 1_000_000.0
 """Unix seconds at which the virtual server became ready."""
 
 SAMPLE_SECONDS = 2.5
-"""Four samples a frame: enough for its highest and lowest gauges, and cheap."""
+"""Four samples per frame: enough for its highest and lowest gauges, and cheap."""
 
 MOST_TOGETHER = 4096
 
@@ -54,7 +54,7 @@ class Served:
     frames: Frames
     ctx: Evidence
     history: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
-    """At every new frame: seconds since the start, and the codes that held."""
+    """At every new frame: seconds since the start, and the codes of the findings."""
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -66,7 +66,7 @@ class Served:
 
     @property
     def ever(self) -> set[str]:
-        """Every code that held at any time."""
+        """Every code found at any time."""
         return {code for _, codes in self.history for code in codes}
 
     def finding(self, code: str) -> Finding:
@@ -82,14 +82,14 @@ class Server:
     gpu: str = "RTX A6000"
     known: Mapping[str, Any] = field(default_factory=dict)
     together: bool = True
-    """Whether iterations that are alike are taken together."""
+    """Whether equal iterations are batched."""
 
     def changed(self, changes: Changes) -> Server:
         flags = {name: value for name, value in self.flags.items() if name not in changes.unset}
         return dataclasses.replace(self, flags={**flags, **changes.set})
 
     def serve(self, requests: Iterable[Request], seconds: float) -> Served:
-        """Serve requests for so many virtual seconds, judging at each new frame."""
+        """Serve requests for that many virtual seconds, and evaluate findings at each new frame."""
         args = parse_flags(["serve", self.model, *flag_words(self.flags)])
         settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
         plan = plan_memory(settings)
@@ -141,8 +141,8 @@ class Server:
 
 
 def _exposition(registry: CollectorRegistry) -> str:
-    """What `prometheus_client.generate_latest` writes, without comments. That one makes each series' labels anew:
-    half of the time that such a scenario would take."""
+    """Like `prometheus_client.generate_latest`, without comments. That function formats each series' labels every time,
+    which would take half of the time of a scenario."""
     return "".join(
         f"{_series(sample.name, tuple(sample.labels.items()))} {floatToGoString(sample.value)}\n"
         for family in registry.collect()
@@ -157,9 +157,9 @@ def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
 
 
 def _decoded(core: Core, engine: EngineMetrics, now: float, next_sample: float, next_arrival: float) -> float:
-    """Run the next iterations in which each request gets a token and nothing else happens; returns when they end.
+    """Run the next iterations that only decode one token per request; returns when they end.
 
-    That is before the next sample, and as soon as a request that comes may join them.
+    They end before the next sample, and as soon as an arriving request may join them.
     """
     scheduler = core.scheduler
     running, most = scheduler.running, scheduler.decode_steps(MOST_TOGETHER)
@@ -184,7 +184,7 @@ def _decoded(core: Core, engine: EngineMetrics, now: float, next_sample: float, 
 
 
 def requests_of(workload: Workload, *, rate: float, seconds: float, longest: int, seed: int = 0) -> list[Request]:
-    """A preset's workload as the console's own load sends it."""
+    """A preset's workload as the console's load generator sends it."""
     drawn = TrafficShape(workload, seed=seed, max_model_len=longest).stream(rate, seconds)
     return [
         known_by_length(str(index), one.prompt, one.output_tokens, one.at, index) for index, one in enumerate(drawn)
@@ -193,7 +193,7 @@ def requests_of(workload: Workload, *, rate: float, seconds: float, longest: int
 
 @pytest.fixture
 def server() -> Callable[..., Server]:
-    """``server(flags, model, gpu=…, **known)``: what is known goes into the ctx as it is."""
+    """``server(flags, model, gpu=…, **known)``: ``known`` goes into the context unchanged."""
 
     def build(flags: Flags, model: str = "Qwen/Qwen3-8B-AWQ", *, gpu: str = "RTX A6000", **known: Any) -> Server:
         return Server(flags, model, gpu, known)
@@ -203,5 +203,4 @@ def server() -> Callable[..., Server]:
 
 @pytest.fixture
 def workload_requests() -> Callable[..., list[Request]]:
-    """A preset's workload as the console's own load sends it."""
     return requests_of

@@ -1,4 +1,4 @@
-"""Each running finding: brought about by traffic and flags, named, fixed by what is offered first, and gone."""
+"""Each running finding is caused by traffic and flags, named, fixed by the first fix offered, and gone afterwards."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def requests(times: list[float], prompt: int, output: int, *, shared: int = 0, s
 
 
 def top(finding: Finding) -> Fix:
-    """The first fix that a key can stage."""
+    """The first fix that can be staged."""
     return next(fix for fix in finding.fixes if not fix.changes.empty)
 
 
 def fixed(server: Any, traffic: Traffic, seconds: float, code: str) -> tuple[Any, Finding, Any]:
-    """Serve, find the finding, apply what it offers first, serve the same again; it must be gone all along."""
+    """Serve, find the finding, apply its first fix, and serve the same again without the finding."""
     before = server.serve(traffic(), seconds)
     assert code in before.codes, before.history[-1]
     finding = before.finding(code)
@@ -62,7 +62,7 @@ def fixed(server: Any, traffic: Traffic, seconds: float, code: str) -> tuple[Any
 
 
 def test_batched_iterations_equal_single_ones(server) -> None:
-    """With preemptions, shared prefixes, and a queue for places."""
+    """With preemptions, shared prefixes, and queued requests."""
     flags = {"max-model-len": 4096, "num-gpu-blocks-override": 600, "max-num-seqs": 16, "enable-prefix-caching": True}
     tight = server(flags, **KNOWN)
     together, one_by_one = (
@@ -79,7 +79,7 @@ def test_preempting_is_fixed_by_fewer_sequences_as_a_last_resort(server) -> None
         server(flags, build="cpu", **KNOWN), lambda: steadily(4.0, 180, 300, 500), 180, "preempting"
     )
     assert finding.severity is Severity.CRITICAL
-    assert "kv_cache_pressure" not in before.codes  # the same thing in its graver form
+    assert "kv_cache_pressure" not in before.codes  # "preempting" is its more severe form
     change = top(finding).changes
     assert set(change.set) == {"max-num-seqs"}
     assert 24 <= int(change.set["max-num-seqs"]) < 64
@@ -119,7 +119,7 @@ def test_kv_cache_pressure_before_any_preemption(server) -> None:
 
 
 def test_sequence_limit_and_memory_shortage_are_distinguished(server) -> None:
-    """The queue grows in both: one is fixed by more sequences, the other must not be."""
+    """The queue grows in both cases: one is fixed by more sequences, the other must not be."""
     few = server({"max-model-len": 4096, "max-num-seqs": 16}, **KNOWN)
     before, finding, after = fixed(few, lambda: randomly(2.8, 180, 300, 400), 180, "oversubscribed_sequences")
     assert "oversubscribed_memory" not in before.ever
@@ -135,7 +135,7 @@ def test_sequence_limit_and_memory_shortage_are_distinguished(server) -> None:
 
 
 def test_sudden_queue_is_offered_more_sequences(server) -> None:
-    """A constant backlog is no oversubscription, but its requests wait only because of the limit."""
+    """A constant backlog is not oversubscription, but its requests only wait because of the limit."""
     few = server({"max-model-len": 4096, "max-num-seqs": 16}, gpu="H100 80GB", **KNOWN)
 
     def traffic() -> list[Request]:
@@ -149,7 +149,7 @@ def test_sudden_queue_is_offered_more_sequences(server) -> None:
 
 
 def test_prompts_arriving_faster_than_computed(server) -> None:
-    """Neither sequences nor memory limit the queue: quantized weights compute faster."""
+    """Neither sequences nor memory limit the queue; quantized weights compute faster."""
     plain = server(
         {"max-model-len": 8192}, "Qwen/Qwen3-8B", gpu="L40S", compute_capability=(8, 9), quantized=False, **KNOWN
     )
@@ -207,7 +207,7 @@ def test_unused_context(server) -> None:
 
 
 RATES = {"chatbot": 1.5, "batch": 2.0, "code-generation": 0.25, "long-document": 0.02}
-"""Requests per second that an H100 serves at ease."""
+"""Requests per second that an H100 serves easily."""
 
 
 @pytest.mark.parametrize("seed", [1, 2])

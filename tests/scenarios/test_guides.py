@@ -10,7 +10,7 @@ from guides.table import TOPICS
 CLAIMS = [claim for claims in TOPICS.values() for claim in claims]
 
 
-@pytest.mark.xdist_group("guides")  # the runs are shared with the check that the document is current
+@pytest.mark.xdist_group("guides")  # shares the runs with the check that the document is current
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_guide_claim_is_judged_by_the_models_result(claim: Claim) -> None:
     assert claim.outcome.verdict is claim.verdict, claim.filled(claim.gives)

@@ -2,9 +2,8 @@
 
     python tests/tools/generate_docs.py            # rewrites docs/*.md in place
 
-A generated part is between ``<!-- generated: NAME -->`` and ``<!-- /generated -->``. NAME is ``keys``,
-``keymaps``, ``settings``, ``options`` or ``claims TOPIC``. ``tests/contract/test_docs.py`` checks that every
-part is current.
+A generated part is between ``<!-- generated: NAME -->`` and ``<!-- /generated -->``. NAME is ``keys``, ``keymaps``,
+``settings``, ``options`` or ``claims TOPIC``. ``tests/contract/test_docs.py`` checks that every part is current.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def generated(text: str) -> str:
 
 
 def names(text: str) -> list[str]:
-    """The names of a text's generated parts, in their order."""
+    """The names of a text's generated parts, in order."""
     return [part[2] for part in _PART.finditer(text)]
 
 
@@ -61,7 +60,7 @@ def _content(name: str) -> str:
 
 
 def keys() -> str:
-    """Every action of the registry, in the order and under the headings that the help screen has."""
+    """Every action of the registry, in the order and under the headings of the help screen."""
     parts = []
     for title, group in grouped().items():
         rows = [f"| {_keys(action)} | {_cell(action.title)} | `{action.id}` |" for action in group]
@@ -74,7 +73,7 @@ def _keys(action: Action) -> str:
 
 
 def keymaps() -> str:
-    """What each preset of keys changes."""
+    """The changes of each key preset."""
     parts = []
     for preset, changed in PRESETS.items():
         rows = [
@@ -103,7 +102,7 @@ def _settings(shapes: Mapping[str, Any], shape: str, within: str) -> Iterator[st
 
 
 def _shape(field: Mapping[str, Any]) -> str:
-    """The name of the table that a field holds; empty where it holds a value."""
+    """The name of a field's table; empty if the field is a value."""
     reference = field.get("$ref") or next((one["$ref"] for one in field.get("allOf", ()) if "$ref" in one), "")
     return str(reference).rpartition("/")[2]
 
@@ -203,7 +202,7 @@ def claims(topic: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text as a cell of a table has it."""
+    """Escape text for a table cell."""
     return text.replace("|", "\\|")
 
 

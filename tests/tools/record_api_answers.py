@@ -1,7 +1,7 @@
 """Records real vLLM's response to every request of ``fakes.api_table``.
 
-Usage: ``python tests/tools/record_api_answers.py URL > tests/processes/simulated/vllm-0.32-answers.json`` with the
-URL of a server of the tiny model that was started with ``--served-model-name tiny --max-model-len 512``.
+Usage: ``python tests/tools/record_api_answers.py URL > tests/processes/simulated/vllm-0.32-answers.json`` with the URL
+of a server of the tiny model that was started with ``--served-model-name tiny --max-model-len 512``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.api_table import TABLE, WARM_UP, Answer, send
 
 LONGEST = 20_000
-"""Characters kept of a body that is not compared literally."""
+"""Number of characters kept of a body that is not compared literally."""
 
 
 def main() -> int:
-    """Send the table to the server and write the answers as JSON."""
+    """Send the table to the server and write the responses as JSON."""
     url = sys.argv[1].rstrip("/")
     with httpx.Client(trust_env=False, timeout=120) as client:
         send(client, url, WARM_UP)

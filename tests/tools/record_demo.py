@@ -2,8 +2,8 @@
 
     python tests/tools/record_demo.py
 
-Writes `console/vllm_console/cli/demo_recording.xz`. To be run again when presets, plans or the engine model change what
-the demo's servers run with; `tests/unit/cli/test_demo_recording.py` says when.
+Writes `console/vllm_console/cli/demo_recording.xz`. Run it again when presets, plans or the engine model change the
+flags of the demo's servers; `tests/unit/cli/test_demo_recording.py` detects that.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve
 from vllm_launchers.simulated.startup import Log, Process, SimulatedStartup, announce
 
 DOWN_SECONDS = 1.2
-"""Between two runs."""
+"""Seconds between two runs."""
 
 UVICORN = ("Started server process [{pid}]", "Waiting for application startup.", "Application startup complete.")
 
 
 RECORDED_SECONDS = 900.0
-"""Of so many seconds at the end steps and requests are recorded: what the console shows at first, and a prediction uses
-no more. In 25 minutes there are a hundred thousand steps."""
+"""Seconds at the end whose steps and requests are recorded: what the console shows at first, and all that a prediction
+uses. 25 minutes have a hundred thousand steps."""
 
 TIMES = {
     "steps": ("at", "shortest_interval", "longest_interval"),
@@ -77,16 +77,16 @@ FIELDS = {
     "resumed": RESUMED_FIELDS,
 }  # fmt: skip
 FRACTION = 1 << 15
-"""Times are rounded to this part of a second, 31 µs, so that the records can be compressed."""
+"""Times are rounded to this fraction of a second (31 µs), so that the records can be compressed."""
 
 
 def transposed(records: bytes, size: int) -> bytes:
-    """The first byte of each record, then the second byte of each, and so on: this compresses far better."""
+    """The first byte of each record, then the second byte of each, and so on, which compresses far better."""
     return b"".join(records[place::size] for place in range(size))
 
 
 class KeptRecords:
-    """Keeps what the probe records of a virtual engine, with virtual times, in place of the probe's own recorder."""
+    """Replaces the probe's recorder: keeps the records of a virtual engine with virtual times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -94,7 +94,7 @@ class KeptRecords:
         self._calm = 0
 
     def add(self, kind: str, row: Row) -> None:
-        """Keep a record, with its time converted to virtual time."""
+        """Keep a record, with its times converted to virtual time."""
         named = dict(zip(FIELDS[kind], row, strict=False))
         if kind == "requests":
             named |= {"arrived_at": self.now - named["e2e_seconds"], "finished_at": self.now}
@@ -111,9 +111,9 @@ class KeptRecords:
         self._calm = len(self._rows)
 
     def until_calm(self, began: float, since: float) -> RecordedProbe:
-        """The records up to the last moment without a request in flight, as they follow a start at ``began``.
+        """The records up to the last moment without a request in flight, for a start at ``began``.
 
-        Requests still in flight at the end have no record, and what is replayed from records must be the whole traffic.
+        Requests in flight at the end have no record, but a replay from records must contain the whole traffic.
         """
         packed: dict[str, list[bytes]] = {kind: [] for kind in LAYOUTS}
         for kind, row in self._rows[: self._calm]:
@@ -133,7 +133,7 @@ class KeptRecords:
 
 
 class KeptLog(Log):
-    """Keeps lines with their times."""
+    """Keeps log lines with their times."""
 
     def __init__(self) -> None:
         super().__init__("INFO")
@@ -143,7 +143,6 @@ class KeptLog(Log):
         """The virtual time, once there is one."""
 
     def keep(self, text: str) -> None:
-        """Keep a line."""
         self.lines.append((self.at if self.at is not None else time.monotonic() - self.begun, text))
 
     def write(self, process: Process | str, level: str, where: str, message: str) -> None:
@@ -152,7 +151,7 @@ class KeptLog(Log):
             self.keep(f"({process} pid={self._pid}) {level} {STAMP} [{where}] {line}\n")
 
     def progress(self, text: str) -> None:
-        """As it is."""
+        """Keep a line unchanged."""
         self.keep(text)
 
     def uvicorn(self, text: str) -> None:
@@ -174,7 +173,7 @@ def requests_of(phases: Sequence[Phase], longest: int) -> Iterator[tuple[float, 
 
 
 class Virtual:
-    """A simulated engine in virtual time: 0 is when it is ready."""
+    """A simulated engine in virtual time, which is 0 when it is ready."""
 
     def __init__(self, settings: EngineSettings, memory: MemoryPlan, log: KeptLog) -> None:
         core = build_core(settings, memory)
@@ -187,7 +186,7 @@ class Virtual:
         self._up = log.lines[-1][0]
 
     def run(self, traffic: Iterator[tuple[float, int, Request]], seconds: float) -> None:
-        """Serve for so many seconds."""
+        """Serve for that many seconds."""
         core, engine = self.engine.core, self.metrics.engines[0]
         coming = list(traffic)
         heapq.heapify(coming)
@@ -229,7 +228,6 @@ class Virtual:
             self.log.api("loggers.py:335", line)
 
     def body(self) -> str:
-        """The body of ``/metrics``."""
         return self.metrics.render().decode()
 
     def end(self) -> None:
@@ -239,7 +237,8 @@ class Virtual:
 
 
 def record(plan: Plan, phases: Sequence[Phase], began: float, *, goes_on: bool) -> tuple[RecordedRun, str, KeptRecords]:
-    """One run from its start-up, which begins at ``began``, on; what ``/metrics`` says at its end; and the records."""
+    """Record one run whose startup begins at ``began``; returns the run, its final ``/metrics``, and its probe
+    records."""
     args = parse_flags(plan.argv[plan.argv.index("serve") :])
     simulated = Simulated.from_environment(plan.environment)
     settings, log = resolve_settings(args, simulated), KeptLog()
@@ -273,7 +272,6 @@ def totals(body: str) -> str:
 
 
 def main() -> None:
-    """Record both servers."""
     servers, records = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         fleet = LocalFleet(Path(folder), observe=False, interactive=True, host_file=demo.HOST)

@@ -27,7 +27,7 @@ TEXTS = ("opposite", "group")
 
 
 def properties(spec: FlagSpec) -> dict[str, Any]:
-    """A flag as the table has it. Help texts stay vLLM's own."""
+    """A flag's properties in the table. Help texts stay vLLM's own."""
     said: dict[str, Any] = {"kind": spec.kind.value}
     said |= {name: " ".join(values) for name in LISTS if (values := getattr(spec, name))}
     said |= {name: 1 for name in SWITCHES if getattr(spec, name)}
@@ -66,7 +66,7 @@ def with_release(data: Mapping[str, Any], table: FlagTable) -> dict[str, Any]:
 
 
 def with_changes(histories: Mapping[str, Any], said: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Histories of values with one more release; null where the value is missing."""
+    """Histories of values with one more release; null if the value is missing."""
     found: dict[str, Any] = {name: list(history) for name, history in histories.items()}
     for name in {*found, *said}:
         history = found.setdefault(name, [])
@@ -77,7 +77,7 @@ def with_changes(histories: Mapping[str, Any], said: Mapping[str, Any], index: i
 
 
 def variable_properties(spec: VariableSpec) -> dict[str, Any]:
-    """A variable's values as the table has them."""
+    """A variable's values in the table."""
     said: dict[str, Any] = {"kind": spec.kind.value}
     said |= {"choices": " ".join(spec.choices)} if spec.choices else {}
     said |= {name: True for name in ("many", "empty") if getattr(spec, name)}
@@ -92,7 +92,7 @@ def _at_the_end(history: list[Any]) -> dict[str, Any] | None:
 
 
 def written(data: Mapping[str, Any]) -> str:
-    """The table's text: one line for each flag and variable."""
+    """The table as text, with one line for each flag and variable."""
     parts = [f'"releases": {json.dumps(data["releases"])}']
     for kind in ("flags", "variables", "values", "capabilities"):
         lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in data[kind].items())
@@ -101,7 +101,7 @@ def written(data: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write the table with the release."""
+    """Write the table with the new release."""
     version, folder = sys.argv[1:]
     data = json.loads(DATA.read_text())
     if version in data["releases"]:

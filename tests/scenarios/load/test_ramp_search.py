@@ -1,4 +1,4 @@
-"""Which rate is tried next and when a step is over, on simulated responses."""
+"""Which rate is tried next and when a step ends, on simulated responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def searched(miss, start, *, steps=40, seed=0, requests=1500):
 
 
 def curve(at, steepness):
-    """A share of misses that is 1% at a rate, and grows with that power of it."""
+    """A share of misses that is 1% at rate ``at`` and grows with that power of the rate."""
     return lambda rate: 1 / (1 + 99 * (at / rate) ** steepness)
 
 
@@ -137,7 +137,7 @@ def test_empty_step_fails():
 
 
 def test_grown_queue_limits_the_ceiling_without_lowering_it():
-    """Beyond its capacity a server misses nearly every limit, however little too high the rate is."""
+    """Beyond its capacity, a server misses nearly every limit, even if the rate is only slightly too high."""
     held = [TriedRate(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
     failed = [TriedRate(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
     found = ceiling(held + failed)
@@ -162,7 +162,7 @@ def test_one_queue_in_a_short_step_does_not_fix_the_bracket():
 
 
 def test_ceiling_may_be_far_above_a_random_failure():
-    """Of ten minutes at up to 6.4 requests/s nearly all held; only the shortest step, at 5.2, did not."""
+    """Nearly all of ten minutes at up to 6.4 requests/s held; only the shortest step, at 5.2, failed."""
     tried = [
         TriedRate(4.3, True, ttft=(55, 0), itl=(848, 4)),
         TriedRate(5.2, False, "itl_p99_seconds", ttft=(52, 0), itl=(534, 6)),
@@ -190,7 +190,8 @@ def test_ceiling_among_burst_failures_is_limited():
 
 
 def test_random_failure_far_below_does_not_reopen_the_bracket():
-    """At 1.1 to 1.32 requests/s rates held and failed: the ceiling is there, and not at the highest that held below."""
+    """Rates of 1.1 to 1.32 requests/s both held and failed: the ceiling is there, not at the highest rate that held
+    below."""
     tried = [
         TriedRate(0.86, True, ttft=(53, 0), itl=(3356, 26)),
         TriedRate(1.72, False, "itl_p99_seconds", ttft=(52, 0), itl=(1501, 22)),
@@ -209,7 +210,7 @@ def test_random_failure_far_below_does_not_reopen_the_bracket():
 
 
 def test_unmeasured_latency_is_not_the_limit():
-    """Answers of one token have no gaps between tokens."""
+    """Responses of one token have no gaps between tokens."""
     held = [TriedRate(rate, True, ttft=(300, 0)) for rate in (4.0, 6.0, 8.0)]
     tried = [*held, TriedRate(8.6, False, "ttft_p99_seconds", ttft=(294, 6))]
     assert ceiling(tried).limited_by == "ttft_p99_seconds"

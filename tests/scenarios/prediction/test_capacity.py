@@ -54,7 +54,7 @@ def test_saturated_throughput_follows_batch_and_step_time():
 
 
 def test_few_requests_fill_the_engine_at_a_high_rate():
-    """At 20 requests per second they all arrive within one second; an answer takes 20."""
+    """At 20 requests per second they all arrive within one second; a response takes 20 seconds."""
     traffic = [Arrival(float(at), 10, 1000) for at in range(20)]
     dense = engine(256, blocks=400)
     assert replay_at(traffic, dense, OBJECTIVES, 0.2).holds

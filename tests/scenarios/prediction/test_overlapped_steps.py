@@ -69,7 +69,7 @@ def test_durations_and_work_are_recovered(
 
 
 def share_close(pairs: Sequence[tuple[SeenStep, float, int]]) -> float:
-    """Which share of the durations is within 10% of the truth."""
+    """The share of durations within 10% of the truth."""
     return sum(abs(one.seconds / true - 1) < 0.1 for one, true, _ in pairs) / len(pairs)
 
 
@@ -99,7 +99,7 @@ def test_front_end_time_is_separated_from_the_wait_for_a_step(ahead: bool, rate:
 
 
 def test_only_steps_with_a_preempted_request_are_excluded() -> None:
-    """Also if it is not known which step gave its first token."""
+    """Also if it is unknown which step produced its first token."""
     run = OverlappedEngine(COST, BUDGET, ahead=True, launch=LAUNCH).run(arrivals(4.0, (600, 1000)))
     whole = gather(run.requests, run.steps, 16, BUDGET)
     disturbed = list(run.requests)

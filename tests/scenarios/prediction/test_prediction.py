@@ -1,4 +1,4 @@
-"""From a simulated engine's records to a prediction, and what is refused."""
+"""From a simulated engine's records to a prediction, and refused predictions."""
 
 from __future__ import annotations
 

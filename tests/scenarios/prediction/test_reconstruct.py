@@ -1,5 +1,5 @@
-"""Predictions from ``/metrics`` alone: what is reconstructed agrees with it, its predictions hold, and it is refused
-where it would not be the traffic that there was."""
+"""Predictions from ``/metrics`` alone: the reconstructed traffic agrees with the metrics, its predictions hold, and
+traffic that cannot be reconstructed is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rebuilt(one: Recorded, **more: Any) -> TrafficEvidence:
 
 @cache
 def fitted(seed: int = 0) -> CostFit:
-    """Of the usual traffic; by 100 requests, as the console does it."""
+    """Fitted to 100 requests of the usual traffic, as the console does it."""
     return fit_step_cost(rebuilt(recorded(), seed=seed, most=100), recorded().limits)
 
 

@@ -1,10 +1,10 @@
-"""Servers that schedule a step while the one before it runs, as vLLM does on GPUs.
+"""Servers that schedule a step while the previous one runs, like vLLM on GPUs.
 
-The folder ``h200`` has the records of the probe of vLLM 0.26.0 on an NVIDIA H200: a model of the shape of Llama 3.1 8B
-in bfloat16, 16 requests per second of the chatbot preset for 15 s, and no other load before and after. ``h100`` has
-those of an NVIDIA H100 before and after a restart with another --max-num-batched-tokens, with the same requests.
-``h100/light`` has three requests per second of 200 + 600 tokens, for 12 s, with a KV cache of 16,000 tokens. Nine
-per second came then, which it does not hold, and after a restart with 480,208 tokens once more: ``h100/large_cache``.
+The folder ``h200`` has probe records of vLLM 0.26.0 on an NVIDIA H200: a model with the shape of Llama 3.1 8B in
+bfloat16, 16 requests per second of the chatbot preset for 15 s, and no load before and after. ``h100`` has records of
+an NVIDIA H100 before and after a restart with another --max-num-batched-tokens, with the same requests. ``h100/light``
+has three requests per second of 200 + 600 tokens for 12 s, with a KV cache of 16,000 tokens. Then nine per second came,
+which exceeds the cache, and again after a restart with 480,208 tokens: ``h100/large_cache``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def holds(estimate: Estimate, measured: float | None) -> bool:
 
 
 def test_restart_with_smaller_steps_matched_the_prediction() -> None:
-    """But for ITL p90 and p99: the same steps took 3% longer after that restart."""
+    """Except ITL p90 and p99: the same steps took 3% longer after that restart."""
 
     def limits(batched_tokens: int) -> EngineLimits:
         return EngineLimits(SchedulerLimits(256, batched_tokens, 4096, BLOCK), 9015, prefix_caching=True, ahead=True)
@@ -117,7 +117,7 @@ def test_restart_with_smaller_steps_matched_the_prediction() -> None:
 
 
 def test_restart_with_fewer_sequences_matched_the_prediction() -> None:
-    """The server was then restarted with --max-num-seqs 24, and got more requests than it could serve."""
+    """The server was then restarted with --max-num-seqs 24, and received more requests than it could serve."""
     evidence = on_h200()
     found = predict(evidence, fit_step_cost(evidence, h200(256)), Change(h200(256), h200(24)))
     itl = found.predicted.itl_seconds
@@ -144,7 +144,7 @@ def test_request_arriving_during_a_step_waits_for_one_more() -> None:
 
 
 def test_tripled_traffic_fills_the_kv_cache_as_measured() -> None:
-    """Recorded were 12 s, of requests of 4 s: in a third of that no cache is filled."""
+    """The records span 12 s with requests of 4 s; a third of that would not fill a cache."""
     evidence = gather(*records("h100/light"), BLOCK, BUDGET)
     limits = EngineLimits(SchedulerLimits(256, BUDGET, 4096, BLOCK), 1000, prefix_caching=True, ahead=True)
     found = predict(evidence, fit_step_cost(evidence, limits), Change(limits, limits, traffic_scale=3.0))
@@ -162,7 +162,7 @@ def test_tripled_traffic_fills_the_kv_cache_as_measured() -> None:
 
 
 def test_slow_prompt_steps_do_not_distort_the_others() -> None:
-    """On that H100 150 tokens with one prompt among them took 11.6 ms, and 50 tokens without one 7.6 ms."""
+    """On that H100, 150 tokens including a prompt took 11.6 ms, and 50 tokens without a prompt 7.6 ms."""
     steps = gather(*records("h100/large_cache"), BLOCK, BUDGET).steps
     cost = step_regression(steps, 256)
     for low, high in ((24, 36), (36, 48), (48, 64)):
@@ -178,14 +178,14 @@ def test_slow_prompt_steps_do_not_distort_the_others() -> None:
 @pytest.mark.parametrize(
     ("p50", "mean", "sentence"),
     [
-        (1.1, 2.2, ""),  # a few requests fewer wait
-        (0.5, 2.2, "the replay's median TTFT is 67% below"),  # far fewer
-        (1.1, 1.6, "the replay's median TTFT is 27% below"),  # as many, but for too short a time
+        (1.1, 2.2, ""),  # slightly fewer requests wait
+        (0.5, 2.2, "the replay's median TTFT is 67% below"),  # far fewer wait
+        (1.1, 1.6, "the replay's median TTFT is 27% below"),  # as many wait, but for too short a time
         (5.6, 2.2, "the replay's median TTFT is 4 times"),
     ],
 )
 def test_median_ttft_between_waiting_and_other_requests(p50: float, mean: float, sentence: str) -> None:
-    """As measured on a server that preempted: a quarter of its requests waited 30 ms at most, half of them 1.5 s."""
+    """As measured on a server that preempted: a quarter of its requests waited at most 30 ms, half of them 1.5 s."""
     evidence = gather(*records("h100/light"), BLOCK, BUDGET)
     limits = EngineLimits(SchedulerLimits(256, BUDGET, 4096, BLOCK), 1000, prefix_caching=True, ahead=True)
     found = replay_traffic(evidence.arrivals, limits, step_regression(evidence.steps))
