@@ -17,13 +17,12 @@ from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
 
 REFRESH_SECONDS, POLL_SECONDS = 1.0, 0.05
-"""How often the console polls by itself, and while a test waits for something. Polls, and drawing what they found, were
-a third of what these tests computed.
-"""
+"""Interval of the console's own polls, and of polls while a test waits. Polling and drawing the results took a third of
+the CPU time of these tests."""
 
 
 class Console:
-    """The app under a pilot, with what tests ask it for."""
+    """The app under a pilot, with helpers for tests."""
 
     def __init__(self, app: ConsoleApp, pilot: Pilot[None], fleet: Any) -> None:
         self.app, self.pilot, self.fleet = app, pilot, fleet
@@ -32,7 +31,7 @@ class Console:
         await self.pilot.press(*keys)
 
     async def until(self, condition: Callable[[], object], what: str = "") -> None:
-        """Wait for a condition, at most three minutes: machines may be busy; until it holds, poll often."""
+        """Wait for a condition up to three minutes, because machines may be busy; poll often until it holds."""
         end = time.monotonic() + 180
         poll_at = 0.0
         while not condition():
@@ -44,7 +43,8 @@ class Console:
             await self.pilot.pause()
 
     async def settle(self) -> None:
-        """Wait until the first picture is laid out: a pause draws it, and what changes size then is drawn again."""
+        """Wait until the first frame is laid out: a pause draws it, and widgets that then change size are drawn
+        again."""
         before = None
         while (now := [widget.region for widget in self.app.operations.query("*")]) != before:
             before = now
@@ -52,7 +52,6 @@ class Console:
 
     @property
     def text(self) -> str:
-        """The whole screen as text."""
         strips = self.app.screen._compositor.render_strips()
         return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 

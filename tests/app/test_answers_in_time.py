@@ -1,4 +1,4 @@
-"""An answer that comes when the screen that asked for it is being left."""
+"""A result that arrives while the screen that requested it is being closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_console.ui.threads import answer_for, in_thread
 
 
 async def ask(screen: Screen[None], call) -> tuple[asyncio.Task[str], threading.Event]:
-    """A question whose answer comes only when the event is set."""
+    """Make a call whose result arrives only when the event is set."""
     asked, answered = threading.Event(), threading.Event()
 
     def wait() -> str:
@@ -35,7 +35,7 @@ async def test_a_screen_that_stays_gets_its_answer():
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_screen_that_is_being_left_gets_none(fails: bool):
-    """Neither an answer nor an error: both would be drawn on what is not there any more."""
+    """Neither a result nor an error: both would be drawn on something that no longer exists."""
 
     def call() -> str:
         if fails:
@@ -53,7 +53,7 @@ async def test_a_screen_that_is_being_left_gets_none(fails: bool):
 
 
 async def test_a_call_that_hangs_holds_up_no_other():
-    """Threads are used again, but never one that still has a call to finish."""
+    """Threads are reused, but never while they still have a call to finish."""
     asked, answered = threading.Event(), threading.Event()
 
     def hang() -> str:

@@ -1,4 +1,4 @@
-"""The chat by its key: streaming, stopping, two servers, options, what is pasted, and what an answer must not do."""
+"""The chat screen: streaming, stopping, two servers, options, pasted text, and harmless display of responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTILE = "[red]x[/] \x1b[31mred\x1b]52;c;aGk=\x07\u202e end"
 
 @pytest.fixture
 def fleet(fakes, script):  # noqa: F811 - the fixture
-    """Two ready servers, both of which answer as the script says; the state of the first may be changed."""
+    """Two ready servers that both respond as scripted; the state of the first can be changed."""
 
     class Fleet(fakes.FakeFleet):
         state = State.READY
@@ -207,7 +207,7 @@ def test_an_option_is_read_from_its_text_and_a_wrong_one_names_it():
 
 
 def waits_of(fakes, waiting, at=100.0):
-    """A server of which so many requests wait."""
+    """A server with that many waiting requests."""
     server = fakes.chat(fakes.NOW)
     assert server.sample is not None
     one = replace(next(iter(server.sample.engines.values())), requests_waiting=waiting)

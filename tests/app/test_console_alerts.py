@@ -1,4 +1,4 @@
-"""The console tells a notifier of every look, and says what could not be told."""
+"""The console passes every snapshot to a notifier, and reports notifications that failed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_what_the_first_snapshot_has_rings_once_there_is_a_terminal(
     monkeypatch.setattr(app_module, "FIRST_SECONDS", 60)
     monkeypatch.setattr(ConsoleApp, "is_headless", False)
     monkeypatch.setattr(HeadlessDriver, "write", lambda self, data: written.append(data))
-    monkeypatch.setattr(ConsoleApp, "on_mount", lambda self: None)  # which handles signals where there is a terminal
+    monkeypatch.setattr(ConsoleApp, "on_mount", lambda self: None)  # it handles signals if there is a terminal
     app = ConsoleApp(fakes.FakeFleet(fakes.chat), refresh=60, notifier=Ringing())  # type: ignore[arg-type]
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()

@@ -1,4 +1,4 @@
-"""Keys do what the registry says: staging, verbs, moving about, refusing."""
+"""Keys do what the registry says: staging, server actions, navigation, refusals."""
 
 from __future__ import annotations
 

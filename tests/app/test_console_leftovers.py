@@ -1,4 +1,4 @@
-"""What ended servers left: shown with a question, removed after a yes, never where nothing may be changed."""
+"""Leftovers of ended servers: shown with a question, removed after a yes, and never in read-only mode."""
 
 from __future__ import annotations
 

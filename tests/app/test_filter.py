@@ -1,4 +1,4 @@
-"""The filter: what it matches, how many servers do, and how it ends."""
+"""The filter: what it matches, how many servers match, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a finding to its fix by one key: the line of findings, the verdict beside it, and all about it."""
+"""From a finding to its fix by one key: the line of findings, the verdict next to it, and its details."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_the_question_names_the_load_of_this_console(fakes):
 
 
 async def test_the_question_is_kept_up_to_date_while_it_is_open(console, fakes):
-    """It said that 8 requests would be aborted when there were 45 by then."""
+    """It once said that 8 requests would be aborted when there were already 45."""
     view = fakes.pressed(fakes.NOW)
     state = {"running": 8}
 
@@ -489,7 +489,7 @@ async def test_a_finding_picked_on_a_wide_screen_is_replaced_when_the_screen_bec
 
 @pytest.mark.parametrize("width", [60, 70, 80, 90, 99])
 def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
-    """A queue at max-num-seqs: that the KV cache is nearly empty is no figure of the queue."""
+    """A queue at max-num-seqs: the nearly empty KV cache says nothing about the queue."""
     usage, waiting = Measure("KV cache usage", "0%", "85%", "objectives of preset chatbot"), Measure("waiting", "60")
     running = Measure("running", "4", "4", "max-num-seqs")
     found = Finding(

@@ -1,4 +1,4 @@
-"""Everything stands where it stood, however long a message is, whatever is found and whichever pane is shown."""
+"""Nothing moves, however long a message is, whatever is found and whichever pane is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = (
 
 
 def places(c):
-    """Where the parts of the operations screen stand."""
+    """Positions of the parts of the operations screen."""
     screen = c.app.operations
     return {widget.id: widget.region for widget in (screen._table, screen._finding, screen._pane_bar, screen._area)}
 
@@ -92,7 +92,7 @@ async def test_the_table_does_not_shrink_when_servers_of_others_go(console, fake
 
 
 async def test_the_row_of_a_server_of_ours_that_is_removed_goes_with_it(console, fakes):
-    """By another console: for a quarter of a minute an empty row stood there."""
+    """Removed by another console: its empty row once stayed for 15 seconds."""
     async with console(fakes.chat, fakes.coder, fakes.docs) as c:
         before = places(c)["servers"].height
         c.fleet.makers = [fakes.chat, fakes.docs]

@@ -1,4 +1,4 @@
-"""Keys are a person's own: presets, single keys, conflicts, and every sentence that names a key."""
+"""Keys are configurable: presets, single keys, conflicts, and every sentence that names a key."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_program_reports_it_and_names_the_file(fakes):
 
 
 async def test_the_first_key_is_shown_and_all_are_listed():
-    use_keys(chosen_keys("default", {"drop_last": "delete,u"}))  # in this test's context alone
+    use_keys(chosen_keys("default", {"drop_last": "delete,u"}))  # only in the context of this test
     assert key_of("drop_last") == "del"
     assert label_of(action_named("drop_last")) == "delete u"
     assert keys_of(action_named("restart")) == ("r",)

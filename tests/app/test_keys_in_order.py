@@ -1,4 +1,4 @@
-"""Keys that come faster than they are drawn count in the order in which they were pressed."""
+"""Keys that arrive faster than they are drawn take effect in the order in which they were pressed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_launchers.launch.request import LaunchRequest
 
 
 def burst(app, *keys):
-    """As a terminal sends a paste, or a slow machine finds the keys: all of them before any is handled."""
+    """Send all keys before any is handled, like a paste in a terminal, or like a slow machine."""
     for key in keys:
         app.post_message(Key(key, key if len(key) == 1 else None))
 
@@ -20,7 +20,7 @@ def field(c):
 
 
 async def to_field(c, name):
-    """The launch screen with the cursor on a field."""
+    """Open the launch screen with the cursor on a field."""
     await c.press("n")
     await c.sees("Launch a server")
     await c.until(lambda: c.app.screen.planner.draft is not None and c.app.screen.planner.fresh, "a plan")

@@ -1,4 +1,4 @@
-"""What an answer would open goes over no screen that one has gone to meanwhile; nothing is asked for twice at once."""
+"""A late result opens nothing on top of a screen opened meanwhile, and nothing is requested twice at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEFT = Leftovers((), (LeftFile("/dev/shm/psm_0a1b2c3d", 240 << 20, 7, "seen"),))
 
 @pytest.fixture
 def slow(fakes, made):
-    """A fleet that answers what opens a screen only when ``go`` is set."""
+    """A fleet that returns the results that open a screen only once ``go`` is set."""
     go = threading.Event()
 
     class Slow(fakes.FakeFleet):

@@ -1,4 +1,4 @@
-"""A machine whose connection is lost is one row in place of its servers, and they come back as they were."""
+"""A machine whose connection is lost is one row instead of its servers, which come back unchanged."""
 
 from __future__ import annotations
 

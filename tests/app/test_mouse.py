@@ -1,4 +1,4 @@
-"""What looks like a key or a title can be clicked, and does what its key does."""
+"""Whatever looks like a key or a title can be clicked, and does what its key does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 
 async def place(c, text):
-    """Where a text stands on the screen, once it does: its first cell."""
+    """The first cell of a text on the screen, once it is shown."""
     await c.sees(text)
     for y, row in enumerate(c.text.splitlines()):
         if text in row:
@@ -34,7 +34,7 @@ async def test_the_bar_of_panes_shows_one_large_and_all_again(console, fakes):
         await click(c, "2 Preempt")
         await c.sees("1 KV cache")
         await click(c, "L auto")
-        await c.sees("L focus")  # the overview is what auto shows at this size
+        await c.sees("L focus")  # at this size, auto shows the overview
 
 
 @pytest.mark.parametrize("title", ["1 KV cache", "2 Preemptions", "3 Latency", "4 Throughput", "5 Log"])
@@ -123,7 +123,7 @@ async def test_the_key_in_the_header_leads_back_to_live(console, fakes):
     async with console(fakes.chat) as c:
         await c.until(lambda: c.app.operations.selected.series is not None)
         await c.press("left")
-        await click(c, "end live")  # the first on the screen: the header's
+        await click(c, "end live")  # the first one on the screen: the header's
         await c.sees("live · 15m")
         assert c.app.operations.time.view.at is None
 
@@ -272,7 +272,7 @@ async def test_keys_in_the_pane_of_a_failed_server(console, fakes):
 
 
 async def test_a_click_that_comes_too_late_does_nothing(console, fakes):
-    """The foot of a page acts on what has the focus; while the page closes nothing has it."""
+    """The foot of a page acts on the focused widget; while the page closes, nothing has focus."""
     async with console(fakes.chat) as c:
         await c.press("question_mark")
         await c.sees("Help: keys")

@@ -1,4 +1,4 @@
-"""No window is too small to be drawn in: it shows less, and nothing crashes."""
+"""No window is too small to be drawn: it shows less, and nothing crashes."""
 
 from __future__ import annotations
 

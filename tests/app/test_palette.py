@@ -1,4 +1,4 @@
-"""The command line: objects and arguments, what it lists, what it refuses and what it remembers."""
+"""The command line: objects and arguments, what it lists, refuses and remembers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vllm_console.ui.screens.palette import PaletteScreen
 
 
 async def opened(c, text=""):
-    """The command line with this text, once presets are known."""
+    """Open the command line with this text, once presets are known."""
     await c.press("colon")
     await c.until(lambda: isinstance(c.app.screen, PaletteScreen))
     await c.until(lambda: c.app.screen._commands._on_servers is None or c.app.screen._commands._on_servers.presets)
-    if text:  # pasted but for its last letter: each key has all commands ranked, and the screen drawn
+    if text:  # pasted except for the last letter, since each key ranks all commands and draws the screen
         c.app.screen._entry.post_message(Paste(text[:-1]))
         await c.press("space" if text[-1] == " " else text[-1])
         await c.until(lambda: c.app.screen._entry.value == text, "what was typed")
@@ -30,7 +30,7 @@ async def run(c, text):
 
 
 def listed(c):
-    """What is listed, as far as it was found."""
+    """The commands listed so far."""
     return [command.text for command in c.app.screen._found]
 
 

@@ -1,4 +1,4 @@
-"""While the console is paused it says so, shows what one goes to, and draws as it does otherwise."""
+"""While the console is paused, it says so, shows what is selected, and draws as usual."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ async def test_a_pause_before_a_new_snapshot_is_a_pause(console):
 
 
 async def test_what_gets_another_size_is_drawn_for_it(console):
-    """As after a filter that let fewer rows through: nothing else asks for it until the next look."""
+    """For example after a filter that matched fewer rows; nothing else requests a redraw before the next poll."""
     async with console() as c:
         await c.press("space")
         await c.sees("paused")
         await c.until(lambda: c.app._wake.is_set() is False)
-        await c.until(lambda: "loading" not in c.text, "the charts")  # their arrival draws the table again
+        await c.until(lambda: "loading" not in c.text, "the charts")  # when they arrive, the table is drawn again
         c.app.operations._table.styles.height = 5
         await c.until(lambda: "nightly" not in c.text, "a table of three servers")
-        c.app.operations.redraw()  # it is to be as high as before, and is not yet
+        c.app.operations.redraw()  # should restore its height, but has not yet
         await c.sees("nightly")
         await c.press("5")
         await c.until(

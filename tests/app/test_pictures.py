@@ -1,4 +1,4 @@
-"""Pictures of the console: any screen, as SVG or PNG, on the command line and by a key."""
+"""Screenshots of the console: any screen, as SVG or PNG, on the command line and by a key."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SHOWN = {
 
 @pytest.fixture(autouse=True)
 def soon_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake fleet answers at once: what a picture waits for besides is a plan, which begins after 0.12 s."""
+    """A fake fleet responds at once, so a screenshot only waits for a plan, which begins after 0.12 s."""
     monkeypatch.setattr(screenshot, "SETTLED_SECONDS", 0.2)
 
 
 def without_gpus(fakes, *servers):
-    """A fleet that says at once that there are none: a picture waits for GPUs otherwise."""
+    """A fleet that says at once that there are no GPUs; otherwise a screenshot waits for them."""
     fleet = fakes.FakeFleet(*servers)
     fleet.gpus = {"host_problem": NO_DRIVER}
     return fleet
@@ -48,7 +48,7 @@ def without_gpus(fakes, *servers):
 
 @pytest.fixture
 def picture(fakes, tmp_path: Path) -> Callable[..., str]:
-    """Takes a picture of the fake fleet; its text."""
+    """Takes a screenshot of the fake fleet; returns its text."""
 
     def take(**options) -> str:
         path, log = tmp_path / "picture.svg", tmp_path / "server.log"

@@ -1,4 +1,4 @@
-"""A restart that is prepared while the server serves: said, canceled by a key, refused, rolled back."""
+"""A restart that is prepared while the server serves: shown, canceled by a key, rejected, rolled back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 @pytest.fixture
 def fleet(fakes):
-    """One ready server; what ``now`` says of it holds."""
+    """One ready server in the state that ``now`` describes."""
 
     class Fleet(fakes.FakeFleet):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""The ramp by its key: its screen follows it, leaving asks, and where it may not be it does not begin."""
+"""The ramp by its key: its screen follows it, leaving asks first, and it does not start where it is not allowed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DONE = RampView(STEPS, LIMITS, running=False, result=Measurement(
 
 @pytest.fixture
 def fleet(fakes):
-    """One ready server on which a ramp runs once it was begun."""
+    """One ready server with a running ramp once it was started."""
 
     class Fleet(fakes.FakeFleet):
         begins = RUNNING
@@ -105,7 +105,7 @@ async def test_a_server_that_serves_others_is_measured_only_after_a_yes(console,
 
 @pytest.mark.parametrize("key", ["y", "escape"])
 async def test_one_question_at_a_time(console, fleet, key):
-    """That the server serves others is found while the question whether to end the ramp is open."""
+    """While the question whether to end the ramp is open, it turns out that the server has other clients."""
     async with console(fleet=fleet) as c:
         await c.press("B")
         await c.sees("Now warming up")

@@ -1,4 +1,4 @@
-"""A run that has ended on the operations screen: shown, moved through, left, and nothing is done to it."""
+"""An ended run on the operations screen: shown, navigated, closed, and never acted on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_replay_opens_at_the_end_of_the_run_with_the_whole_run_in_sight(
         assert "82%" in row.split("removed")[1], "figures of the moment"
         await c.sees("no log: it was deleted with its server")
         await c.sees("gone@2 is replayed: nothing can be done to it. end leaves")
-        await c.sees("now: 2 ready ─")  # it is no server
+        await c.sees("now: 2 ready ─")  # it is not a server
 
 
 async def test_the_cursor_stays_within_the_run(console, fakes, fleet):
@@ -82,7 +82,7 @@ async def test_a_key_leaves_the_replay(console, fakes, fleet, key):
 async def test_the_cursor_returns_to_the_server_that_it_was_on(console, fakes, fleet, key):
     async with console(fleet=fleet) as c:
         assert c.app.operations.selected.name == "chat"
-        for run in ("gone@2", "chat@1"):  # from one replay to another one, too
+        for run in ("gone@2", "chat@1"):  # also from one replay to another
             c.app.operations.replay(run)
             await replayed(c, fakes, run)
         await c.press(key)
@@ -92,7 +92,7 @@ async def test_the_cursor_returns_to_the_server_that_it_was_on(console, fakes, f
 
 
 async def test_the_log_follows_again_afterwards(console, fakes, fleet, tmp_path):
-    """The run that is replayed has no log: the server's own stood at the moment of the replay before."""
+    """The replayed run has no log; the server's own log once stayed at the moment of the replay."""
     path = tmp_path / "server.log"
     path.write_text("".join(f"INFO 01-01 10:{minute:02}:30 [a.py:1] minute {minute}\n" for minute in range(60)))
     made = fleet.makers
@@ -155,7 +155,7 @@ async def test_a_key_lists_what_can_be_replayed(console, fakes, fleet):
         await c.press("O")
         await c.sees("Replay which run?")
         await c.sees("gone@2")
-        await c.lacks("chat@9")  # it runs
+        await c.lacks("chat@9")  # it is running
         await c.lacks("gone@1")  # its history is gone
         await c.sees("gone@2 (3)")
         await c.press("down", "enter")

@@ -11,7 +11,7 @@ RESTARTS = 24
 WARM_UP = 16
 ROUNDS = 3
 TIMERS = "/asyncio/"
-"""Where the loop makes timers. It keeps canceled timers until they are half of all."""
+"""Where the event loop creates timers; it keeps canceled timers until they are half of all."""
 
 
 async def test_restarts_leave_no_objects_in_memory(console, fakes):
@@ -25,7 +25,7 @@ async def test_restarts_leave_no_objects_in_memory(console, fakes):
     async with console(chat) as c:
 
         async def grown(restarts: bool) -> dict[str, int]:
-            """Objects more than before, by the line that made them, after as many snapshots: each of another restart,
+            """Additional objects by the line that created them, after a number of snapshots: each of another restart,
             or all of the same."""
             before = counts.pop()
             for _ in range(RESTARTS):
@@ -54,8 +54,9 @@ async def test_restarts_leave_no_objects_in_memory(console, fakes):
             rounds = [(await grown(restarts=True), await grown(restarts=False)) for _ in range(ROUNDS)]
         finally:
             tracemalloc.stop()
-    # What is kept of each restart grows in every round with restarts. A module that is first needed meanwhile grows in
-    # one of them, and what grows with time, as a chart that is not full yet, grows in the others, too.
+    # Objects kept per restart grow in every round with restarts. A module imported meanwhile grows only in one of them,
+    # and
+    # what grows with time, such as a chart that is not full yet, also grows in the rounds without restarts.
     kept = {
         line: least
         for line in rounds[0][0]

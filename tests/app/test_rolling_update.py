@@ -1,4 +1,4 @@
-"""A rolling update by its key: a second server, the comparison of answers, the offer to stop the old one."""
+"""A rolling update by its key: a second server, the comparison of responses, the offer to stop the old one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 @pytest.fixture
 def fleet(fakes):
-    """One ready server; ``chat-2`` in the state ``second``, once it was started."""
+    """One ready server; once started, ``chat-2`` is in the state ``second``."""
 
     class Fleet(fakes.FakeFleet):
         compared = AnswerComparison(4, ("The capital of France is",))

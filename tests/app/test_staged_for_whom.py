@@ -1,4 +1,4 @@
-"""What is staged, and the plan's verdict on it, belong to one server and one generation, not to a name."""
+"""Staged changes and the plan's verdict on them belong to one server and one generation, not to a name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from vllm_launchers.keeper.records import State
 
 ANOTHER = ({"preset": "batch"}, {"model": "Qwen/Qwen3-8B"}, {"generation": 1})
-"""What tells another server of the same name."""
+"""Differences that make it another server of the same name."""
 
 
 @pytest.fixture
 def world(fakes):
-    """A fleet of one server that is as ``now`` says, or of none."""
+    """A fleet of one server in the state that ``now`` describes, or of none."""
 
     class World(fakes.FakeFleet):
         now = {}  # noqa: RUF012 - replaced by tests

@@ -1,4 +1,4 @@
-"""The prediction of what is staged: shown for it alone, kept only when the restart follows."""
+"""The prediction of staged changes: shown only for them, kept only if the restart follows."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_why_nothing_is_predicted(console, fleet):
 
 
 async def test_what_could_not_be_predicted_is_asked_again_once_it_is_staged_again(console, fleet):
-    """It stood there for minutes although the traffic that was too odd to predict was over."""
+    """The refusal once stayed for minutes although the unpredictable traffic was over."""
     by_two = fleet_values(fleet, 2)
     outside = "The records don't hold the whole traffic."
     fleet.predictions[by_two] = predicted(now=Estimates(), predicted=Estimates(), outside=outside)

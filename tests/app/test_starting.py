@@ -1,4 +1,4 @@
-"""The way up on the screen: how far, how long yet, what the engine said of its memory, and silence."""
+"""Startup on the screen: progress, remaining time, the engine's memory report, and silence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_how_far_it_is_and_how_long_yet_stand_above_the_stages(console, fa
 
 
 async def test_a_server_that_failed_while_it_served_keeps_its_last_minutes_in_the_panes(console, fakes):
-    """Why it failed stands in the finding area, and the log is one of the panes."""
+    """The finding area shows why it failed, and the log is one of the panes."""
 
     def crashed(at):
         return replace(fakes.diagnosed(at), last_window=fakes.window_at(fakes.NOW - 200, 0.9))

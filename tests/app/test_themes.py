@@ -1,4 +1,4 @@
-"""Themes change colors and nothing else; terminals that can't show them keep their own."""
+"""Themes only change colors; terminals that can't show them keep their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = ("text", "dim", "accent", "warning", "critical", "ok", "simulated", "oth
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A terminal that shows all colors."""
+    """A terminal that supports all colors."""
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)

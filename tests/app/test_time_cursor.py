@@ -1,4 +1,4 @@
-"""The time that the screen shows: ranges, the cursor through the charts, and markers."""
+"""The time that the screen shows: ranges, the cursor in the charts, and markers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_launchers.keeper.records import State
 
 
 async def charted(c):
-    """Wait until charts were read: the first snapshot knows no selected server."""
+    """Wait until charts were read: the first snapshot has no selected server."""
     first = c.app.snapshot
     await c.until(lambda: c.app.snapshot is not first, "the second snapshot")
     await c.pilot.pause()

@@ -1,4 +1,4 @@
-"""A tuner at work: shown above the panes, its restarts are its own, keys that change the server warn."""
+"""A running tuner: shown above the panes, its restarts are its own, and keys that change the server warn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WARNING = "! A tuner is at work (trial 2 of 4: max-num-seqs 256 → 128, max-num
 
 @pytest.fixture
 def fleet(fakes):
-    """One server; a tuner is at work on it while ``tuning``, and clients send requests while ``busy``."""
+    """One server; a tuner runs on it while ``tuning``, and clients send requests while ``busy``."""
 
     class Fleet(fakes.FakeFleet):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""A verb goes to the server that it was meant for, and once, however often the key is pressed."""
+"""An action applies to the intended server, and once, however often the key is pressed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 @pytest.fixture
 def fleet(fakes):
-    """One server, which stands as ``now`` says; restarts wait for ``go``."""
+    """One server in the state that ``now`` describes; restarts wait for ``go``."""
 
     class Fleet(fakes.FakeFleet):
         def __init__(self, **now):
@@ -61,7 +61,7 @@ async def test_a_second_restart_is_not_begun_until_the_first_is_seen(console, fl
 
 
 async def test_a_restart_of_what_starts_anyway_asks(console, fakes):
-    """The new generation may be there before a second press: restarted again, it would take the way back away."""
+    """The new generation may be running before a second press: restarting again would lose the way back."""
     async with console(fakes.docs) as c:
         await c.press("r")
         await c.sees("Already starting with these flags; a restart starts over.")
@@ -144,7 +144,7 @@ async def test_the_way_back_of_a_server_that_is_gone_reports_it(console, compare
 
 
 async def test_an_error_is_out_of_date_once_the_next_verb_is_accepted(console, fleet):
-    """Of the same server: what went wrong with another one is still to be seen."""
+    """For the same server only: an error of another one stays visible."""
     fleet.go.set()
     async with console(fleet=fleet) as c:
         c.app.say("chat was not switched.", BAD)
@@ -158,7 +158,7 @@ async def test_an_error_is_out_of_date_once_the_next_verb_is_accepted(console, f
 
 
 async def test_a_restart_on_another_machine_that_was_refused_there_later_blocks_nothing(console, fakes):
-    """What becomes of a prepared restart there does not travel: the server goes on as it was."""
+    """The outcome of a prepared restart on another machine is unknown here; its server continues unchanged."""
     fleet = fakes.FakeFleet(
         lambda at: replace(fakes.chat(at), name="box/chat", ours=False, remote="box", remote_ours=True)
     )

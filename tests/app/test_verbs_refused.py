@@ -1,4 +1,4 @@
-"""A restart or switch that is refused says why, with what one can do in the console, and may be forced."""
+"""A refused restart or switch says why, and what to do in the console, and can be forced."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_what_rests_on_an_estimate_may_be_gone_over(console, fleet):
         assert fleet.calls == []
         await c.press("r")
         await c.sees("anyway?")
-        await c.press("enter")  # it came by itself, and enter may have been meant for something else
+        await c.press("enter")  # the question appeared unprompted, so enter may have been meant for something else
         assert fleet.calls == []
         await c.press("y")
         await c.until(lambda: fleet.calls)

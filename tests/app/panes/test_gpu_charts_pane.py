@@ -1,4 +1,4 @@
-"""The charts of a GPU in the GPUs pane: what is shown, over which time, and what is red."""
+"""A GPU's charts in the GPUs pane: values, time range, and what is red."""
 
 from __future__ import annotations
 

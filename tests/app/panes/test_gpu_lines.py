@@ -1,4 +1,4 @@
-"""The GPU pane's lines: single processes, whose they are, and NVLink's traffic and state, in any room."""
+"""Lines of the GPU pane: single processes and their owners, and NVLink traffic and state, in any size."""
 
 from __future__ import annotations
 

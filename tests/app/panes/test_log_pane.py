@@ -1,4 +1,4 @@
-"""The log pane: runs of access lines are one row each while it follows; an earlier moment has its own log."""
+"""The log pane: when following, runs of access lines are one row each; an earlier moment has its own log."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ async def test_a_read_that_comes_back_late_undoes_nothing(console, fakes, tmp_pa
 
 
 async def test_a_read_for_the_server_before_leaves_what_is_shown_of_this_one(console, fakes, tmp_path):
-    """A snapshot that hangs reads the log that it was asked for once another server is chosen."""
+    """A hanging snapshot reads the log that it was requested for, although another server has been selected
+    meanwhile."""
     path, other = tmp_path / "server.log", tmp_path / "other.log"
     path.write_text(record("10:00:00", "of the first"))
     other.write_text("".join(record("10:00:00", f"other {number}.") for number in range(100)))
@@ -136,7 +137,7 @@ async def test_a_console_that_opens_at_a_moment_shows_the_log_up_to_it(console, 
         await c.sees("up to the moment shown")
         await c.sees("line +0.")
         await c.sees("line -5.")
-        await c.lacks("line +1.")  # what came later is not shown
+        await c.lacks("line +1.")  # later lines are not shown
         await c.press("end")
         await c.sees("line +39.")
 

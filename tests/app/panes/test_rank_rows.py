@@ -1,4 +1,4 @@
-"""Data-parallel ranks: one row for all of them, and with a key a row for each."""
+"""Data-parallel ranks: one row for all of them, or with a key one row for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's hints: one after another, gone when followed or hidden, and never over anything."""
+"""The demo's hints: shown one after another, gone when followed or hidden, and never covering anything."""
 
 from __future__ import annotations
 

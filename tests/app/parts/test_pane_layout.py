@@ -1,4 +1,4 @@
-"""Where panes stand: every layout fills its area, and the best one is chosen for a size."""
+"""Layouts of panes: every layout fills its area, and the best one is chosen for a size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tuning bar: the common flags with the arrow keys, for keyboards on which brackets are hard to type."""
+"""The tuning bar: common flags with the arrow keys, for keyboards on which brackets are hard to type."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from vllm_console.ui.theme import CONSOLE_THEME
 
 
 class Host(App[None]):
-    """Shows one screen, and keeps what it was dismissed with."""
+    """Shows one screen, and keeps its result."""
 
     CSS = "Screen { background: ansi_default; color: ansi_default; }"
 
@@ -30,7 +30,6 @@ class Host(App[None]):
         self.push_screen(self._make(), self.results.append)
 
     def text(self) -> str:
-        """The whole screen as text."""
         strips = self.screen._compositor.render_strips()
         return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
@@ -42,7 +41,7 @@ class Host(App[None]):
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], what: str = "") -> None:
-    """Wait until a condition holds, at most three minutes: machines may be busy."""
+    """Wait for a condition up to three minutes, because machines may be busy."""
     deadline = time.monotonic() + 180
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""LoRA adapters in the console: shown where a server is described, loaded and unloaded by a dialog."""
+"""LoRA adapters in the console: shown in a server's description, loaded and unloaded by a dialog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""After a restart with changed flags: a line says whether it helped, until it was seen; several changes are named."""
+"""After a restart with changed flags, a line says whether it helped, until it has been seen; several changes are
+named."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_a_verdict_in_a_line_of_its_own(made, case, width):
     assert cell_len(text) <= width
     assert text.startswith(" Δ ")
     time = "–".join(clock(at, at) for at in (found.after.since, found.after.until))
-    words = words if width > 80 else words.removeprefix("run 3 ")  # the figure matters more
+    words = words if width > 80 else words.removeprefix("run 3 ")  # the value matters more
     assert f"chat  {words.format(time)}" in text
     assert text.endswith("c compares")
 

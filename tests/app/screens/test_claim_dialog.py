@@ -1,4 +1,4 @@
-"""The dialog that claims GPUs: what it asks for stays visible, however much is claimed, and its answers can be seen."""
+"""The dialog that claims GPUs: its question and its answers stay visible, however much is claimed."""
 
 from __future__ import annotations
 

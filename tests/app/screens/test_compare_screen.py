@@ -1,4 +1,4 @@
-"""Before and after on the screen: the verdict first, and one key back to the flags before."""
+"""Before and after on the screen: the verdict first, and one key to revert the flags."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_what_a_comparison_needs_fits(width):
 
 @pytest.fixture
 def three_runs(fakes, made):
-    """A fleet with three runs of ``coder``, and the comparisons of each two."""
+    """A fleet with three runs of ``coder``, and comparisons of every two of them."""
 
     def run_of(number, sequences, **more):
         return made.run(number, {"max-num-seqs": sequences}, server="coder", id=number + 10, **more)

@@ -1,4 +1,4 @@
-"""A first launch offers a model that is here, in place of a download; later ones offer what was used."""
+"""A first launch offers a local model instead of a download; later launches offer what was used before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model(name, gib, problem=""):
 
 @pytest.fixture
 def fleet(fakes):
-    """Here are a broken model, one that is too large, one that fits, and a small one."""
+    """A fleet with a broken model, one that is too large, one that fits, and a small one."""
 
     class Fleet(fakes.FakeFleet):
         def plan(self, request):
@@ -38,7 +38,7 @@ async def test_the_largest_that_fits_is_offered_and_the_note_reports_it(host, wa
         await wait_until(pilot, lambda: "org/fits is on this machine" in app.text())
         draft = app.screen.planner.draft
         assert draft.request().model == "org/fits"
-        await app.sees("org/fits, instead of")  # not only the preset's own, which would not run
+        await app.sees("org/fits, instead of")  # not only the preset's own model, which would not run
         assert not draft.any_touched, "leaving asks nothing"
         draft.put("model", draft.preset.model)
         assert draft.request().model is None

@@ -1,4 +1,4 @@
-"""The flag editor by its keys."""
+"""The flag editor and its keys."""
 
 from __future__ import annotations
 

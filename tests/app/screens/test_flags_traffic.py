@@ -1,4 +1,4 @@
-"""Set from what was seen: flags that measured traffic asks for are staged with their reasons, by one key."""
+"""Flags from measured traffic: one key stages suggestions with their reasons."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_from_the_operations_screen_too_little_is_reported_there(fleet, wa
 
 
 def test_what_would_make_an_open_finding_worse_is_not_suggested(fakes, fleet):
-    """Prompts hold up the streams right now: longer steps would do so for longer."""
+    """Prompts are delaying the streams right now; longer steps would make that worse."""
     longer, more = (Choice(flag, 8192, "", Source.WORKLOAD) for flag in ("max-num-batched-tokens", "max-num-seqs"))
     fleet.suggestions = {"chat": (LENGTH, longer)}
     held_up = Finding("prefill_contention", Severity.WARNING, 0.0, "", "")

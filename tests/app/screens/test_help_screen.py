@@ -1,4 +1,4 @@
-"""The help screen: a search leaves the keys and marks that match, with their number; escape shows all again."""
+"""The help screen: a search keeps and highlights the matching keys and shows their number; escape shows all again."""
 
 from __future__ import annotations
 

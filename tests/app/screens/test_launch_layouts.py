@@ -1,4 +1,4 @@
-"""Ways to launch a model side by side on the launch screen, and one of them applied by a key."""
+"""Ways to launch a model side by side on the launch screen, and applying one with a key."""
 
 from __future__ import annotations
 

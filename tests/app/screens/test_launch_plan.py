@@ -1,4 +1,4 @@
-"""The launch screen's plan while a person turns the knobs: budget, findings, reasons, and what stops a launch."""
+"""The launch screen's plan while settings change: budget, findings, reasons, and what prevents a launch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def flat(app):
 
 
 async def planned(pilot, wait_until):
-    """Until the screen shows what stands now."""
+    """Wait until the screen shows an up-to-date plan."""
     await wait_until(pilot, lambda: pilot.app.screen.planner.fresh, "a plan")
     await pilot.pause()
 
@@ -224,7 +224,7 @@ async def test_a_key_fixes_the_worst_and_the_selected_one(screen, fleet, wait_un
         await wait_until(pilot, lambda: fleet.requests[-1].changes == FIX)
         fleet.findings = (other,)
         await planned(pilot, wait_until)
-        await pilot.press("tab", "u")  # the cursor stands on what was mended
+        await pilot.press("tab", "u")  # the cursor is on the fixed setting
         await wait_until(pilot, lambda: fleet.requests[-1].changes == Changes())
         fleet.findings = (TOO_SMALL, other)
         await pilot.press("delete", "u")
@@ -376,7 +376,7 @@ async def test_another_match_is_picked_with_the_arrows(screen, fleet, wait_until
         await pilot.press("a", *"dtype", "down", "down", "up", "down", "enter")
         await wait_until(pilot, lambda: "kv-cache-dtype:\n" in screen.text() and " enter accept" in screen.text())
         await pilot.press("escape", "a")
-        screen.screen.entry.value = "number kv format"  # words of its meaning
+        screen.screen.entry.value = "number kv format"  # words of its description
         await pilot.pause()
         await pilot.press("enter")
         await wait_until(pilot, lambda: "kv-cache-dtype:\n" in screen.text() and " enter accept" in screen.text())
@@ -504,7 +504,7 @@ async def test_where_runs_cannot_be_read_presets_come_as_they_are(host, wait_unt
 
 
 def only_fits(fleet, *names):
-    """Let all presets but these be refused."""
+    """Make the plan refuse all presets but these."""
     plan = fleet.plan
 
     def judged(request):

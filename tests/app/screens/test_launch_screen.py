@@ -1,4 +1,4 @@
-"""The launch screen by its keys."""
+"""The launch screen and its keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_edits_change_the_plan_and_are_launched(host, wait_until, fleet):
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=TALL) as pilot:
         await wait_until(pilot, lambda: fleet.requests)
-        await pilot.press("down", "enter")  # the second preset, its settings
+        await pilot.press("down", "enter")  # the settings of the second preset
         await pilot.press("down", "space", "space")  # engine: auto → vLLM → simulated
         await wait_until(pilot, lambda: "a simulation" in app.text())
         await pilot.press("down", "down", "down", "enter", *"8123", "enter")
@@ -222,7 +222,7 @@ async def test_text_from_outside_is_no_markup(host, wait_until, fleet, fakes):
 async def test_where_no_vllm_is_found_it_says_that_the_engine_is_simulated_why_and_what_to_do(
     host, wait_until, fleet, fakes, monkeypatch, size
 ):
-    """``ready to launch`` was all that 80 columns said of an engine that nobody had chosen."""
+    """80 columns once only showed ``ready to launch`` for an engine that nobody had chosen."""
     monkeypatch.setattr(fleet, "engines", lambda: (fakes.SIMULATED,))
     planned = fleet.plan
 
@@ -237,12 +237,12 @@ async def test_where_no_vllm_is_found_it_says_that_the_engine_is_simulated_why_a
         said = "No vLLM was found: this starts the simulated engine"
         await wait_until(pilot, lambda: said in app.text() and "ready to launch" in app.text())
         assert "'vllm-console engines install', or set vllm in config.toml." in " ".join(app.text().split())
-        await app.sees("assumed: a simulated RTX A6000")  # whose memory the figures are of
+        await app.sees("assumed: a simulated RTX A6000")  # the GPU of the memory values
         await pilot.press("shift+tab")
         await wait_until(pilot, lambda: "▸ What will run" in app.text())
         assert app.text().count(said) == 1
         await pilot.press("tab")
-        await pilot.press("tab", "down", "space")  # the engine, as a person chooses it
+        await pilot.press("tab", "down", "space")  # the engine, as chosen by a user
         await wait_until(pilot, lambda: said not in app.text())
 
 

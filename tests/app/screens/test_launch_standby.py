@@ -1,4 +1,4 @@
-"""The launch screen's choice of a server to be the standby of."""
+"""The launch screen's choice of a server for which to be the standby."""
 
 from __future__ import annotations
 

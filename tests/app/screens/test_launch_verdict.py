@@ -1,4 +1,4 @@
-"""vLLM's own verdict on the launch screen: asked while a person reads the plan, once the flags have stood."""
+"""vLLM's own verdict on the launch screen: requested while the user reads the plan, once the flags are stable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fleet(fakes, monkeypatch):
     monkeypatch.setattr(launch_planner, "REDRAW_SECONDS", 0.05)
 
     class Fleet(fakes.FakeFleet):
-        """Judges once ``answer`` is set, unless it is stopped before."""
+        """Gives a verdict once ``answer`` is set, unless it is stopped before."""
 
         verdict = EngineVerdict(EngineAnswer.ACCEPTED, version="0.33.0")
 

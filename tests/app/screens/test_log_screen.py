@@ -1,4 +1,4 @@
-"""The log on the screen: following, standing still, searching, filtering, copying."""
+"""The log screen: following, paused, searching, filtering, copying."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_opens_at_the_end_and_follows(host, wait_until, log):
 
 
 async def test_until_it_is_read_it_is_not_said_to_be_empty(host, wait_until, log, monkeypatch):
-    """A busy machine needs a second for that."""
+    """Reading takes a second on a busy machine."""
     go, read = threading.Event(), LogView._read
     monkeypatch.setattr(LogView, "_read", lambda *args: go.wait(60) and read(*args))
     app = host(lambda: LogScreen("chat", log))
@@ -120,7 +120,7 @@ async def test_a_match_beyond_the_edge_is_scrolled_to(host, wait_until, log):
         await wait_until(pilot, lambda: "c needle d" in app.text())
         await pilot.press("left", "left", "left", "left", "left")
         await app.lacks("c needle d")
-        await pilot.press("slash", "enter")  # the same text once more
+        await pilot.press("slash", "enter")  # the same text again
         await wait_until(pilot, lambda: "e needle" in app.text())
         await pilot.press("w")
         await wait_until(pilot, lambda: "wrapped" in app.text())
@@ -349,7 +349,7 @@ async def test_access_lines_are_folded_or_hidden_but_for_failures_or_each_is_sho
         await pilot.press("a")
         await wait_until(pilot, lambda: "access lines hidden" in app.text() and "line 499" in app.text())
         await app.lacks("200 OK")
-        await app.sees("500 Internal")  # a failure is no noise
+        await app.sees("500 Internal")  # a failure is not noise
         await pilot.press("pageup")
         await wait_until(pilot, lambda: "paused" in app.text() and "line 470" in app.text())
         append(log, f"{access}200 OK\n")

@@ -1,4 +1,4 @@
-"""Downloading a model from the launch screen, from a hub of the test's own: asked first, canceled, gone on with."""
+"""Downloading a model from the launch screen, from a local hub: confirmed first, canceled, resumed."""
 
 from __future__ import annotations
 

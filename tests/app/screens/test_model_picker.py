@@ -1,4 +1,4 @@
-"""Choosing a model on the launch screen: what lies on this machine, what fits, and any hub id."""
+"""Choosing a model on the launch screen: models on this machine, whether they fit, and any hub id."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def opened(pilot, wait_until, fleet):
 
 
 def row(app, name):
-    """The row of a model in the list, which stands right of the presets."""
+    """The row of a model in the list, which is to the right of the presets."""
     rows = (text.rpartition("│ │")[2] for text in app.text().splitlines())
     return next((text for text in rows if f" {name}" in text), "")
 

@@ -1,4 +1,4 @@
-"""What does not fit is cut with a mark, and the keys of a question stay in sight."""
+"""What does not fit is cut with a mark, and the keys of a question stay visible."""
 
 from __future__ import annotations
 

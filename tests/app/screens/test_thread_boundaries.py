@@ -1,4 +1,4 @@
-"""What a thread ends on is said on the screen that asked, and the program goes on."""
+"""An exception in a thread is shown on the screen that started it, and the program continues."""
 
 from __future__ import annotations
 

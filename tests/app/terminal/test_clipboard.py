@@ -20,7 +20,7 @@ echo "$@" >> {calls}
 
 @pytest.fixture
 def tmux(tmp_path, monkeypatch):
-    """Puts a script in the place of tmux; returns the file with the words of each call."""
+    """Replace tmux by a script; returns the file with the arguments of each call."""
 
     def put(script: str) -> Path:
         folder, calls = tmp_path / "bin", tmp_path / "calls"
@@ -90,7 +90,7 @@ async def test_outside_tmux_the_terminal_gets_what_is_copied(console, monkeypatc
 
 
 def test_a_real_tmux_has_it_in_its_buffer(tmp_path, monkeypatch):
-    """The one test with tmux itself, where there is one."""
+    """The only test with real tmux, if installed."""
     import shutil
 
     if shutil.which("tmux") is None:

@@ -1,4 +1,4 @@
-"""Partial updates bring the screen to what a full one would draw, whatever lies in front of what."""
+"""Partial updates make the screen equal to a full update, however widgets overlap."""
 
 import pytest
 from textual.app import App, ComposeResult
@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 40, 8
 
 @pytest.fixture
 def undrawn() -> None:
-    """Frames are drawn here."""
+    """Overrides the fixture of the same name, so that frames are drawn."""
 
 
 class Layered(PartialRepaintScreen):

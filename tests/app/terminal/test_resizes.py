@@ -1,4 +1,4 @@
-"""Two sizes on their way to a screen at once: it is laid out for the newest alone, and comes to rest."""
+"""Two sizes on their way to a screen at the same time: it is only laid out for the newest one, and settles."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ async def test_an_outdated_size_lays_nothing_out(
             def layout(size: Size | None = None, scroll: bool = False, whole: Any = whole) -> None:
                 if size is not None:
                     laid_out.append(size)
-                if len(laid_out) < MOST:  # two sizes that alternate would do so without end
+                if len(laid_out) < MOST:  # otherwise two alternating sizes would never end
                     whole(size, scroll)
 
             monkeypatch.setattr(screen, "_refresh_layout", layout)
         for screen in screens:
             for size in (BEFORE, NOW, BEFORE, NOW):
                 screen.post_message(resize(size))
-                screen.call_later(lambda: None)  # Textual takes sizes that follow each other as one
+                screen.call_later(lambda: None)  # Textual merges consecutive resize events
         await c.pilot.pause()
         assert set(laid_out) == {NOW}
         assert {screen.size for screen in screens} == {NOW}
