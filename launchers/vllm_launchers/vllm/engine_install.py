@@ -197,7 +197,6 @@ class _Pip:
         return re.search(r"\.(?:extra-index-url|index-url|find-links|no-index)=", output) is not None
 
     def python_version(self) -> str:
-        """The version of the engine's Python."""
         output = subprocess.run(
             [self._command[0], "-c", "import platform; print(platform.python_version())"],
             capture_output=True, text=True, check=False,
@@ -325,7 +324,6 @@ def _driver_text(version: tuple[int, ...] | None) -> str | None:
 
 
 def _with_sizes(wheels: Sequence[Wheel]) -> list[Wheel]:
-    """Add the size of each file, if its server reports it."""
     import httpx
 
     def size(one: Wheel, client: httpx.Client) -> int | None:

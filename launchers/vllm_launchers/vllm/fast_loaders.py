@@ -69,7 +69,6 @@ def fast_loaders(
 
 
 def _reads(name: str, files: set[str], model: str, flags: Flags, engine: Engine) -> bool:
-    """Whether a format can read a model with these files."""
     if name == "tensorizer":  # sharded files have other names, and vLLM needs a flag to find them
         alone = flags.get("tensor-parallel-size", 1) == 1 and os.path.isabs(model)  # noqa: PTH117 - it is text
         return alone and "model.tensors" in files and (engine.release or (0, 0, 0)) >= _TENSORIZER_SINCE

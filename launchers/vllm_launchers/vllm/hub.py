@@ -320,7 +320,6 @@ class Hub:
             child.stdout.close()
 
     def _sentence(self, request: Mapping[str, object], error: Mapping[str, object]) -> str:
-        """Explain what the hub refused, and what to do."""
         model = str(request.get("model", "search"))
         hub = self._environ.get("HF_ENDPOINT") or "https://huggingface.co"
         text = " ".join(str(error.get("text", "")).split())[:300]

@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def _cluster(address: str) -> dict[str, Any]:
-    """The cluster's versions and nodes."""
     from ray._private.state import GlobalState  # type: ignore[import-not-found,unused-ignore]
     from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[import-not-found,unused-ignore]
 

@@ -294,7 +294,6 @@ _V1 = "remove it: the V1 engine has no equivalent"
 
 
 def _gone(since: Release, names: str, instead: str) -> list[RemovedFlag]:
-    """Flags without a successor."""
     return [RemovedFlag(name, since, instead, drop(name)) for name in names.split()]
 
 
@@ -304,7 +303,6 @@ def _lost(since: Release, names: str, instead: str) -> list[RemovedFlag]:
 
 
 def _into(since: Release, keys: Mapping[str, str], target: str) -> list[RemovedFlag]:
-    """Flags that became keys of a JSON flag."""
     moved = into_json(keys, target)
     return [RemovedFlag(name, since, f"use the key {key} of --{target}", moved) for name, key in keys.items()]
 

@@ -43,7 +43,6 @@ _SAMPLED_BYTES = 18
 """The same without sorting: logits in 16 and 32 bits, probabilities, noise, and a mask."""
 _FEWER_FRAMES = (0, 11, 0)
 _UNKNOWN_ENCODER = 0.2 * GIB
-"""Assumed for an encoder of unknown size."""
 
 
 class Overhead(msgspec.Struct, frozen=True):

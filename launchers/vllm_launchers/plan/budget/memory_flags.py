@@ -172,7 +172,6 @@ def _encoder_is_tried(facts: ModelFacts, flags: Flags) -> bool:
 
 
 def _may_have(flags: Flags, kind: str) -> bool:
-    """Whether a request may contain an item of this kind."""
     return decimal(_of_each(json_flag(flags, "limit-mm-per-prompt").get(kind))) != 0
 
 

@@ -137,7 +137,6 @@ def _online_bits(flags: Flags) -> float | None:
 
 
 def _experts_share(facts: ModelFacts, total: float) -> float:
-    """Share of the weights that are experts."""
     if not facts.experts or total <= 0:
         return 0.0
     width, hidden = facts.expert_intermediate_size, facts.hidden_size

@@ -92,7 +92,6 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
 
 
 def _with_accepted_fix(finding: PlanFinding, target: Target, plan: Plan) -> PlanFinding:
-    """Drop a fix that vLLM would refuse."""
     if finding.fix is None:
         return finding
     fix = acceptable(target, plan.flags, finding.fix)

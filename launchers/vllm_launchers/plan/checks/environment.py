@@ -82,7 +82,7 @@ OLDEST = (0, 10, 0)
 
 
 def engine_missing(problem: str, *, elsewhere: bool = False) -> PlanFinding:
-    """No vLLM can be run, for the reason in the sentence ``problem``. Only advice if the plan is for ``elsewhere``."""
+    """No vLLM can be run; ``problem`` is a sentence that says why. Only advice if the plan is for another machine."""
     return PlanFinding("engine_missing", Level.ADVICE if elsewhere else Level.ERROR, problem)
 
 

@@ -149,7 +149,6 @@ def variable_value_findings(
 
 
 def _flag(name: str, value: FlagValue, flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
-    """Findings on a flag's name."""
     head, _, key = name.partition(".")
     removed = REMOVED_FLAGS.get(head)
     fate = removed.fate(engine.release) if removed and engine.release else None

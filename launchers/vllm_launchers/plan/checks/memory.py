@@ -226,7 +226,6 @@ def longest_context(
 
 
 def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
-    """A larger share of the same GPU that makes it fit."""
     for share in LARGER_SHARES:
         more = {UTILIZATION: share}
         if share > utilization(plan) and fits_with(budget, {**plan.flags, **more}):

@@ -26,7 +26,7 @@ _ADAPTERS = "lora-modules"
 _OF_MODALITIES = "default-mm-loras"
 HERE = ("folder", "cache")
 _BACKENDS_CHECKED = (0, 32, 0)
-"""First release whose source was checked for this."""
+"""First release whose source was checked for backends and the kind of attention that they serve."""
 _NOT_LATENT = frozenset({FLASH_ATTENTION, FLASHINFER, TRITON, "FLEX_ATTENTION"})
 GATED = (
     "meta-llama/",

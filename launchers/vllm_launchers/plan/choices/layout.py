@@ -415,7 +415,6 @@ def layout_choices(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Iterat
 
 
 def _why_more(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> str:
-    """Why it uses more than one GPU."""
     layout = found.layout
     size = "" if pool.memory_gib is None else f" of {pool.memory_gib:.0f} GiB"
     if not found.fits:
@@ -433,7 +432,6 @@ def _why_more(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> str:
 
 
 def _why_not_cut(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, why: str) -> str:
-    """Why layers are not split over GPUs."""
     if not found.fits:
         return why
     layout = found.layout

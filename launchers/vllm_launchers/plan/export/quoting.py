@@ -109,7 +109,6 @@ def yaml_document(value: Mapping[str, Yaml]) -> str:
 
 
 def _lines(value: Yaml) -> list[str]:
-    """The lines of a non-empty mapping or sequence."""
     lines: list[str] = []
     if isinstance(value, Mapping):
         for key, inner in value.items():

@@ -32,8 +32,6 @@ _BESIDE = ("torch/version.py", "torch/lib/libtorch_python.so")
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """One file of the cache."""
-
     format: int
     folder: str
     stamp: str

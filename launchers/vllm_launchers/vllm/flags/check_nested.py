@@ -1,6 +1,6 @@
 """Predicts which keys and values of a JSON flag vLLM's pydantic classes would reject. Pure.
 
-A flag whose table has no keys accepts any.
+A flag without known keys accepts any.
 """
 
 from __future__ import annotations

@@ -802,7 +802,6 @@ def _profiled(given: Given) -> str | None:
 
 
 def _custom_ops(given: Given) -> list[str]:
-    """The entries of ``custom_ops``."""
     words: list[str] = []
     for key in ("custom_ops", "custom_ops+"):
         value = given.key("compilation-config", key)

@@ -143,7 +143,6 @@ def _add_opposites(package: Package, flags: dict[str, FlagSpec]) -> None:
 
 
 def _variables(package: Package) -> frozenset[str]:
-    """Environment variables that ``vllm/envs.py`` reads."""
     module = package.module("vllm.envs")
     if module is None:
         return frozenset()

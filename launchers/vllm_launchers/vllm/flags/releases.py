@@ -83,7 +83,7 @@ def nearest_release(version: str) -> str:
 
 
 def release_table(version: str) -> FlagTable:
-    """The flags of a vLLM version, as known: those of its `nearest_release`.
+    """The flags of a vLLM version: those of its `nearest_release`.
 
     The result's ``version`` is that release, so that a caller can mention a difference.
 

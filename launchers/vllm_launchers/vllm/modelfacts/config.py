@@ -156,7 +156,6 @@ def facts_from_config(model: str, config: Config, quant_config: Config | None = 
 
 
 def _text_part(config: Config) -> Config:
-    """The part of a config that describes the language model."""
     part = config
     for _ in range(3):  # Qwen Omni: thinker_config → text_config
         inner = mapping(part, *_TEXT_PARTS)

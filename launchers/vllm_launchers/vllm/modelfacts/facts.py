@@ -48,10 +48,10 @@ class Quantization(msgspec.Struct, frozen=True):
 class Encoder(msgspec.Struct, frozen=True):
     """A vision or audio encoder. Its input is cut into patches (or frames), several of which may become one token.
 
-    ``width`` and ``inner`` are the sizes of its layers; ``patch_values`` how many numbers one patch has.
-    ``item_tokens`` is the largest image, video or sound; ``levels`` how many embeddings of the model's width each token
-    gets. ``token_pixels`` is set if images of any size are accepted; ``videos`` if it accepts videos of as many such
-    images as fit in the context.
+    ``width`` and ``inner`` are the sizes of its layers; ``patch_values`` is the number of values per patch.
+    ``item_tokens`` is the number of tokens of the largest image, video or sound; each token gets ``levels`` embeddings
+    of the model's width. ``token_pixels`` is the number of pixels per token if images may have any size, else 0.
+    ``videos``: it accepts videos of as many such images as fit in the context.
     """
 
     width: int
@@ -70,8 +70,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """A model. Lengths in tokens, sizes in bytes.
 
     ``layers`` has one entry per layer that uses cache memory, in order. ``source`` is ``folder``, ``cache``, ``hub`` or
-    ``table``. ``weight_bytes`` is the size of the weight files; ``parameters`` is their number, if only that is known.
-    ``gated`` (access not granted) and ``files_missing`` (missing weight files) are reasons why a start would fail.
+    ``table``. ``weight_bytes`` is the size of the weight files; ``parameters`` is the number of weights, if only that
+    is known. ``gated`` (access not granted) and ``files_missing`` (missing weight files) are reasons why a start would
+    fail.
     """
 
     model: str

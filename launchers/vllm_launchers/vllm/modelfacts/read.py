@@ -99,7 +99,6 @@ def _problem(model: str) -> str | None:
 
 
 _GGUF = b"GGUF"
-"""Magic bytes of a GGUF file."""
 
 
 def _from_gguf(model: str, path: Path) -> ModelFacts:
@@ -271,7 +270,6 @@ def _commit(folder: Path, revision: str) -> str | None:
 
 
 def _unfinished(blobs: Path) -> Iterator[int]:
-    """Sizes of unfinished downloads so far."""
     return (size for name, size in _blobs(blobs) if name.endswith(".incomplete"))
 
 
