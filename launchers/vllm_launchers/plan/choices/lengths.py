@@ -191,8 +191,7 @@ def prefix_caching(inputs: ChoiceInputs) -> Choice:
 def chunked_prefill(inputs: ChoiceInputs) -> Choice:
     """On, except for short prompts on an idle GPU, where it is left to vLLM.
 
-    It is never turned off: since 0.11 vLLM warns that a generative model may then crash, and earlier releases ignored
-    it.
+    It is never turned off: vLLM warns that a generative model may then crash, and older releases ignore the setting.
     """
     work = inputs.workload
     if work.input_tokens_p95 <= SHORT_PROMPT and work.concurrency <= IDLE_REQUESTS:

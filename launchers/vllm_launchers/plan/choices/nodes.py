@@ -55,7 +55,7 @@ class NodesRequest(msgspec.Struct, frozen=True):
 
     @property
     def link(self) -> Interconnect:
-        """The network as a link between pipeline stages. Timing takes it to send one tensor per stage, not two."""
+        """The network as a link between pipeline stages. Timing sends one tensor per stage, so bandwidth is divided."""
         if self.network_gbits is None:
             return UNLIMITED
         return Interconnect(self.network_gbits * 1e9 / 8 / SENT_PER_STAGE, 0.0)
