@@ -36,10 +36,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds; the package index has only CUDA builds."""
 
 MINIMAL_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
-"""The oldest NVIDIA driver on Linux x86-64 for each CUDA major release.
-
-From NVIDIA's table of minor version compatibility: docs.nvidia.com/deploy/cuda-compatibility.
-"""
+"""Oldest NVIDIA driver on Linux x86-64 per CUDA major release (docs.nvidia.com/deploy/cuda-compatibility)."""
 
 _PATIENCE = 900.0
 _TORCH_PARTS = ("torchvision", "torchaudio", "torchcodec")

@@ -1,7 +1,4 @@
-"""vLLM's defaults by release. Pure.
-
-The only place for defaults that changed between releases; a test compares them with the table of releases.
-"""
+"""The only place for vLLM defaults that changed between releases; a test compares them with `releases`. Pure."""
 
 from __future__ import annotations
 

@@ -482,10 +482,7 @@ def _cache_blocks(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
-    """KV cache sizes that vLLM parses but that leave no memory for a block.
-
-    On a GPU, 0 counts as not set (``Worker.determine_available_memory``).
-    """
+    """KV cache sizes too small for a block. On a GPU, 0 counts as not set (``Worker.determine_available_memory``)."""
     try:
         size = int(plan.flags.get(BYTES, 1))
     except ValueError:

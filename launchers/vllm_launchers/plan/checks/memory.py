@@ -201,10 +201,7 @@ def _set(plan: Plan, names: tuple[str, ...]) -> str:
 def longest_context(
     flags: Flags, memory: MemoryBudget, budget: BudgetFor | None, supported: int | None = None
 ) -> int | None:
-    """The largest ``max-model-len`` with which one request fits; None if none does.
-
-    Either what the model supports, or less in steps of 256.
-    """
+    """The largest ``max-model-len`` for one request: what is supported, or less in steps of 256; None if none fits."""
     most = memory.max_model_len
     if most is not None and supported is not None and supported < most and budget is not None:
         if fits_with(budget, {**flags, LENGTH: supported}):

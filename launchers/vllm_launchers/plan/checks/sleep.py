@@ -1,7 +1,4 @@
-"""Sleep mode: where it works, what it needs, and vLLM's known bugs in it. Pure.
-
-The numbers are those of vLLM's issues and pull requests.
-"""
+"""Sleep mode: where it works, what it needs, and vLLM's known bugs (by issue or pull request number). Pure."""
 
 from __future__ import annotations
 

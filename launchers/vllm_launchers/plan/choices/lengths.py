@@ -24,8 +24,7 @@ COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024
 SMALL_STEP, LARGE_STEP, LARGEST_STEP = 2048, 8192, 16384
 LONG_PROMPT = 32_768
 LARGE_GPU_GIB = 70
-"""GPU memory from which vLLM's default step is 8,192 tokens (except on A100) instead of 2,048
-(``EngineArgs.get_batch_defaults``)."""
+"""GPU memory from which vLLM's default step is 8,192 tokens rather than 2,048 (``get_batch_defaults``); not on A100."""
 
 
 def context(inputs: ChoiceInputs) -> Choice:

@@ -1,7 +1,4 @@
-"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes and its stacks for vLLM. Pure.
-
-Nothing here ever contains a secret.
-"""
+"""A plan as shell command, config file, systemd unit, Compose, Kubernetes or stack values; never with secrets. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Predicts which keys and values of a JSON flag vLLM's pydantic classes would reject. Pure.
-
-A flag without known keys accepts any.
-"""
+"""Predicts which keys and values vLLM's pydantic classes reject in a JSON flag whose keys are known. Pure."""
 
 from __future__ import annotations
 

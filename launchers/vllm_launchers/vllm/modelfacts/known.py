@@ -174,10 +174,7 @@ _META = lazy_pattern(r"^meta-(?=llama)")
 
 
 def known_facts(model: str) -> ModelFacts | None:
-    """Facts of a well-known model, even republished, from the shape in its published config; else None.
-
-    The quantization is taken from the name.
-    """
+    """Facts of a known model, even republished, from its published shape and its name (quantization); else None."""
     base, quantization = split_quantization(model)
     base = _CODER.sub("", _META.sub("", _FILLER.sub("", base)))
     row = _ROWS.get(base)

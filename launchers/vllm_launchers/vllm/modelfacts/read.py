@@ -1,7 +1,4 @@
-"""A model's facts from this machine: its folder, the Hugging Face cache, or else a table and its name.
-
-Nothing here uses the network.
-"""
+"""A model's facts without the network: from its folder, the Hugging Face cache, or else a table and its name."""
 
 from __future__ import annotations
 
