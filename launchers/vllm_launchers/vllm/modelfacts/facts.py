@@ -122,7 +122,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     gated: bool | None = None
     files_missing: tuple[str, ...] = ()
     bytes_to_download: int | None = None
-    """Bytes to download before loading (parameters × precision if file sizes are unknown); 0 if complete, else None."""
+    """Bytes still to download: from file sizes, else parameters × precision; 0 if complete, None if unknown."""
     state_bytes: int | None = None
     """Bytes of state per linear-attention layer and request, before any split over GPUs; None if unknown."""
     state_bytes_per_draft_token: int | None = None
