@@ -16,6 +16,10 @@ from fakes.commands import PATIENCE
 from fakes.keeper_bench import end_servers
 from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.errors import OperationError, RefusedError
+from vllm_launchers.keeper import client
+from vllm_launchers.launch.errors import UnfitError
+from vllm_launchers.launch.request import RestartOptions
+from vllm_launchers.vllm.flags.changes import Changes
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -103,8 +107,15 @@ def test_console_uses_one_connection_and_reconnects(
             fleet.stop("gpubox/nobody")
         with pytest.raises(RefusedError):
             fleet.forget("gpubox/chat")
-        fleet.restart("gpubox/chat", fleet_changes())
+        with pytest.raises(UnfitError, match=r"^gpubox: refused: .*--max-num-seqs must be 1 or more") as refused:
+            fleet.restart("gpubox/chat", Changes(set={"max-num-seqs": -4}))
+        assert [finding.level for finding in refused.value.findings] == ["error"]
+        assert not refused.value.forceable
+        options = RestartOptions(environment={"A_VARIABLE": "there"})
+        fleet.restart("gpubox/chat", Changes(set={"max-num-seqs": 32}), options)
         settled(fleet, lambda seen: (one := seen.server("gpubox/chat")) is not None and one.generation == 2)
+        spec = client.read(gpubox / "state" / "vllm-console", "chat").generations[-1].spec
+        assert spec.environment["A_VARIABLE"] == "there"
         assert len((gpubox / "asked").read_text().splitlines()) == asked + 1
         connection = fleet._hosts.connection("gpubox")
         session = connection._session
@@ -116,10 +127,3 @@ def test_console_uses_one_connection_and_reconnects(
         settled(fleet, lambda seen: str(seen.server("gpubox/chat").state) == "stopped")
     finally:
         fleet.close()
-
-
-def fleet_changes() -> Any:
-    """A different limit of running sequences."""
-    from vllm_launchers.vllm.flags.changes import Changes
-
-    return Changes(set={"max-num-seqs": 32})

@@ -68,10 +68,12 @@ class _Answers:
 
     def answer(self, request: dict[str, Any]) -> None:
         """Answer a request; a refusal by the fleet is an answer, too. Raises BrokenPipeError."""
+        from vllm_console.fleet.remote_protocol import error_document
+
         try:
             found = self._result(request)
         except OperationError as error:
-            found = {"error": {"message": str(error), "code": error.exit_code}}
+            found = {"error": error_document(error)}
         except Exception as error:  # noqa: BLE001 - request boundary: the other side waits for an answer
             found = {"error": {"message": f"unexpected error: {redact(repr(error))}", "code": OperationError.exit_code}}
         self.send({"id": request.get("id"), **found})
@@ -82,7 +84,7 @@ class _Answers:
             self.answer(request)
 
     def _result(self, request: dict[str, Any]) -> dict[str, Any]:
-        from vllm_console.fleet.remote_protocol import decode_changes, snapshot_document
+        from vllm_console.fleet.remote_protocol import decode_changes, decode_options, snapshot_document
 
         name = request.get("name")
         match request.get("do"):
@@ -93,7 +95,8 @@ class _Answers:
             case "stop" if isinstance(name, str):
                 self._fleet.stop(name)
             case "restart" if isinstance(name, str):
-                self._fleet.restart(name, decode_changes(request.get("changes")))
+                options = decode_options(request.get("options"))
+                self._fleet.restart(name, decode_changes(request.get("changes")), options)
             case _:
                 raise OperationError("this vllm-console does not know what was asked: update it")
         return {"done": True}

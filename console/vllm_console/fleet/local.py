@@ -526,9 +526,12 @@ class LocalFleet:
         options: RestartOptions = AS_CONFIGURED,
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerView:
-        """Restart with changed flags; ``planned`` and errors as for `Launcher.restart`."""
+        """Restart with changed flags; ``planned`` and errors as for `Launcher.restart`.
+
+        ``planned`` is not called for a server of another machine.
+        """
         if (there := self._elsewhere(name)) is not None:
-            return self._done_elsewhere(name, *there, "restart", changes=changes)
+            return self._done_elsewhere(name, *there, "restart", changes=changes, options=options)
         self._ours(name)
         return self._launched(self._launcher.restart(name, changes, options, planned))
 

@@ -23,10 +23,18 @@ import msgspec
 
 from vllm_console import __version__
 from vllm_console.attached import Endpoint
-from vllm_console.fleet.remote_protocol import LONGEST_LINE, PROTOCOL, ProtocolError, decode, encode, views_of
+from vllm_console.fleet.remote_protocol import (
+    LONGEST_LINE,
+    PROTOCOL,
+    ProtocolError,
+    decode,
+    decode_error,
+    encode,
+    views_of,
+)
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
-from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper.folders import NAME, replace_file
 from vllm_launchers.keeper.records import State
 from vllm_launchers.patterns import lazy_pattern
@@ -299,7 +307,8 @@ class Connection:
         """Carry out an action there, under that machine's rules; block until it is done.
 
         Raises:
-            OperationError: it was refused or failed there (with that message), or the machine can't be reached.
+            UnfitError, OperationError: it was refused or failed there (with that message), or the machine can't be
+                reached.
         """
         with self._lock:
             session, problem = self._session, self._problem
@@ -311,8 +320,7 @@ class Connection:
             raise OperationError(f"{self.host.name}: {error}; whether it was done is not known") from error
         refusal = answer.get("error")
         if isinstance(refusal, dict):
-            sentence = f"{self.host.name}: {plain(str(refusal.get('message')), 2000)}"
-            raise (RefusedError if refusal.get("code") == RefusedError.exit_code else OperationError)(sentence)
+            raise decode_error(refusal, self.host.name)
 
     def close(self) -> None:
         """End the connection; servers keep running."""

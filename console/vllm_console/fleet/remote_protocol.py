@@ -2,11 +2,13 @@
 
 The answering side greets first: ``{"hello": {"protocol": 1, "version": …, "host": …}}``. A request is ``{"id": 1, "do":
 "snapshot", "selected": NAME}``, ``{"id": 2, "do": "stop", "name": NAME}`` or ``{"id": 3, "do": "restart", "name": NAME,
-"changes": {…}}``. The answer has its id and either ``snapshot``, ``done`` or ``error``.
+"changes": {…}, "options": {…}}``. The answer has its id and either ``snapshot``, ``done`` or ``error``; the error of a
+refused plan includes its findings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from functools import cache
@@ -17,10 +19,14 @@ from msgspec.structs import replace
 
 from vllm_console.fleet import snapshot as snapshot_module
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_launchers.errors import UsageError
+from vllm_console.text import plain
+from vllm_launchers.errors import OperationError, RefusedError, UsageError
 from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.errors import RecordError
+from vllm_launchers.launch.errors import UnfitError
+from vllm_launchers.launch.request import RestartOptions
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.values import Value
 from vllm_launchers.vllm.flags.changes import Changes
 
@@ -75,6 +81,32 @@ def decode_changes(document: Any) -> Changes:
         return msgspec.convert(document or {}, Changes)
     except msgspec.ValidationError as error:
         raise UsageError(f"the flags that were sent can't be read ({error})") from error
+
+
+def decode_options(document: Any) -> RestartOptions:
+    """Parse the options of a restart request. Raises UsageError if they are invalid."""
+    try:
+        return msgspec.convert(document or {}, RestartOptions)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the options that were sent can't be read ({error})") from error
+
+
+def error_document(error: OperationError) -> dict[str, Any]:
+    """An error in the form of an answer."""
+    document: dict[str, Any] = {"message": str(error), "code": error.exit_code}
+    if isinstance(error, UnfitError):
+        document |= {"findings": error.findings, "forceable": error.forceable}
+    return document
+
+
+def decode_error(document: dict[str, Any], host: str) -> OperationError:
+    """The error in an answer, with the host's name before its message."""
+    sentence = f"{host}: {plain(str(document.get('message')), 2000)}"
+    if isinstance(document.get("findings"), list):
+        with contextlib.suppress(msgspec.ValidationError):
+            findings = msgspec.convert(document["findings"], tuple[PlanFinding, ...])
+            return UnfitError(sentence, findings, forceable=document.get("forceable") is True)
+    return (RefusedError if document.get("code") == RefusedError.exit_code else OperationError)(sentence)
 
 
 def snapshot_document(snapshot: FleetSnapshot) -> dict[str, Any]:

@@ -25,9 +25,23 @@ from vllm_console.fleet.remote_hosts import (
     split_host,
     write_hosts,
 )
-from vllm_console.fleet.remote_protocol import LEFT_OUT, ProtocolError, decode, encode, snapshot_document, views_of
+from vllm_console.fleet.remote_protocol import (
+    LEFT_OUT,
+    ProtocolError,
+    decode,
+    decode_error,
+    decode_options,
+    encode,
+    error_document,
+    snapshot_document,
+    views_of,
+)
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_launchers.errors import OperationError, UsageError
+from vllm_launchers.errors import OperationError, RefusedError, UsageError
+from vllm_launchers.launch.errors import UnfitError
+from vllm_launchers.launch.request import RestartOptions
+from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.vllm.flags.changes import Changes
 
 SSH = Path(__file__).parents[2] / "fakes"
 
@@ -146,6 +160,25 @@ def test_faulty_connection_is_one_row(
     assert (row.name, row.state_text, notices) == ("box", "unreachable", [])
     with pytest.raises(OperationError, match="box is not connected"):
         connection.do("stop", "chat")
+
+
+def test_refusal_of_a_plan_keeps_its_findings() -> None:
+    finding = PlanFinding("no_room", Level.ERROR, "3 GiB are missing.", Changes(set={"max-model-len": 8192}), False)
+    unfit = UnfitError("refused: 3 GiB are missing.", (finding,), forceable=True)
+    there = decode_error(decode(encode({"error": error_document(unfit)}))["error"], "box")
+    assert isinstance(there, UnfitError)
+    assert (str(there), there.findings, there.forceable) == ("box: refused: 3 GiB are missing.", (finding,), True)
+    for error in (RefusedError("no"), OperationError("no")):
+        assert type(decode_error(error_document(error), "box")) is type(error)
+    assert type(decode_error({"message": "no", "code": 1, "findings": [{"code": 3}]}, "box")) is OperationError
+
+
+def test_options_of_a_restart_are_the_same_on_the_other_side() -> None:
+    options = RestartOptions(force=True, port=8003, environment={"A": "b"})
+    assert decode_options(decode(encode({"options": options}))["options"]) == options
+    assert decode_options(None) == RestartOptions()
+    with pytest.raises(UsageError, match="can't be read"):
+        decode_options({"force": "yes"})
 
 
 @pytest.mark.parametrize("streams", ["", "2>&1", "1>&2"])
