@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from vllm_console.diagnosis.failure.case import case_of
 from vllm_console.diagnosis.failure.failure_line import SIGKILL_CODES, failure_in
 from vllm_console.diagnosis.failure.fixes import fixes_for
-from vllm_console.diagnosis.failure.fixes.environment import killed
+from vllm_console.diagnosis.failure.fixes.advice import ADVICE
 from vllm_console.diagnosis.failure.rules import RULES
 from vllm_console.diagnosis.finding import Cause, Diagnosis
 from vllm_console.logs.vllm_lines import parse_lines
@@ -38,7 +38,7 @@ def diagnose(
     found = failure_in(parsed, exit_code)
     if found is None:
         if exit_code in SIGKILL_CODES:
-            return Diagnosis(Cause.KILLED, 1.0, None, "", KILLED, killed())
+            return Diagnosis(Cause.KILLED, 1.0, None, "", KILLED, ADVICE[Cause.KILLED])
         return Diagnosis(Cause.OTHER, 0.0, None, "", NOTHING_SEEN)
     fixes = fixes_for(case_of(found, parsed, flags, gpu, mla=mla, environment=environment))
     explanation = found.explanation or UNNAMED

@@ -298,26 +298,6 @@ def quantization_config(case: Case) -> tuple[Fix, ...]:
     return (*found, Fix(Changes(), why))
 
 
-def no_chat_template(_case: Case) -> tuple[Fix, ...]:
-    """A template, another variant of the model, or another endpoint."""
-    found = [Fix(Changes(), "Pass a template with --chat-template FILE; the model's page often has one.")]
-    found.append(Fix(Changes(), "Base models have none: use the instruction-tuned variant for chat."))
-    found.append(Fix(Changes(), "/v1/completions needs no template."))
-    return tuple(found)
-
-
-def no_tool_parser(_case: Case) -> tuple[Fix, ...]:
-    """A parser for the model's tool calls."""
-    why = "Start it with --enable-auto-tool-choice and the --tool-call-parser of the model's family."
-    return (Fix(Changes(), why),)
-
-
-def trust_remote_code(_case: Case) -> tuple[Fix, ...]:
-    """Let the model's own code run."""
-    tradeoff = "Code from the model's repository runs as you: read it first, and pin --revision."
-    return (Fix(Changes({"trust-remote-code": True}), "The model ships its own code.", tradeoff),)
-
-
 def tokenizer(case: Case) -> tuple[Fix, ...]:
     """Another tokenizer or template."""
     if "template" in case.text.lower() and "chat-template" in case.flags:
