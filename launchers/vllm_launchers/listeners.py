@@ -179,27 +179,6 @@ class Owner(Value):
             raise _wrong_process(port)
         return owned(port, _tree(self.pid), rows)
 
-    def require(self, port: int) -> Listener:
-        """Like `listener`, for a client that is about to connect.
-
-        Raises:
-            ConnectionRefusedError: nothing listens there.
-            WrongProcessError: only other processes listen there.
-        """
-        found = self.listener(port)
-        if found is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        return found
-
-    def confirm(self, before: Listener) -> None:
-        """Check that the socket found before connecting still listens, which means that it is the one connected to.
-
-        Raises:
-            WrongProcessError: it does not.
-        """
-        if not listens(before):
-            raise _wrong_process(before.port)
-
     def connect(self, port: int, timeout: float) -> socket.socket:
         """Connect to one of the server's processes; each wait ends after ``timeout`` seconds.
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vllm_launchers.listeners import Owner, WrongProcessError
+from vllm_launchers.listeners import Owner
 from vllm_launchers.patterns import lazy_pattern
 
 if TYPE_CHECKING:
@@ -91,37 +91,35 @@ class HttpConnection:
         return self._name if self._name.isascii() else self._name.encode("idna").decode("ascii")
 
     def _connect(self) -> socket.socket:
-        if self._owner is None:
-            return self._connect_to(self._host)
-        listener = self._owner.require(self._port)
-        connection = self._connect_to(listener.address)
-        try:
-            self._owner.confirm(listener)
-        except WrongProcessError:
-            self.close()
-            raise
-        return connection
-
-    def _connect_to(self, host: str) -> socket.socket:
-        problem: OSError = OSError(f"{host} has no address")
-        name = host.encode() if host.isascii() else host  # a str would make Python load a megabyte of IDNA tables
+        if self._owner is not None:
+            return self._opened(self._owner.connect(self._port, self._left()))
+        problem: OSError = OSError(f"{self._host} has no address")
+        # A str would make Python load a megabyte of IDNA tables.
+        name = self._host.encode() if self._host.isascii() else self._host
         for family, kind, protocol, _, address in socket.getaddrinfo(name, self._port, 0, socket.SOCK_STREAM):
             candidate = socket.socket(family, kind, protocol)
             try:
                 candidate.settimeout(self._left())
                 candidate.connect(address)
-                candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    candidate.settimeout(self._left())
-                    candidate = self._tls.wrap_socket(candidate, server_hostname=self._host)
+                return self._opened(candidate)
             except OSError as error:
                 candidate.close()
                 problem = error
-                continue
-            self._received.clear()
-            self.sock = candidate
-            return candidate
         raise problem
+
+    def _opened(self, connection: socket.socket) -> socket.socket:
+        """Use a new connection, with TLS if wanted; it is closed if that fails."""
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                connection.settimeout(self._left())
+                connection = self._tls.wrap_socket(connection, server_hostname=self._host)
+        except OSError:
+            connection.close()
+            raise
+        self._received.clear()
+        self.sock = connection
+        return connection
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()

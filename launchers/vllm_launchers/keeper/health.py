@@ -18,7 +18,7 @@ from vllm_launchers.keeper import golden
 from vllm_launchers.keeper.context import Tuning
 from vllm_launchers.keeper.lifecycle import HelperFailed, Post, Probed, Transition, WarmedUp
 from vllm_launchers.keeper.records import GoldenAnswer, State, WarmUp, WarmUpOutcome, WarmUpReport
-from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient, base_model, over_tls
+from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient, base_model
 from vllm_launchers.listeners import Owner, WrongProcessError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value
@@ -94,35 +94,17 @@ def probe(owner: Owner, host: str, port: int, deadline_seconds: float = DEADLINE
     Raises:
         WrongProcessError: a process other than the owner listens on the port. Nothing is sent to it.
     """
-    ends = time.monotonic() + deadline_seconds
     try:
-        with (
-            owner.connect(port, deadline_seconds) as plain,
-            over_tls(plain) if tls else plain as connection,
-        ):
-            connection.sendall(f"GET /health HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
-            response = b""
-            while b"\r\n" not in response and len(response) < 4096:
-                left = ends - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                connection.settimeout(left)
-                chunk = connection.recv(1024)
-                if not chunk:
-                    break
-                response += chunk
+        response = ServerClient(owner, host, port, tls=tls).ask("GET", "/health", seconds=deadline_seconds)
     except WrongProcessError:
         raise
-    except TimeoutError:
+    except RequestTimeoutError:
         return f"no response within {deadline_seconds:g}s"
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return (error.strerror or "").lower() or str(error)
     except ImportError as error:
         return f"this Python has no TLS ({error})"
-    status = response.split(b"\r\n", 1)[0].split()
-    if len(status) < 2 or not status[0].startswith(b"HTTP/"):
-        return "not an HTTP response"
-    return "" if status[1] == b"200" else f"HTTP {status[1].decode('ascii', 'replace')}"
+    return "" if response.status == 200 else f"HTTP {response.status}"
 
 
 class Health:

@@ -149,7 +149,7 @@ def serve_once(answer, delay=0.0):
         ([b"HTTP/1.", b"1 200 OK\r\n\r\n"], 0.05, ""),
         ([b"HTTP/1.1 503 Service Unavailable\r\n\r\n"], 0, "HTTP 503"),
         ([b"SSH-2.0-OpenSSH_9.6\r\n"], 0, "not an HTTP response"),
-        ([], 0, "not an HTTP response"),
+        ([], 0, "connection closed without a response"),
         ([b"H"] * 100, 0.05, "no response within 0.3s"),
     ],
 )
