@@ -143,7 +143,7 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
     from vllm_console.alerts.monitoring import ask_prometheus
     from vllm_console.alerts.prometheus import AlertTarget, rules
     from vllm_console.cli.host_source import this_host
-    from vllm_console.diagnosis.objectives import objectives_of
+    from vllm_console.diagnosis.live.rule import objectives_of
     from vllm_console.doctor import NO_VLLM, examine
     from vllm_console.settings import config_folder
     from vllm_launchers.launch.earlier_starts import gpu_kind

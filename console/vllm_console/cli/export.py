@@ -101,8 +101,7 @@ def _target(args: argparse.Namespace) -> tuple[AlertTarget, Scrape]:
 
     A server takes precedence over a preset of the same name.
     """
-    from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES
-    from vllm_console.diagnosis.objectives import objectives_of
+    from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES, objectives_of
 
     try:
         match = checked_match(args.match) if args.match is not None else None

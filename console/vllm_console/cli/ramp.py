@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """Search, print and store. Exit code 1 if no rate held, it was canceled, or the server stopped responding."""
     from msgspec.structs import asdict
 
-    from vllm_console.diagnosis.objectives import objectives_of
+    from vllm_console.diagnosis.live.rule import objectives_of
     from vllm_console.load.ramp import RampOptions
 
     target = find_target(args, "--yes", others_allowed=args.yes, remote_allowed=args.remote)

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         OperationError: the server can't be measured or restarted, or nothing can be predicted.
         NotFoundError, RefusedError: there is no such server of this user's, or it has other clients.
     """
-    from vllm_console.diagnosis.objectives import objectives_of
+    from vllm_console.diagnosis.live.rule import objectives_of
 
     refuse_read_only(args)
     if args.rate is not None and args.objective != TTFT:

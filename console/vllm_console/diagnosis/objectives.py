@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Measure, Severity
-from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.diagnosis.live.rule import objectives_of
 from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Sample, Window
 from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, restarted
@@ -169,12 +169,6 @@ def _sustained_usage(samples: Iterable[Sample]) -> tuple[float | None, float]:
     return max((min(steps[at] for at in row) for row in rows), default=None), len(known) * STEP_SECONDS
 
 
-def objectives_of(objectives: Objectives | None, preset: str) -> tuple[Objectives, str]:
-    """A server's objectives and their source, as used for its findings."""
-    evidence = Evidence(now=0.0, ready_at=0.0, frames=(), preset_objectives=objectives, preset=preset)
-    return evidence.objectives, evidence.objectives_source
-
-
 def judge_objectives(
     done: ServedWindow,
     objectives: Objectives | None,
@@ -187,40 +181,36 @@ def judge_objectives(
     ``span`` is how many seconds of it were recorded; if usage is known for less, that is stated. ``exact`` are
     latencies that are known exactly; they replace the estimates from buckets.
     """
-    objectives, source = objectives_of(objectives, preset)
     counted = done.counted or EngineSample()
-    values = {"kv_cache_usage": done.usage, "preemption_rate": _preempted(done)}
-    judged = [_judged(name, value, getattr(objectives, name), source) for name, value in values.items()]
-    judged += [
-        replace(
-            _judged_latency(
-                f"{key}_p99_seconds",
-                exact[key].p99 if key in exact else _p99(counted, key),
-                getattr(objectives, f"{key}_p99_seconds"),
-                source,
-            ),
-            exact=key in exact,
-        )
-        for key in ("ttft", "itl")
-    ]
+    p99 = {key: exact[key].p99 if key in exact else _p99(counted, key) for key in ("ttft", "itl")}
+    judged = _judge(done.usage, _preempted(done), p99, objectives_of(objectives, preset))
     if span is not None and done.usage_seconds < MOSTLY * span:
         judged[0] = replace(judged[0], seconds=done.usage_seconds)
-    return tuple(judged)
+    return tuple(replace(one, exact=one.name.removesuffix("_p99_seconds") in exact) for one in judged)
 
 
 def judge_window(
     window: Window, samples: Iterable[Sample], objectives: Objectives | None, preset: str
 ) -> tuple[Judged, ...]:
     """Judge each objective over the window that panes show; ``samples`` are its samples, for sustained usage."""
-    objectives, source = objectives_of(objectives, preset)
-    usage, _ = _sustained_usage(samples)
     p99 = {key: found.p99 for key, found in window.latencies.items()}
-    return (
-        _judged("kv_cache_usage", usage, objectives.kv_cache_usage, source),
-        _judged("preemption_rate", window.preemption_share, objectives.preemption_rate, source),
-        _judged_latency("ttft_p99_seconds", p99.get("ttft"), objectives.ttft_p99_seconds, source),
-        _judged_latency("itl_p99_seconds", p99.get("itl"), objectives.itl_p99_seconds, source),
-    )
+    usage, _ = _sustained_usage(samples)
+    return tuple(_judge(usage, window.preemption_share, p99, objectives_of(objectives, preset)))
+
+
+def _judge(
+    usage: float | None,
+    preempted: float | None,
+    p99: Mapping[str, Quantile | None],
+    objectives: tuple[Objectives, str],
+) -> list[Judged]:
+    limits, source = objectives
+    return [
+        _judged("kv_cache_usage", usage, limits.kv_cache_usage, source),
+        _judged("preemption_rate", preempted, limits.preemption_rate, source),
+        _judged_latency("ttft_p99_seconds", p99.get("ttft"), limits.ttft_p99_seconds, source),
+        _judged_latency("itl_p99_seconds", p99.get("itl"), limits.itl_p99_seconds, source),
+    ]
 
 
 def _judged(name: str, value: float | None, limit: float, source: str) -> Judged:

@@ -72,6 +72,13 @@ class GpuMoment(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...]
 
 
+def objectives_of(objectives: Objectives | None, preset: str) -> tuple[Objectives, str]:
+    """The objectives to judge a server by, its preset's or the defaults, and their source for users."""
+    if objectives is None:
+        return DEFAULT_OBJECTIVES, "default objectives, no preset"
+    return objectives, f"objectives of preset {preset}" if preset else "its preset's objectives"
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """All inputs for findings. ``frames`` are those of the present generation, oldest first.
 
@@ -150,14 +157,12 @@ class Evidence(msgspec.Struct, frozen=True):
     @property
     def objectives(self) -> Objectives:
         """The thresholds: those of its preset, or our defaults for a server without one."""
-        return self.preset_objectives or DEFAULT_OBJECTIVES
+        return objectives_of(self.preset_objectives, self.preset)[0]
 
     @property
     def objectives_source(self) -> str:
         """The source of the thresholds, for users."""
-        if self.preset_objectives is None:
-            return "default objectives, no preset"
-        return f"objectives of preset {self.preset}" if self.preset else "its preset's objectives"
+        return objectives_of(self.preset_objectives, self.preset)[1]
 
     @property
     def engines(self) -> int:
