@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import time
@@ -186,7 +185,7 @@ def test_check_judges_the_past_of_its_server(fakes, monkeypatch, capsys, tmp_pat
     view = replace(fakes.stopped(fakes.NOW), log_path=str(tmp_path / "server.log"))
     fleet = CheckedFleet(view, "runs.sqlite is full")
     monkeypatch.setattr(check, "open_fleet", lambda _args: fleet)
-    assert check.run(argparse.Namespace(name="old", before_launch=None, window=300.0, allow_idle=True, json=False)) == 1
+    assert check.run(parse(["check", "old", "--allow-idle"])) == 1
     assert fleet.asked == ["old"]
     output = capsys.readouterr()
     assert output.out, "the server's problem is still reported"
