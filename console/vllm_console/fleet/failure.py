@@ -13,7 +13,6 @@ from vllm_console.fleet.snapshot import PreparedRestart
 from vllm_console.fleet.verbs import flag_difference
 from vllm_console.logs.file import last_lines
 from vllm_console.text import plain, redrawn
-from vllm_launchers.keeper.prepared_launch import PreparedLaunch
 from vllm_launchers.keeper.records import Preparation, PreparationStep, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.engine_verdict import EngineVerdicts
@@ -118,34 +117,19 @@ def _shown(value: FlagValue | None) -> str:
     return "unset" if value is None else json.dumps(value) if isinstance(value, bool) else plain(str(value))
 
 
-class LaunchVerdicts:
+class LaunchVerdicts(EngineVerdicts):
     """Prepares launches, asks vLLM for verdicts, and applies them to plans with the same flags."""
 
     def __init__(self) -> None:
-        self._asked = EngineVerdicts()
+        super().__init__()
         self._newest: tuple[Hashable, EngineVerdict] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """The prepared process; None if there is none, or its pid is not known yet."""
-        return self._asked.pid
-
-    @property
-    def memory_mib(self) -> int | None:
-        """Memory of the prepared process."""
-        return self._asked.memory_mib
-
-    @property
-    def unused(self) -> str:
-        """Why the last launch did not use the prepared process; empty if it did, or there was none."""
-        return self._asked.unused
-
-    def ask(self, launch: LaunchPlan, folder: Path, *, elsewhere: bool) -> bool:
+    def request(self, launch: LaunchPlan, folder: Path, *, elsewhere: bool) -> bool:
         """Ask the engine about a plan (for a recorded host if ``elsewhere``); False if replaced by another request."""
         if elsewhere and launch.plan.engine.kind is EngineKind.VLLM:
             verdict: EngineVerdict | None = EngineVerdict(EngineAnswer.UNKNOWN, "the plan is for a recorded host")
         else:
-            verdict = self._asked.ask(launch, folder)
+            verdict = self.ask(launch, folder)
         if verdict is None:
             return False
         if verdict.answer is EngineAnswer.REFUSED:
@@ -159,11 +143,3 @@ class LaunchVerdicts:
         """The plan with the newest verdict, if that is about the same flags."""
         newest = self._newest
         return with_verdict(plan, newest[1]) if newest is not None and newest[0] == question(plan) else plan
-
-    def take(self, launch: LaunchPlan, folder: Path) -> PreparedLaunch | None:
-        """The prepared process for this launch; None if it was prepared for another one."""
-        return self._asked.take(launch, folder)
-
-    def close(self) -> None:
-        """End the prepared process."""
-        self._asked.end()

@@ -446,7 +446,8 @@ class LocalFleet:
         launch = self._launcher.plan(request)
         elsewhere = self._gpus is not None and self._gpus.recorded
         folder = self._launcher.folder_of(request)
-        return self._verdicts.judged(launch.plan) if self._verdicts.ask(launch, folder, elsewhere=elsewhere) else None
+        newest = self._verdicts.request(launch, folder, elsewhere=elsewhere)
+        return self._verdicts.judged(launch.plan) if newest else None
 
     @property
     def judging_mib(self) -> int | None:

@@ -48,7 +48,7 @@ class EngineVerdicts:
         return resident_mib(pid) if pid is not None else None
 
     def ask(self, launch: LaunchPlan, folder: Path) -> EngineVerdict | None:
-        """The engine's verdict on a plan; None if `end`, a launch, or another call of `ask` came first.
+        """The engine's verdict on a plan; None if `close`, a launch, or another call of `ask` came first.
 
         ``folder`` is the server's future folder. After a positive verdict, the process waits to be launched.
         """
@@ -85,7 +85,7 @@ class EngineVerdicts:
         prepared.end()
         return None
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End what is prepared: nobody waits for it any more."""
         with self._lock:
             self._end()

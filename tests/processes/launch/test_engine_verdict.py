@@ -123,7 +123,7 @@ def test_prepared_engine_is_launched_only_if_nothing_changed(plan: Plan, folder:
     prepared = verdicts.take(launch, folder)
     assert prepared is not None
     assert not verdicts.unused
-    verdicts.end()
+    verdicts.close()
     assert prepared.usable, "it belongs to the launch now"
     prepared.end()
 
@@ -144,7 +144,7 @@ def test_canceling_ends_all_started_processes(plan: Plan, folder: Path, hang: Ca
     while verdicts.memory_mib is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert verdicts.memory_mib
-    verdicts.end()
+    verdicts.close()
     assert result() is None
     assert gone(pids)
 
