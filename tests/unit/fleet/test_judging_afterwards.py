@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.cli import check, restart
+from vllm_console.cli.main import parse
 from vllm_console.cli.runs_text import run_lines
 from vllm_console.fleet.backfill import judge_past
 from vllm_console.fleet.runs import RunRecorder
