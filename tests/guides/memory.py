@@ -211,41 +211,41 @@ CLAIMS = (
         "The plan's memory budget for the three GPUs",
         "{l40s:.1f}, {a40:.1f} and {a80:.1f} GB",
         Verdict.CONDITIONAL,
-        "The subtraction is right in GiB with the memory that CUDA reports ({l40s_total:.1f}, {a40_total:.1f} and "
-        "{a80_total:.1f} GiB: within 3%). With the sizes on the box it is up to {off:.0f}% off, since an A100 of 80 GB "
-        "has 80 GiB.",
+        "Right within 3% in GiB, with the memory that CUDA reports ({l40s_total:.1f}, {a40_total:.1f} and "
+        "{a80_total:.1f} GiB). With nominal sizes it is up to {off:.0f}% off, since an 80 GB A100 has 80 GiB.",
         kv_pool,
     ),
     Claim(
         "kv-per-token",
         Source.FORMULA,
-        "A 70B keeps 80 bytes of KV cache per token on each of 8 GPUs.",
-        "The plan's budget for Llama-3.3-70B, TP 8",
+        "A 70B model needs 80 bytes of KV cache per token on each of 8 GPUs.",
+        "The plan's memory budget for Llama-3.3-70B, TP 8",
         "{bytes:,.0f} bytes",
         Verdict.WRONG,
-        "Keys and values × 1 head × 128 numbers × 2 bytes are 512 bytes per layer; there are 80 layers.",
+        "Keys and values × 1 head × 128 numbers × 2 bytes = 512 bytes per layer, times 80 layers.",
         kv_per_token,
     ),
     Claim(
         "bytes-per-parameter",
         Source.FORMULA,
-        "Weights take 2 bytes per parameter in BF16, 1 in 8 bits, 0.5 in 4 bits.",
+        "Weights take 2 bytes per parameter in BF16, 1 in 8-bit and 0.5 in 4-bit formats.",
         "The plan's size of Llama-3.3-70B as BF16, FP8 and AWQ",
         "{bf16:.2f}, {fp8:.2f} and {awq:.2f} bytes",
         Verdict.CONDITIONAL,
-        "For large models. Embeddings stay in 16 bits and 4-bit formats keep scales: an 8B in AWQ takes {awq_8b:.2f}.",
+        "True for large models. Embeddings stay 16-bit, and 4-bit formats add scales: an 8B model in AWQ takes "
+        "{awq_8b:.2f}.",
         bytes_per_parameter,
     ),
     Claim(
         "cards-for-70b",
         Source.RULE,
         "Qwen2.5-72B in BF16 needs at least two GPUs of 80 GB; Llama-3.3-70B in 16 bits runs on four.",
-        "The plan's budget on 1, 2 and 4 H100 80 GB at 0.90 and 0.95",
-        "For the KV cache on each GPU: Qwen on two lacks {qwen_lacks:.1f} GiB at 0.90 and has {qwen_2_95:.1f} at 0.95; "
-        "Llama has {llama_2_90:.1f} on two and {llama_4_90:.1f} on four",
+        "The plan's memory budget on 1, 2 and 4 H100 80 GB at 0.90 and 0.95",
+        "KV cache per GPU: Qwen on two is {qwen_lacks:.1f} GiB short at 0.90 and has {qwen_2_95:.1f} at 0.95; Llama "
+        "has {llama_2_90:.1f} on two and {llama_4_90:.1f} on four",
         Verdict.CONDITIONAL,
-        "Two hold Qwen only above 0.90. Llama on two has {llama_tokens_2:,.0f} tokens for all "
-        "requests together, on four {llama_tokens_4:,.0f}.",
+        "Qwen fits on two only above 0.90. Llama's KV cache holds {llama_tokens_2:,.0f} tokens on two GPUs, "
+        "{llama_tokens_4:,.0f} on four.",
         cards_for_70b,
     ),
     Claim(
@@ -255,34 +255,34 @@ CLAIMS = (
         "Mistral-7B on an A10 with `--kv-cache-dtype fp8`",
         "{share:.0f}% per token; {wide:,.0f} → {narrow:,.0f} tokens",
         Verdict.HOLDS,
-        "Exactly half, since the scales are kept per layer and not per token.",
+        "Exactly half, since scales are stored per layer, not per token.",
         fp8_cache,
     ),
     Claim(
         "utilization",
         Source.RESULTS,
-        "More utilization gives more tokens of KV cache, more sequences at once and fewer preemptions.",
+        "Higher utilization gives more KV cache tokens, more concurrent sequences and fewer preemptions.",
         "Mistral-7B on an A10, 64 clients with 512 tokens in and out, 0.80 / 0.85 / 0.90 / 0.95",
         "{tokens_80:,.0f} / {tokens_85:,.0f} / {tokens_90:,.0f} / {tokens_95:,.0f} tokens; {sequences_80:.0f} / "
         "{sequences_85:.0f} / {sequences_90:.0f} / {sequences_95:.0f} sequences; {preempted_80:.0f} / "
         "{preempted_85:.0f} / {preempted_90:.0f} / {preempted_95:.0f} preemptions per 100 requests",
         Verdict.CONDITIONAL,
-        "Tokens, sequences and throughput always grow. Preemptions end when all sequences fit; until then they do not "
-        "become fewer, because a larger cache only admits more sequences.",
+        "Tokens, sequences and throughput always grow. Preemptions stop once all sequences fit; until then a larger "
+        "cache only admits more sequences.",
         utilization,
     ),
     Claim(
         "high-utilization",
         Source.RULE,
         "0.95 is safe only with a short context: a long prompt's activations need the rest.",
-        "The plan's budget for Llama-3.1-8B on an L40S at 0.95: context 4,096 and 131,072 with steps of 8,192 tokens; "
-        "steps of 32,768",
+        "The plan's memory budget for Llama-3.1-8B on an L40S at 0.95: context 4,096 and 131,072 with steps of 8,192 "
+        "tokens; steps of 32,768",
         "{short:.2f} GiB besides weights and KV cache for both contexts, {large:.2f} GiB with the larger steps; "
-        "{free:.1f} GiB stay free in all three",
+        "{free:.1f} GiB remain free in all three",
         Verdict.WRONG,
-        "Activations depend on `max-num-batched-tokens`, not on the context (except with multi-head latent attention), "
-        "and vLLM measures them with a full step before it sizes the KV cache: a larger step takes them from the "
-        "cache, not from the rest. The rest is for other processes and for what vLLM does not measure.",
+        "Activations depend on `max-num-batched-tokens`, not on the context (except with multi-head latent "
+        "attention), and vLLM measures them with a full step before it sizes the KV cache: a larger step shrinks the "
+        "cache, not the rest. The rest is for other processes and for memory that vLLM does not measure.",
         high_utilization,
     ),
     Claim(
@@ -293,8 +293,8 @@ CLAIMS = (
         "{tokens:,.0f} tokens, {sequences:.0f} sequences and {preempted:.0f} preemptions per 100 requests with all "
         "three",
         Verdict.WRONG,
-        "Blocks are allocated as a request grows, not by the longest that it could be. Only the line in the log that "
-        "counts requests of full length changes: {full_32768:.1f} / {full_4096:.1f} / {full_1024:.1f}.",
+        "Blocks are allocated as a request grows, not for its maximum length. Only the log line with the maximum "
+        "concurrency at full length changes: {full_32768:.1f} / {full_4096:.1f} / {full_1024:.1f}.",
         context_sweep,
     ),
     Claim(
@@ -304,8 +304,8 @@ CLAIMS = (
         "20,000 requests with log-normal lengths, input and output independent / rising together",
         "{apart:.1f}% / {together:.1f}% of requests are longer",
         Verdict.CONDITIONAL,
-        "Where refusing up to 5% of requests is acceptable. It limits what one request can take and frees nothing "
-        "otherwise (see above).",
+        "True if refusing up to 5% of requests is acceptable. It only limits what one request can take and frees no "
+        "memory (see above).",
         p95_context,
     ),
     Claim(
@@ -315,7 +315,8 @@ CLAIMS = (
         "Starting Llama-3.3-70B with TP 2, 3, 4, 6, 8, 12 and 16",
         "3, 6 and 12 are refused",
         Verdict.HOLDS,
-        "But its 8 KV heads divide no further: TP 16 keeps {bytes:,.0f} bytes per token on each GPU, as TP 8 does.",
+        "But its 8 KV heads can't be divided further: TP 16 stores {bytes:,.0f} bytes per token on each GPU, like TP "
+        "8.",
         head_divisors,
     ),
 )

@@ -121,48 +121,47 @@ CLAIMS = (
         Source.RULE,
         "Tensor parallelism only over NVLink or one PCIe switch.",
         "Llama-3.3-70B in FP8 on H100, 32 clients with 1,024 tokens in and 128 out, TP 2 / 4 / 8: over NVLink, over "
-        "PCIe 5.0 behind one switch, over PCIe by way of the CPU",
+        "PCIe 5.0 behind one switch, over PCIe through the CPU",
         "NVLink {nvlink_2:,.0f} / {nvlink_4:,.0f} / {nvlink_8:,.0f} tokens/s, switch {switch_2:,.0f} / "
         "{switch_4:,.0f} / {switch_8:,.0f}, CPU {cpu_2:,.0f} / {cpu_4:,.0f} / {cpu_8:,.0f}",
         Verdict.HOLDS,
-        "By way of the CPU, four times the GPUs give nothing: the all-reduces of prompts take as long as the "
-        "arithmetic that is saved.",
+        "Through the CPU, four times the GPUs gain nothing: the all-reduces during prefill take as long as the "
+        "compute that they save.",
         links,
     ),
     Claim(
         "smaller-group",
         Source.FIX,
-        "Against a p99 that is too high because activations cross PCIe: a smaller TP.",
+        "If p99 is too high because activations cross PCIe, lower TP.",
         "The same, TP 8 → 2",
-        "p99 ITL {cpu_8:.0f} → {cpu_2:.0f} ms by way of the CPU, {switch_8:.0f} → {switch_2:.0f} ms behind a switch; a "
+        "p99 ITL {cpu_8:.0f} → {cpu_2:.0f} ms through the CPU, {switch_8:.0f} → {switch_2:.0f} ms behind a switch; a "
         "single request {cpu_one_8:.0f} → {cpu_one_2:.0f} ms and {switch_one_8:.0f} → {switch_one_2:.0f} ms per token",
         Verdict.CONDITIONAL,
-        "Only where copies go through the CPU and many prompts come in. The median gets worse: each GPU reads more "
-        "weights for each token.",
+        "True only if copies go through the CPU and many prompts come in. The median gets worse, since each GPU "
+        "reads more weights per token.",
         smaller_group,
     ),
     Claim(
         "replicas",
         Source.RULE,
-        "A 70B on eight GPUs: TP 8 for latency, two replicas of TP 4 for throughput.",
+        "A 70B model on eight GPUs: TP 8 for latency, two replicas with TP 4 for throughput.",
         "Llama-3.3-70B in FP8 on 8 H100 with NVLink, 128 tokens in and out, 32 and 512 clients",
         "32: {rate_32_8:,.0f} tokens/s at {itl_32_8:.0f} ms with TP 8, {rate_32_4:,.0f} at {itl_32_4:.0f} with two "
         "replicas; 512: {rate_512_8:,.0f} at {itl_512_8:.0f}, {rate_512_4:,.0f} at {itl_512_4:.0f}",
         Verdict.CONDITIONAL,
-        "Replicas give more throughput once arithmetic and all-reduces are the limit, and then also lower latency. "
-        "With few requests TP 8 gives more of both.",
+        "Replicas win on both once compute and all-reduces are the limit. With few requests, TP 8 wins on both.",
         replicas,
     ),
     Claim(
         "large-models",
         Source.RULE,
-        "TP from 14 B parameters on, or where the weights do not fit.",
+        "Use TP from 14B parameters on, or if the weights do not fit.",
         "A 7B and a 14B in BF16 on 2 H100, 256 tokens in and 128 out, 16 and 256 clients: TP 2 and two replicas",
         "7B: {7_16_2:,.0f} and {7_16_1:,.0f} tokens/s with 16, {7_256_2:,.0f} and {7_256_1:,.0f} with 256; 14B: "
         "{14_16_2:,.0f} and {14_16_1:,.0f}, {14_256_2:,.0f} and {14_256_1:,.0f}",
         Verdict.CONDITIONAL,
-        "Where the weights or the KV cache do not fit. Otherwise load decides and not size: TP for few requests, "
-        "replicas for many, with the 7B as with the 14B.",
+        "True if the weights or the KV cache do not fit. Otherwise load decides, not size: TP for few requests, "
+        "replicas for many, with 7B and 14B alike.",
         large_models,
     ),
     Claim(
@@ -174,21 +173,21 @@ CLAIMS = (
         "Accepted on Hopper and Ada, on Ampere only with FlashInfer; throughput {hopper:+.0f} / {ada:+.0f} / "
         "{ampere:+.0f}%",
         Verdict.CONDITIONAL,
-        "Attention itself computes in FP8 on Hopper, not on Ada. On Ampere vLLM falls back to Triton, which refuses it "
-        "('requires SM89+'), unless FlashInfer can compile its kernel. Where it runs, it gains where the KV cache is "
-        "full, on any of them.",
+        "Attention itself runs in FP8 on Hopper, not on Ada. On Ampere vLLM falls back to Triton, which refuses it "
+        "('requires SM89+'), unless FlashInfer can compile its kernel. Wherever it runs, it helps when the KV cache "
+        "is full.",
         fp8_cache_by_gpu,
     ),
     Claim(
         "quantization",
         Source.RESULTS,
-        "A 70B: AWQ with TP 2 gives 2,800 tokens/s, FP8 with TP 4 2,380, BF16 with TP 4 1,400.",
+        "A 70B model: AWQ with TP 2 gives 2,800 tokens/s, FP8 with TP 4 2,380, BF16 with TP 4 1,400.",
         "Llama-3.3-70B on H100 with NVLink, 256 tokens in and 128 out; BF16, FP8 and AWQ with 32 / 256 clients",
         "{bf16_32:,.0f}, {fp8_32:,.0f} and {awq_32:,.0f} tokens/s / {bf16_256:,.0f}, {fp8_256:,.0f} and {awq_256:,.0f}",
         Verdict.WRONG,
-        "FP8 is ahead of BF16 everywhere, but also of AWQ, which computes in 16 bits on half of the GPUs. Per GPU the "
-        "order holds with 32 clients ({bf16_32_each:,.0f}, {fp8_32_each:,.0f} and {awq_32_each:,.0f}), where reading "
-        "weights is the limit.",
+        "FP8 always beats BF16, but also AWQ, which computes in 16 bits on half the GPUs. Per GPU, the order holds "
+        "with 32 clients ({bf16_32_each:,.0f}, {fp8_32_each:,.0f} and {awq_32_each:,.0f}), where reading weights is "
+        "the limit.",
         quantization,
     ),
 )

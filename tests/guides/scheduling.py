@@ -267,15 +267,15 @@ CLAIMS = (
         "{defaults:.0f}, {capped:.0f} and {shared:.0f} sequences; {defaults_itl:.0f}, {capped_itl:.0f} and "
         "{shared_itl:.0f} ms",
         Verdict.CONDITIONAL,
-        "The order is that of a vLLM without chunked prefill, where a step must hold the longest prompt: the cap makes "
-        "steps smaller, and gives back their activations. The third tier comes from shared prompts; without sharing it "
-        "is {apart:.0f} sequences and {apart_itl:.0f} ms.",
+        "The order holds without chunked prefill, where a step must hold the longest prompt: the cap makes steps "
+        "smaller and frees their activation memory. The third tier comes from shared prompts; without sharing it is "
+        "{apart:.0f} sequences and {apart_itl:.0f} ms.",
         tiers,
     ),
     Claim(
         "tiers-today",
         Source.RULE,
-        "Capping the context alone brings the second tier.",
+        "Capping the context alone gives the second tier.",
         "The same traffic with the defaults of the V1 engine, with and without max-model-len 3,072",
         "{sequences:.0f} sequences and {itl:.0f} ms with both",
         Verdict.WRONG,
@@ -290,23 +290,23 @@ CLAIMS = (
         "The share of the KV cache in use in the runs above",
         "{defaults:.0f}%, {capped:.0f}% and {shared:.0f}%",
         Verdict.WRONG,
-        "Blocks of 16 tokens are taken when they are needed, so a queue fills the KV cache in every tier. The last has "
-        "room left, because shared blocks are stored once.",
+        "Blocks of 16 tokens are allocated as needed, so a queue fills the KV cache in every tier. The last has room "
+        "left because shared blocks are stored once.",
         memory_efficiency,
     ),
     Claim(
         "max-num-seqs",
         Source.RESULTS,
-        "A 70B from max-num-seqs 1 to 1,024: throughput rises from 40 to 3,700 tokens/s, less and less, and latency "
-        "from 25 to 277 ms.",
+        "A 70B model, max-num-seqs from 1 to 1,024: throughput rises from 40 to 3,700 tokens/s, with diminishing "
+        "returns, and latency from 25 to 277 ms.",
         "Llama-3.3-70B in BF16 on 4 A100 80 GB, as many clients as max-num-seqs, 32 tokens in and 128 out: 1 / 16 / 64 "
         "/ 128 / 256 / 512 / 1,024",
         "{rate_1:,.0f} / {rate_16:,.0f} / {rate_64:,.0f} / {rate_128:,.0f} / {rate_256:,.0f} / {rate_512:,.0f} / "
         "{rate_1024:,.0f} tokens/s at {itl_1:.0f} / {itl_16:.0f} / {itl_64:.0f} / {itl_128:.0f} / {itl_256:.0f} / "
         "{itl_512:.0f} / {itl_1024:.0f} ms",
         Verdict.CONDITIONAL,
-        "Up to 256. From there on arithmetic is the limit, and only latency grows. It needs requests that fit: with 2K "
-        "in and 1K out the KV cache holds {held:.0f}.",
+        "True up to 256. Beyond that, compute is the limit and only latency grows. The requests must fit: with 2K in "
+        "and 1K out, the KV cache holds {held:.0f}.",
         max_num_seqs,
     ),
     Claim(
@@ -317,78 +317,80 @@ CLAIMS = (
         "p99 is {crowded:.1f} times the median with preemptions, {fitting:.1f} times without; {crowded_rate:,.0f} and "
         "{fitting_rate:,.0f} tokens/s; {usage:.0f}% of the KV cache used",
         Verdict.HOLDS,
-        "What was preempted is computed again in steps that hold up all others.",
+        "Preempted requests are recomputed in steps that delay all others.",
         preemption_symptom,
     ),
     Claim(
         "fewer-sequences",
         Source.FIX,
-        "Against preemptions: a lower max-num-seqs.",
+        "Lower max-num-seqs against preemptions.",
         "The same with 128 / 64 / 32",
         "{many_preempted:.0f} / {fitting_preempted:.0f} / {few_preempted:.0f} preemptions per 100 requests; p99 ITL "
         "{many_itl:.0f} / {fitting_itl:.0f} / {few_itl:.0f} ms; {many_rate:,.0f} / {fitting_rate:,.0f} / "
         "{few_rate:,.0f} tokens/s",
         Verdict.HOLDS,
-        "The best value is what fits: it even raises throughput, since nothing is computed twice. Below it throughput "
-        "falls.",
+        "The best value is the number that fits: it even raises throughput, since nothing is recomputed. Below it, "
+        "throughput falls.",
         fewer_sequences,
     ),
     Claim(
         "shorter-context",
         Source.FIX,
-        "Against preemptions: a lower max-model-len.",
-        "Mistral-7B on an A10; each tenth request has 12,000 tokens; max-model-len 32,768 and 4,096",
+        "Lower max-model-len against preemptions.",
+        "Mistral-7B on an A10; every tenth request has 12,000 tokens; max-model-len 32,768 and 4,096",
         "{long:.0f} → {rest:.0f} preemptions per 100 requests, p99 ITL {long_itl:.0f} → {rest_itl:.0f} ms; "
         "{refused:.0f}% of the requests are refused",
         Verdict.CONDITIONAL,
-        "Only by refusing the requests above it. Where none is that long, nothing changes.",
+        "It helps only by refusing longer requests. If none is that long, nothing changes.",
         shorter_context,
     ),
     Claim(
         "more-room",
         Source.FIX,
-        "Against preemptions: an FP8 KV cache, tensor parallelism, or a GPU with more memory.",
-        "128 clients on an A10 as above; with an FP8 cache, with two A10, with an L40S",
+        "Against preemptions, use an FP8 KV cache, tensor parallelism, or a GPU with more memory.",
+        "128 clients on an A10 as above; with an FP8 cache, with two A10s, with an L40S",
         "{before:.0f} → {narrow:.0f}, {two:.0f} and {large:.0f} preemptions per 100 requests",
         Verdict.HOLDS,
-        "Each holds all 128. An A10 needs FlashInfer for an FP8 cache (see below).",
+        "With each of them, all 128 fit. An A10 needs FlashInfer for an FP8 cache (see below).",
         more_room,
     ),
     Claim(
         "prefix-reuse",
         Source.RULE,
-        "Prefix caching pays from a reuse of 0.35 on, and is better off for unique prompts.",
+        "Prefix caching pays off from a reuse of 0.35 on, and is better turned off for unique prompts.",
         "Mistral-7B on an L40S, 48 clients, 2,048 tokens in and 256 out, of which 0 / 5 / 10 / 20 / 35 / 50 / 80% are "
         "shared",
         "{gain_0:+.0f} / {gain_5:+.0f} / {gain_10:+.0f} / {gain_20:+.0f} / {gain_35:+.0f} / {gain_50:+.0f} / "
         "{gain_80:+.0f}% throughput",
         Verdict.WRONG,
-        "There is no threshold: it pays from the first shared block on, and gains {gain_5:.0f}% at a reuse of 5%. The "
-        "model counts nothing for hashing blocks, so for unique prompts it says only that no request is delayed.",
+        "There is no threshold: it pays off from the first shared block on, with {gain_5:.0f}% at a reuse of 5%. The "
+        "model does not count the cost of hashing blocks, so for unique prompts it shows only that no request is "
+        "delayed.",
         prefix_reuse,
     ),
     Claim(
         "prefixes-that-stay",
         Source.RULE,
-        "The share of a prompt that repeats decides.",
-        "The same with half of each prompt repeated, by 1 / 32 / 100 prefixes of 1,024 tokens in turn; the KV cache "
+        "The repeated share of a prompt decides.",
+        "The same with half of each prompt repeated: 1 / 32 / 100 prefixes of 1,024 tokens in turn; the KV cache "
         "holds {tokens:,.0f} tokens",
-        "{hits_1:.0f} / {hits_32:.0f} / {hits_100:.0f}% of prompt tokens found",
+        "{hits_1:.0f} / {hits_32:.0f} / {hits_100:.0f}% of prompt tokens hit the cache",
         Verdict.CONDITIONAL,
-        "As long as the prefixes stay in the cache beside what runs: 100 evict each other just before they come again.",
+        "True as long as the prefixes stay in the cache next to running requests: 100 prefixes evict each other just "
+        "before they are needed again.",
         prefixes_that_stay,
     ),
     Claim(
         "chunked-prefill",
         Source.FIX,
         "Chunked prefill removes the spikes in ITL that long prompts cause.",
-        "Mistral-7B on an L40S, 24 clients, each 20th prompt with 16,384 tokens; off, and on with "
+        "Mistral-7B on an L40S, 24 clients, every 20th prompt with 16,384 tokens; off, and on with "
         "max-num-batched-tokens 8,192 / 2,048 / 512",
         "Longest gap {max_off:,.0f}, {max_8192:.0f} / {max_2048:.0f} / {max_512:.0f} ms; p99 {p99_off:.0f}, "
         "{p99_8192:.0f} / {p99_2048:.0f} / {p99_512:.0f} ms; TTFT p99 {ttft_off:.2f}, {ttft_8192:.2f} / "
         "{ttft_2048:.2f} / {ttft_512:.2f} s",
         Verdict.CONDITIONAL,
-        "The longest gap shrinks with each smaller step. p99 can grow, because a spike becomes several smaller ones. "
+        "The longest gap shrinks with the step size. p99 can grow, because one spike becomes several smaller ones. "
         "It is on by default in the V1 engine; the flag to change is max-num-batched-tokens.",
         chunked_prefill,
     ),
@@ -396,7 +398,8 @@ CLAIMS = (
         "contention",
         Source.SYMPTOM,
         "Prefill and decode on one GPU: ITL spikes come with long prompts, not with load.",
-        "p99 ITL over its median: 4 and 96 clients with short prompts; 4 clients, each 5th prompt with 16,384 tokens",
+        "p99 ITL divided by its median: 4 and 96 clients with short prompts; 4 clients, every 5th prompt with 16,384 "
+        "tokens",
         "{few:.1f} and {many:.1f}; {long:.1f}",
         Verdict.HOLDS,
         "Load alone makes all steps longer, but evenly.",
@@ -411,24 +414,24 @@ CLAIMS = (
         "p99 ITL {itl_1:.0f} / {itl_2:.0f} / {itl_4:.0f} / {itl_8:.0f} / {itl_16:.0f} ms; p99 TTFT {ttft_1:.2f} / "
         "{ttft_2:.2f} / {ttft_4:.2f} / {ttft_8:.2f} / {ttft_16:.2f} s",
         Verdict.WRONG,
-        "p99 ITL is the time of a step with prompts in it: of one prompt first, of two from 4 per second on. Two fill "
-        "max-num-batched-tokens, so it never grows faster than the rate, and not at all past the ceiling. TTFT does, "
-        "because requests queue.",
+        "p99 ITL is the duration of a step with prompts: one prompt at first, two from 4 requests per second on. Two "
+        "fill max-num-batched-tokens, so p99 ITL never grows faster than the rate, and not at all past the ceiling. "
+        "TTFT does, because requests queue.",
         ceiling_by_itl,
     ),
     Claim(
         "order-of-impact",
         Source.RULE,
         "Quantization gains most, then an FP8 KV cache, prefix caching and chunked prefill.",
-        "Mistral-7B on an L40S with all four off; each alone for 8 clients that share half of the prompt / 160 clients "
-        "that share nothing / 160 that share half",
+        "Mistral-7B on an L40S, all four off, then each alone: 8 clients that share half of the prompt / 160 that "
+        "share nothing / 160 that share half",
         "FP8 weights {few_quantization:+.0f} / {many_quantization:+.0f} / {shared_quantization:+.0f}%, FP8 cache "
         "{few_cache:+.0f} / {many_cache:+.0f} / {shared_cache:+.0f}%, prefix caching {few_prefix:+.0f} / "
         "{many_prefix:+.0f} / {shared_prefix:+.0f}%, chunked prefill {few_chunks:+.0f} / {many_chunks:+.0f} / "
         "{shared_chunks:+.0f}% throughput",
         Verdict.WRONG,
-        "Traffic decides: prefix caching is last where nothing repeats and as good as quantization where half does; an "
-        "FP8 cache gains where the KV cache is full. Chunked prefill changes latency, not throughput.",
+        "Traffic decides: prefix caching is last if nothing repeats and as good as quantization if half does; an FP8 "
+        "cache helps when the KV cache is full. Chunked prefill changes latency, not throughput.",
         order_of_impact,
     ),
 )
