@@ -60,7 +60,7 @@ def serve(fleet, generation):
 
     def enough():
         run_load_sync(server.url, None, WORK, 10, 2 * WINDOW, max_in_flight=500, seed=1)
-        return fleet.runs("chat")[0][0].windows >= 7
+        return fleet.history.runs("chat")[0][0].windows >= 7
 
     until(enough, "too few minutes")
 
@@ -71,20 +71,20 @@ def test_runs_are_compared_with_a_verdict(fleet, program, capsys):
     serve(fleet, 1)
     fleet.restart("chat", Changes({"max-num-seqs": 1}))
     serve(fleet, 2)
-    after, before = fleet.runs("chat")[0]
+    after, before = fleet.history.runs("chat")[0]
     assert [(c.flag, c.before, c.after) for c in after.changed] == [("max-num-seqs", 64, 1)]
     assert (before.generation, before.ended["requested"], before.cause) == (1, True, "")
     assert before.ready_at is not None
     assert before.stages
     assert before.report["kv_tokens"] > 0
-    found = fleet.compare("chat")
+    found = fleet.history.compare("chat")
     assert (found.before.run.id, found.after.run.id) == (before.id, after.id)
     assert found.verdict in ("worse", "not comparable", "no significant difference", "inconclusive"), (
         "a single sequence is not offered as a fix"
     )
     end(fleet)
     fleet.forget("chat")
-    kept = fleet.runs()[0]
+    kept = fleet.history.runs()[0]
     assert [run.name for run in kept] == ["chat@2", "chat@1"], "they are kept longer than the server's record"
     assert kept[0].ended["requested"] is True
     assert_commands(program, before.id, after.id)

@@ -559,6 +559,8 @@ class FakeFleet:
     """Implements `vllm_console.fleet.local.LocalFleet` over a list of functions from the clock to a server."""
 
     def __init__(self, *servers: object, step: float = 0.0) -> None:
+        self.history = self
+        """The methods of `vllm_console.fleet.runs.RunHistory` are the fake's own."""
         self.read_only = False
         self.tariff = None
         self.read_only_by = ""

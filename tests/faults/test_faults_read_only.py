@@ -24,6 +24,7 @@ import pytest
 from fakes.keeper_bench import PATIENCE
 from vllm_console.cli.main import CHANGING, COMMANDS
 from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.runs import RunHistory
 from vllm_console.ui.actions import SCREENS, actions
 from vllm_launchers.errors import RefusedError
 from vllm_launchers.keeper import client, folders, processes
@@ -67,12 +68,14 @@ REFUSED_WORDS = (
 """Subcommands that change something, of otherwise read-only commands."""
 
 READING_VERBS = {
-    "ramp", "launch_name",
-    "snapshot", "preset", "presets", "used_models", "used_presets",
-    "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
-    "leftovers", "last_change", "compare_again", "judge_past", "listener", "energy", "replay", "removed_at",
-    "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",
-    "record", "engine", "plan_trial", "outcome", "rank_changes", "steps", "cached_prefixes",
+    "ramp", "launch_name", "snapshot", "preset", "presets", "engines", "models", "flags", "seen_workload", "plan",
+    "requests", "board", "close", "leftovers", "listener", "energy", "replay", "removed_at", "stop_judging",
+    "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters", "record", "engine",
+    "plan_trial", "rank_changes", "steps", "cached_prefixes",
+}  # fmt: skip
+READING_HISTORY_VERBS = {
+    "used_models", "used_presets", "runs", "finished", "run", "find", "compare", "last_change", "compare_again",
+    "judge_past", "outcome",
 }  # fmt: skip
 REFUSED_VERBS = {
     "chat_server": ("ordered",), "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),
@@ -86,7 +89,7 @@ REFUSED_VERBS = {
     "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
     "attach_host": ("ssh://gpubox", None), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
-    "model_download": ("org/model",), "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
+    "model_download": ("org/model",), "keep_prediction": ("ordered", 1, None),
 }  # fmt: skip
 
 READING_ACTIONS = {
@@ -314,9 +317,13 @@ def test_administrator_file_must_not_be_writable_by_others(box, tmp_path):
     assert "did you mean 'read_only'" in str(answer["err"])
 
 
+def public_methods(owner: type) -> set[str]:
+    return {name for name, value in vars(owner).items() if callable(value) and not name.startswith("_")}
+
+
 def test_every_fleet_verb_is_refused_or_read_only(box, tmp_path):
-    verbs = {name for name, value in vars(LocalFleet).items() if callable(value) and not name.startswith("_")}
-    assert verbs == READING_VERBS | REFUSED_VERBS.keys()
+    assert public_methods(LocalFleet) == READING_VERBS | REFUSED_VERBS.keys()
+    assert public_methods(RunHistory) == READING_HISTORY_VERBS | {"keep_measurement"}
     before = box.tree()
     fleet = LocalFleet(box.root, read_only=True, read_only_by="a test", board=str(tmp_path / "board"), interactive=True)
     try:
@@ -327,9 +334,11 @@ def test_every_fleet_verb_is_refused_or_read_only(box, tmp_path):
         for _ in range(3):
             assert fleet.snapshot("ordered").server("ordered") is not None
         assert fleet.board().claims == ()
-        fleet.runs()
-        assert fleet.last_change("ordered") is None
-        fleet.judge_past()
+        with pytest.raises(RefusedError, match="read-only"):
+            fleet.history.keep_measurement("ordered", None)
+        fleet.history.runs()
+        assert fleet.history.last_change("ordered") is None
+        fleet.history.judge_past()
         fleet.plan(LaunchRequest("chatbot", engine="simulated"))
     finally:
         fleet.close()

@@ -84,7 +84,7 @@ def _judge(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_report_lines(report)))
     # Cron often runs while no console is open: record the findings that no console saw.
-    if trouble := fleet.judge_past(args.name):
+    if trouble := fleet.history.judge_past(args.name):
         complain(trouble)
     return 0 if report.ok else 1
 
@@ -157,7 +157,7 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
     return ChecklistInputs(
         gpu_kind=gpu_kind(gpus, plan.engine.build),
         hosts=("127.0.0.1", "localhost", "::1", os.uname().nodename, plan.host),
-        runs=fleet.runs()[0],
+        runs=fleet.history.runs()[0],
         disks=_disks(state),
         monitoring=ask_prometheus(args.prometheus or LOCAL),
         wanted_alerts=tuple(rule.alert for rule in rules(target)),

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if args.set or args.unset:
         raise UsageError("--set and --unset belong to --engine")
     fleet = open_fleet(args, observe=False)
-    found = fleet.compare(args.before, args.after)
-    kept = fleet.outcome(found)
+    found = fleet.history.compare(args.before, args.after)
+    kept = fleet.history.outcome(found)
     if args.json:
         from vllm_console.runs.document import comparison_document
 

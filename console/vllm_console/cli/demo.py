@@ -153,7 +153,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
         if len(resumed) == len(SERVERS) and host_file is None:
             recording.enter_gpus(recorded, fleet.snapshot().servers, HOST, root, time.time())
         _enter_records(root, {name: (recorded[name], ended) for name, ended in resumed.items()})
-        fleet.judge_past()  # otherwise the first comparison waits for it
+        fleet.history.judge_past()  # otherwise the first comparison waits for it
         _wait_until_ready(root)
         yield fleet
     finally:

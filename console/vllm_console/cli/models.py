@@ -115,7 +115,7 @@ def where_they_fit(fits: Iterable[tuple[str, MemoryFit | None]]) -> str:
 def _used(fleet: LocalFleet) -> Mapping[str, float]:
     """When each model was last started by this program; empty if unreadable."""
     try:
-        used: Mapping[str, float] = fleet.used_models()
+        used: Mapping[str, float] = fleet.history.used_models()
     except OperationError as error:
         complain(str(error))
         return {}

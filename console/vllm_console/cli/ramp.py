@@ -318,6 +318,6 @@ def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
 def keep_ramp(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:
     """Store the result with the server's run. If that fails, report it; the result is not lost."""
     try:
-        target.fleet.keep_measurement(name, _measurement(found, objectives))
+        target.fleet.history.keep_measurement(name, _measurement(found, objectives))
     except OperationError as error:
         complain(f"the result is not kept: {error}")

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--run belongs to 'runs import FILE'")
     from vllm_console.runs.document import run_document
 
-    found, notices = open_fleet(args, observe=False).runs(args.name)
+    found, notices = open_fleet(args, observe=False).history.runs(args.name)
     for notice in notices:
         complain(notice)
     if args.json:
@@ -96,7 +96,7 @@ def _import(args: argparse.Namespace) -> int:
 
 def keep(args: argparse.Namespace, fleet: LocalFleet, word: str, found: Measurement) -> None:
     """Keep a measurement with a run, and print it."""
-    name = fleet.keep_measurement(word, found)
+    name = fleet.history.keep_measurement(word, found)
     if args.json:
         print_json({"run": name, **found.document()})
         return

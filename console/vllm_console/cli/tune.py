@@ -623,7 +623,7 @@ class _Tuner:
     def _start_seconds(self) -> float:
         from vllm_console.runs.startup import last_start_seconds
 
-        return last_start_seconds(self._fleet.runs(self._name)[0]) or USUAL_START_SECONDS
+        return last_start_seconds(self._fleet.history.runs(self._name)[0]) or USUAL_START_SECONDS
 
     @property
     def _restart_seconds(self) -> float:

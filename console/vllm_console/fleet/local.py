@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
-    from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
@@ -62,10 +61,6 @@ if TYPE_CHECKING:
     from vllm_console.history.prefix_use import PrefixUse
     from vllm_console.history.probe_records import EngineStep, FinishedRequest
     from vllm_console.history.workload import SeenWorkload
-    from vllm_console.prediction.score import KeptPrediction
-    from vllm_console.runs.compare import Comparison
-    from vllm_console.runs.measurement import Measurement
-    from vllm_console.runs.store import Run
     from vllm_launchers.host.board import Board
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
@@ -148,7 +143,10 @@ class LocalFleet:
         self._attached = AttachedServers(self._state, interactive=interactive, read_only=read_only)
         self._all_records = AllRecords(self._records, self._attached)
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
-        self._history = RunHistory(self._recorder, self._all_records, self.snapshot)
+        self.history = RunHistory(
+            self._state, self._recorder, self._all_records, self.snapshot, self.record, self._refuse_read_only
+        )
+        """Past and present runs."""
         self._loads, self._ramps = Loads(), Ramps()
         self._staged_predictions = StagedPredictions(self._state, host_file)
         self._download: ModelDownload | None = None
@@ -700,17 +698,17 @@ class LocalFleet:
 
         def keep(home: Path) -> None:
             nonlocal kept
-            kept = self._removed.keep(home, name, record.created_at)
+            kept = self.history.removed.keep(home, name, record.created_at)
 
         client.remove(self._state, name, keep=None if purge else keep)
         if purge:
-            self._removed.delete(name)
+            self.history.removed.delete(name)
         return kept
 
     def _purged(self, name: str) -> bool:
         """Delete histories of removed servers of that name if no server has it now; return whether there were any."""
         self._refuse_read_only()
-        return not client.exists(self._state, name) and self._removed.delete(name)
+        return not client.exists(self._state, name) and self.history.removed.delete(name)
 
     def start_load(self, name: str) -> None:
         """Send the preset's workload for a minute, from a separate process.
@@ -834,7 +832,7 @@ class LocalFleet:
         self._recorder.catch_up()
         self.snapshot()  # records its runs
         hosts = [host.name for host in self._hosts.hosts()] if with_hosts else []
-        record, kept = self._attached.detach(name, self._removed, hosts)
+        record, kept = self._attached.detach(name, self.history.removed, hosts)
         self._recorder.enter(record)
         return kept
 
@@ -899,17 +897,6 @@ class LocalFleet:
             return client.read(self._state, name)
         except (BadNameError, NoSuchServerError):  # others' servers have names that ours cannot have
             return None
-
-    def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
-        """The newest runs of one server or of all, newest first; and notices about the run database."""
-        found, notices = self._history.runs(name)
-        self._prune_removed()
-        return self._removed.marked(found, self._all_records.read()[0]), notices
-
-    def keep_measurement(self, word: str, found: Measurement) -> str:
-        """Keep a client's measurement with a run; result and errors as `RunHistory.keep_measurement`."""
-        self._refuse_read_only()
-        return self._history.keep_measurement(word, found)
 
     def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
         """A server's finished requests as its probe recorded them, oldest first: those of its current or last run, or
@@ -1008,7 +995,7 @@ class LocalFleet:
             NotFoundError: there is no such run, or its server was removed.
             UsageError: the word names no run.
         """
-        run = self._history.find(word)
+        run = self.history.find(word)
         found = self.requests(run.server, run.started_at)
         end = run.ended_at or time.time()
         return [one for one in found if run.started_at <= one.arrived_at and one.finished_at <= end]
@@ -1028,59 +1015,11 @@ class LocalFleet:
             return self._replaying().find(name, at)
         return None
 
-    def used_presets(self) -> Sequence[str]:
-        """The presets that ran, most recently used first, from what is recorded so far."""
-        return self._history.used_presets()
-
-    def used_models(self) -> Mapping[str, float]:
-        """When each model was last started (Unix seconds), from what is recorded so far."""
-        return self._history.used_models()
-
-    def compare(self, before: str, after: str | None = None) -> Comparison:
-        """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` (its newest); with one name, its last two."""
-        return self._history.compare(before, after)
-
-    def outcome(self, found: Comparison) -> KeptPrediction | None:
-        """The prediction for the restart between two compared runs, with its outcome; None if there is none."""
-        from vllm_console.fleet.predictions import outcome
-
-        before, after = found.before.run, found.after.run
-        if before.server != after.server or (record := self.record(after.server)) is None:
-            return None
-        return outcome(self._state, record, self._recorder, before, after)
-
-    def last_change(self, name: str) -> Comparison | None:
-        """The result of `compare` for a server, from what is recorded so far; None if there is nothing to compare."""
-        return self._history.last_change(name)
-
-    def compare_again(self, before: int, after: int) -> Comparison:
-        """Compare two runs by their numbers, from what is recorded so far."""
-        return self._history.compare_again(before, after)
-
-    def judge_past(self, name: str | None = None) -> str:
-        """Record which findings were open while no console was running, and delete expired histories.
-
-        Takes seconds. Returns what went wrong, if anything.
-        """
-        self._prune_removed()
-        return self._history.judge_past(name)
-
-    def _prune_removed(self) -> None:
-        if not self.read_only:
-            self._removed.prune()
-
-    @cached_property
-    def _removed(self) -> RemovedServers:
-        # Imported lazily, like replays: most commands remove and replay nothing.
-        from vllm_console.fleet.removed import RemovedServers
-
-        return RemovedServers(self._state)
-
     def _replaying(self) -> Replays:
         if self._replays is None:
             from vllm_console.fleet.replay import Replays
 
-            self._replays = Replays(self._state, self._all_records, self._history)
+            self._replays = Replays(self._state, self._all_records, self.history)
         return self._replays
 
     # -- board and leftovers ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
     from vllm_console.fleet.attached import RecordSource
+    from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+    from vllm_console.prediction.score import KeptPrediction
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.measurement import Measurement
     from vllm_console.runs.store import PastRun, Run, RunHead, RunName, RunStore
@@ -258,10 +261,31 @@ def _head(record: ServerRecord, generation: Generation) -> RunHead:
 
 
 class RunHistory:
-    """Lists and compares runs. ``snapshot`` takes a fleet snapshot, which stores new events."""
+    """Lists and compares runs: the part of the fleet that commands and screens use for what ran earlier.
 
-    def __init__(self, recorder: RunRecorder, records: RecordSource, snapshot: Callable[[], FleetSnapshot]) -> None:
-        self._recorder, self._records, self._snapshot = recorder, records, snapshot
+    ``snapshot`` takes a fleet snapshot, which stores new events. ``record`` finds the record of a server of ours.
+    ``refuse_read_only`` raises `RefusedError` in a read-only fleet.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        recorder: RunRecorder,
+        records: RecordSource,
+        snapshot: Callable[[], FleetSnapshot],
+        record: Callable[[str], ServerRecord | None],
+        refuse_read_only: Callable[[], None],
+    ) -> None:
+        self._state, self._recorder, self._records = state, recorder, records
+        self._snapshot, self._record, self._refuse_read_only = snapshot, record, refuse_read_only
+
+    @cached_property
+    def removed(self) -> RemovedServers:
+        """Histories of removed servers."""
+        # Imported lazily: most commands remove and replay nothing.
+        from vllm_console.fleet.removed import RemovedServers
+
+        return RemovedServers(self._state)
 
     def used_presets(self) -> Sequence[str]:
         """The presets that ran, most recently used first; reads only the store.
@@ -294,7 +318,9 @@ class RunHistory:
         found = self._filled(store.runs(name))
         if name is not None and not found:
             raise NotFoundError(f"no runs of a server named '{plain(name)}'; see 'vllm-console runs'")
-        return found, [*problems, *filter(None, [store.notice])]
+        self._prune_removed()
+        marked = self.removed.marked(found, self._records.read()[0])
+        return marked, [*problems, *filter(None, [store.notice])]
 
     def finished(self, word: str, at: float | None = None) -> Run:
         """The ended run named by an argument, as for `compare`; ``NAME`` is its newest, or the one at the moment ``at``
@@ -351,9 +377,12 @@ class RunHistory:
         Raises:
             OperationError: the store cannot be written.
             NotFoundError: there is no such run.
+            RefusedError: this fleet is read-only.
             UsageError: the word names no run.
         """
         from vllm_console.runs.store import RunName
+
+        self._refuse_read_only()
 
         store, _ = self._store()
         run = _find(store, word)
@@ -403,13 +432,27 @@ class RunHistory:
         return self._compared(store, _find(store, str(before)), _find(store, str(after)))
 
     def judge_past(self, name: str | None = None) -> str:
-        """Store which findings were open while no console was, for one server or all.
+        """Store which findings were open while no console was, for one server or all, and delete expired histories.
 
         Reads up to a day of history. Returns what went wrong, if anything; a read-only fleet stores nothing.
         """
         if self._recorder.read_only:
             return ""
+        self._prune_removed()
         return self._recorder.judge_past([record for record in self._records.read()[0] if name in (None, record.name)])
+
+    def outcome(self, found: Comparison) -> KeptPrediction | None:
+        """The prediction for the restart between two compared runs, with its outcome; None if there is none."""
+        from vllm_console.fleet.predictions import outcome
+
+        before, after = found.before.run, found.after.run
+        if before.server != after.server or (record := self._record(after.server)) is None:
+            return None
+        return outcome(self._state, record, self._recorder, before, after)
+
+    def _prune_removed(self) -> None:
+        if not self._recorder.read_only:
+            self.removed.prune()
 
     def _compared(self, store: RunStore, before: Run, after: Run, *passed: Run) -> Comparison:
         from vllm_console.runs.compare import LONGEST, WARM_UP, Recorded, compare

@@ -200,7 +200,7 @@ class ConsoleApp(App[None]):
             self.open_chat(*self._chat)
         self.run_worker(self._poll_forever(), name="poll", exclusive=True, group="poll")
         if not self.read_only:
-            self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.judge_past, str, once="past"))
+            self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.history.judge_past, str, once="past"))
 
     def _check_resize(self) -> None:
         """Debounce resizes: sizes that arrive faster than they can be laid out would delay keys. Textual's own debounce

@@ -47,6 +47,7 @@ class Fleet:
     """One server; restarts change its flags immediately, or fail with ``failing`` from the given restart on."""
 
     def __init__(self, failing: str = "", begin: int = 0) -> None:
+        self.history = self
         self.server = ServerView("chat", State.READY, 0.0, flags={"max-num-seqs": 4}, generation=1)
         self.failing, self.begin, self.restarts = failing, begin, 0
         self.in_trial = lambda: None

@@ -65,37 +65,37 @@ def fleet(state):
 def test_each_change_gets_its_verdict(fleet, serve, change, flags, verdict, beginning):
     serve(1, FLAGS)
     serve(2, flags, **change)
-    found = fleet.compare("chat")
+    found = fleet.history.compare("chat")
     assert found.verdict is verdict
     assert brief(found).startswith(beginning)
     assert (found.traffic is TrafficMatch.DIFFERENT) is (verdict is ComparisonVerdict.NOT_COMPARABLE)
     assert any("can't attribute" in note for note in notes(found)) is (len(found.differences) > 1)
     for figure in found.judged:
         assert figure.low <= figure.change <= figure.high
-    assert fleet.last_change("chat") == found
+    assert fleet.history.last_change("chat") == found
 
 
 def test_reverting_an_improvement_is_worse(fleet, serve):
     serve(1, FLAGS)
     serve(2, OTHERS, slower=0.6)
     serve(3, FLAGS)
-    assert fleet.compare("chat@1", "chat@2").verdict is ComparisonVerdict.BETTER
-    assert fleet.compare("chat").verdict is ComparisonVerdict.WORSE
-    found = fleet.compare("chat@1", "chat@3")
+    assert fleet.history.compare("chat@1", "chat@2").verdict is ComparisonVerdict.BETTER
+    assert fleet.history.compare("chat").verdict is ComparisonVerdict.WORSE
+    found = fleet.history.compare("chat@1", "chat@3")
     assert found.verdict is ComparisonVerdict.NO_DIFFERENCE
-    assert fleet.compare_again(found.before.run.id, found.after.run.id) == found
+    assert fleet.history.compare_again(found.before.run.id, found.after.run.id) == found
     with pytest.raises(NotFoundError, match="no run 99"):
-        fleet.compare_again(99, found.after.run.id)
+        fleet.history.compare_again(99, found.after.run.id)
 
 
 def test_runs_too_short_to_compare_are_skipped_and_named(fleet, serve):
     serve(1, FLAGS)
     serve(2, {"max-num-seqs": 128}, 1)
     serve(3, OTHERS, slower=0.6)
-    found = fleet.compare("chat")
+    found = fleet.history.compare("chat")
     assert (found.before.run.generation, found.verdict) == (1, ComparisonVerdict.BETTER)
     assert notes(found)[0] == "chat@2 was skipped: too little traffic to compare with."
-    named = fleet.compare("chat@2", "chat@3")
+    named = fleet.history.compare("chat@2", "chat@3")
     assert (named.before.run.generation, named.verdict) == (2, ComparisonVerdict.TOO_LITTLE)
 
 
@@ -103,13 +103,13 @@ def test_newest_run_is_taken_if_all_before_are_short(fleet, serve):
     serve(1, FLAGS, 1)
     serve(2, FLAGS, 1)
     serve(3, OTHERS)
-    assert fleet.compare("chat").before.run.generation == 2
+    assert fleet.history.compare("chat").before.run.generation == 2
 
 
 def test_no_change_gives_none(fleet, serve):
-    assert fleet.last_change("chat") is None
+    assert fleet.history.last_change("chat") is None
     serve(1, FLAGS)
-    assert fleet.last_change("chat") is None
+    assert fleet.history.last_change("chat") is None
 
 
 @pytest.fixture
@@ -130,13 +130,13 @@ def test_read_only_fleet_shows_recorded_runs_and_writes_nothing(state, serve, re
     serve(1, FLAGS)
     serve(2, OTHERS, head=False, slower=0.6)
     fleet = LocalFleet(state, observe=False, gpus=False, read_only=True)
-    runs, notices = fleet.runs("chat")
+    runs, notices = fleet.history.runs("chat")
     assert [dict(run.flags) for run in runs] == [OTHERS, FLAGS]
     assert [(change.flag, change.before, change.after) for change in runs[0].changed] == [("max-num-seqs", 256, 64)]
     assert runs[0].ended_at == record.current.ended_at
     assert any("not judged" in notice for notice in notices)
-    assert [change.flag for change in fleet.compare("chat").differences] == ["max-num-seqs"]
-    assert fleet.judge_past() == ""
+    assert [change.flag for change in fleet.history.compare("chat").differences] == ["max-num-seqs"]
+    assert fleet.history.judge_past() == ""
     fleet.close()
     kept = RunStore(state / "runs.sqlite").runs("chat")
     assert [dict(run.flags) for run in kept] == [{}, FLAGS]
@@ -146,8 +146,8 @@ def test_read_only_fleet_shows_recorded_runs_and_writes_nothing(state, serve, re
 def test_past_of_the_named_server_is_judged(state, serve, record):
     serve(1, FLAGS)
     fleet = LocalFleet(state, observe=False, gpus=False)
-    assert fleet.judge_past("nobody") == ""
+    assert fleet.history.judge_past("nobody") == ""
     assert all(run.judged_until is None for run in RunStore(state / "runs.sqlite").runs("chat"))
-    assert fleet.judge_past("chat") == ""
+    assert fleet.history.judge_past("chat") == ""
     assert RunStore(state / "runs.sqlite").runs("chat")[0].judged_until == record.current.ended_at
     fleet.close()

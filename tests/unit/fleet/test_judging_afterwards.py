@@ -173,6 +173,7 @@ class CheckedFleet:
 
     def __init__(self, view, trouble):
         self.view, self.trouble, self.asked = view, trouble, []
+        self.history = self
 
     def snapshot(self, _selected):
         return FleetSnapshot(time.time(), "box", (self.view,))

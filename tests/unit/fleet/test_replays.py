@@ -203,7 +203,7 @@ def test_replay_history_is_cached_and_then_closed(fleet, state, monkeypatch):
 
     shown(fleet, fleet.replay("chat"))
     assert opened()
-    fleet.runs()
+    fleet.history.runs()
     assert opened(), "a verb took its own snapshot"
     now = time.time()
     monkeypatch.setattr("vllm_console.fleet.local.time.time", lambda: now + 60)
@@ -297,15 +297,15 @@ def test_expired_histories_are_deleted_when_runs_are_listed(fleet, state):
     old.mkdir()
     record(old)
     quiet = LocalFleet(state, observe=False, gpus=False, read_only=True)
-    quiet.runs()
-    quiet.judge_past()
+    quiet.history.runs()
+    quiet.history.judge_past()
     assert old.exists()
-    fleet.runs()
+    fleet.history.runs()
     assert not old.exists()
 
 
 def test_runs_show_whether_they_are_replayable(fleet, present):
-    found = {(run.name, run.started_at): (run.removed, run.replayable) for run in fleet.runs()[0]}
+    found = {(run.name, run.started_at): (run.removed, run.replayable) for run in fleet.history.runs()[0]}
     assert found[("chat@1", FIRST[0])] == (True, True)
     assert found[("chat@2", NOW - 300)] == (False, True)
     assert found[("other@1", NOW - 50)] == (True, False)

@@ -108,7 +108,7 @@ class ChangeReport:
         from vllm_console.ui.panes.change import worth_reporting
 
         try:
-            found = await in_thread(partial(self._console.fleet.last_change, name), "compare")
+            found = await in_thread(partial(self._console.fleet.history.last_change, name), "compare")
         except Exception:  # noqa: BLE001 - the thread's boundary: retried; the compare screen shows the error
             return
         if found is None or found.after.run.generation != report.generation:

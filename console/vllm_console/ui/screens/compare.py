@@ -169,7 +169,7 @@ class CompareScreen(ReaderScreen):
         before, present = self.found.before.run, self.found.after.run
         here, other = (present, before) if after else (before, present)
         try:
-            known, _ = await answer_for(self, partial(recorded.runs, here.server), "runs")
+            known, _ = await answer_for(self, partial(recorded.history.runs, here.server), "runs")
         except OperationError as error:
             self._warn(error)
             return
@@ -246,13 +246,13 @@ class CompareScreen(ReaderScreen):
 
 def _choosable(recorded: LocalFleet, before: Run, after: Run) -> Sequence[bool]:
     """For each of the two runs, whether its server has a third run to compare instead."""
-    runs = {server: recorded.runs(server)[0] for server in (before.server, after.server)}
+    runs = {server: recorded.history.runs(server)[0] for server in (before.server, after.server)}
     shown = {before.id, after.id}
     return [any(run.id not in shown for run in runs[one.server]) for one in (before, after)]
 
 
 def _compared(recorded: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
-    found = recorded.compare_again(*pair)
+    found = recorded.history.compare_again(*pair)
     return found, _prediction_lines(recorded, found)
 
 
@@ -260,7 +260,7 @@ def _prediction_lines(recorded: LocalFleet, found: Comparison) -> Sequence[str]:
     """The prediction for the change between two runs, and its outcome."""
     from vllm_console.prediction.score import outcome_lines
 
-    kept = recorded.outcome(found)
+    kept = recorded.history.outcome(found)
     judged = found.verdict is not ComparisonVerdict.TOO_LITTLE
     return outcome_lines(kept, judged=judged) if kept is not None else ()
 

@@ -78,7 +78,7 @@ class DescribeScreen(ReaderScreen):
 
     async def _read_runs(self, fleet: LocalFleet) -> None:
         try:
-            self._runs, _ = await answer_for(self, partial(fleet.runs, self._server.name), "runs")
+            self._runs, _ = await answer_for(self, partial(fleet.history.runs, self._server.name), "runs")
         except OperationError:
             return  # no run is recorded
         self._reader.redraw()

@@ -211,7 +211,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         """The presets, last used first, then unused ones in their usual order. Runs in a thread."""
         presets, problems = self._fleet.presets()
         try:
-            used = self._fleet.used_presets()
+            used = self._fleet.history.used_presets()
         except OperationError:
             return presets, problems  # past runs are unknown
         self._first = not used

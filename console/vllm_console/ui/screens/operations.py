@@ -785,7 +785,7 @@ class OperationsScreen(PartialRepaintScreen):
                 choose(self.app, "Replay which run?", choices, lambda name: self.replay(str(named[name].id)), here)
             return ""
 
-        self.console.act("", fleet.runs, listed, once="runs to replay")
+        self.console.act("", fleet.history.runs, listed, once="runs to replay")
 
     def action_marker(self, by: int) -> None:
         """Go to the previous or next marker."""
@@ -1164,7 +1164,7 @@ class OperationsScreen(PartialRepaintScreen):
 
         self.app.push_screen(waiting)
         once = f"compare {name} {id(waiting)}"
-        self.console.act("", lambda: fleet.compare(name), done, failed, about=name, once=once)
+        self.console.act("", lambda: fleet.history.compare(name), done, failed, about=name, once=once)
 
     def _revert_to(self, name: str, run: Run) -> Callable[[], None] | None:
         """A callback that restarts the server with a run's flags; None if that is not allowed or changes nothing."""
