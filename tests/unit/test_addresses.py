@@ -1,4 +1,4 @@
-"""Which address a server is asked at, and who can reach it."""
+"""The address at which a server is contacted, and who can reach it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def fake() -> Iterator[FakeEndpoint]:
 
 
 def recording(state: Path, endpoint: Endpoint, key: str = "", timeout: float = 1.0) -> EndpointRecording:
-    """Of an endpoint that was just attached."""
+    """The recording of an endpoint that was just attached."""
     folder = attached.attached_folder(state, "far")
     folder.mkdir(parents=True)
     record = first_record("far", endpoint, time.time())
@@ -38,7 +38,6 @@ def recording(state: Path, endpoint: Endpoint, key: str = "", timeout: float = 1
 
 
 def recorded(state: Path) -> tuple[ServerRecord, Endpoint]:
-    """As any console reads it."""
     return attached.read_endpoint(attached.attached_folder(state, "far"))
 
 

@@ -1,4 +1,4 @@
-"""What is left of an unexpected exception."""
+"""What an unexpected exception leaves behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECRET = "hf_" + "Q7" * 17
 
 @pytest.fixture
 def failed(monkeypatch, tmp_path, capsys):
-    """The program after a crash whose text, cause and command line hold a secret: exit code, output, report."""
+    """The program after a crash whose text, cause and command line contain a secret: exit code, output, report."""
 
     def run(args):
         raise KeyError(f"no such slot {SECRET} \x1b]0;title\x07") from ValueError(f"--api-key {SECRET}")
@@ -81,7 +81,7 @@ def test_old_reports_are_deleted(tmp_path):
 
 
 def test_lost_terminal_is_not_a_crash(tmp_path, monkeypatch):
-    """Textual writes from a thread: what that gets from a lost terminal once led to a report at every hang-up."""
+    """Textual writes from a thread, whose error after a lost terminal once led to a report at every hangup."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     messages: list[str] = []
     crash_report.in_threads([], tmp_path, messages)

@@ -29,7 +29,8 @@ Start = Callable[..., tuple[Owner, int]]
 
 @pytest.fixture
 def foreign() -> Iterator[Start]:
-    """``foreign(address, port, *, user)`` is another process that listens there; its identity and the port."""
+    """``foreign(address, port, *, user)`` starts another process that listens there; returns its identity and the
+    port."""
     running: list[subprocess.Popen[str]] = []
 
     def start(address: str, port: int = 0, *, user: int | None = None) -> tuple[Owner, int]:
@@ -78,7 +79,7 @@ def test_address_is_that_of_the_socket(itself: Owner, bound: str, asked: str) ->
 
 
 def test_process_at_another_address_of_the_name_is_not_contacted(itself: Owner, foreign: Start) -> None:
-    """``localhost`` may lead to ``::1`` first; our server listens at 127.0.0.1."""
+    """``localhost`` may resolve to ``::1`` first, but our server listens at 127.0.0.1."""
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
         foreign("::1", port)
@@ -115,7 +116,7 @@ def test_reused_pid_is_not_the_server(foreign: Start) -> None:
 
 
 def test_socket_replaced_while_connecting_is_not_trusted(itself: Owner) -> None:
-    """Another process that briefly holds the port gets a connection, but no byte."""
+    """Another process that briefly holds the port gets a connection, but no data."""
     servers = [listening("127.0.0.1")]
     port = servers[0].getsockname()[1]
 
@@ -136,13 +137,13 @@ def test_socket_replaced_while_connecting_is_not_trusted(itself: Owner) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 def test_user_decides_for_an_unreadable_process(foreign: Start) -> None:
-    """As a user who may not read others' descriptors: the one who runs the server may answer, a third may not."""
+    """As a user who can't read others' descriptors: the owner of the server may respond, a third user may not."""
     server, port = foreign("127.0.0.1", user=NOBODY)
     _, taken = foreign("127.0.0.1", user=NOBODY - 1)
     with pytest.raises(WrongProcessError, match=f"another user .uid {NOBODY}."):
         trusted("localhost", port)
     script = (
-        "import os, socket\n"  # loaded while that user may still read Python
+        "import os, socket\n"  # loaded while that user may still read Python's files
         "from vllm_launchers.listeners import Owner, WrongProcessError\n"
         "os.setuid(1234)\n"
         f"owner = Owner({server.pid}, {server.start_time})\n"
@@ -156,7 +157,7 @@ def test_user_decides_for_an_unreadable_process(foreign: Start) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 def test_address_of_this_user_is_chosen_among_several(foreign: Start, monkeypatch) -> None:
-    """As where ``/etc/hosts`` has ``::1 localhost`` and another user binds ``::1``."""
+    """As on a machine where ``/etc/hosts`` has ``::1 localhost`` and another user binds ``::1``."""
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
         foreign("::1", port, user=NOBODY)

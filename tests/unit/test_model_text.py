@@ -1,4 +1,4 @@
-"""A model as cells of a table."""
+"""A model as table cells."""
 
 from __future__ import annotations
 

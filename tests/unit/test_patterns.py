@@ -1,4 +1,4 @@
-"""Patterns that are compiled when they are first used."""
+"""Patterns that are compiled on first use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_invalid_pattern_is_refused_when_used() -> None:
 
 
 def test_every_defined_pattern_is_valid() -> None:
-    """A pattern compiled on first use would fail only there."""
+    """An invalid pattern that is compiled on first use would only fail there."""
     done = subprocess.run([sys.executable, "-c", EVERY_PATTERN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 150

@@ -13,7 +13,7 @@ EXPRESSION = "f(" * 20 + "x" + ")" * 20
 
 @pytest.fixture
 def thread_switches():
-    """The garbage collector runs often, and each time another thread gets its turn."""
+    """The garbage collector runs often, and switches to another thread each time."""
 
     def switch(phase: str, info: dict[str, int]) -> None:
         time.sleep(0)

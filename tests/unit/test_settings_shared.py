@@ -1,4 +1,4 @@
-"""Whether vLLM judges launches automatically: not on a machine that the settings show to be shared."""
+"""Whether vLLM checks launches automatically: not on a machine that is shared according to the settings."""
 
 from __future__ import annotations
 

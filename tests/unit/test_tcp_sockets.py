@@ -1,4 +1,4 @@
-"""Which sockets listen, by both kernel interfaces."""
+"""Which sockets listen, according to both kernel interfaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def by_proc() -> Iterable[TcpSocket]:
 
 @pytest.fixture(params=["sock_diag", "/proc"])
 def found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[TcpSocket]]:
-    """What listens on a port, asked for in one way and without it in the other."""
+    """Listening sockets of a port, queried with one interface and with the other."""
 
     def ask(port: int) -> list[TcpSocket]:
         with monkeypatch.context() as only:
@@ -67,7 +67,7 @@ def test_listening_socket_and_its_owner(
 
 
 def test_both_methods_give_the_same() -> None:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(300)]  # more than one kernel reply can hold
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(300)]  # more than fits into one kernel reply
     ports = {server.getsockname()[1] for server in servers}
     both = [{row for row in way() if row.port in ports} for way in (listening_sockets, by_proc)]
     assert both[0] == both[1]

@@ -34,6 +34,7 @@ for number in range(150):
 
 
 def test_concurrent_first_use_of_a_type_does_not_crash() -> None:
-    """With msgspec's own functions this ends with SIGSEGV: a console ended so when a plan and a restart met."""
+    """With msgspec's own functions this ends with SIGSEGV, as once in a console during a concurrent plan and
+    restart."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

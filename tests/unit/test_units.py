@@ -1,4 +1,4 @@
-"""Numbers in words."""
+"""Formatted numbers."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_webhook_counts_as_alerting():
 
 @pytest.fixture
 def prometheus():
-    """A server with these answers, by path; its address."""
+    """A Prometheus with these responses by path; returns its address."""
     answers: dict[str, bytes] = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):

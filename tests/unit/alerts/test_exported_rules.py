@@ -1,4 +1,4 @@
-"""Prometheus rules and the Grafana dashboard: valid, over vLLM's present metrics, with the objectives as limits."""
+"""Prometheus rules and the Grafana dashboard: valid, based on vLLM's current metrics, with the objectives as limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PRESENT = {
     "vllm:request_max_num_generation_tokens",
     "vllm:iteration_tokens_total",
 }
-"""Families that vLLM 0.12 and all later ones export."""
+"""Metrics that vLLM 0.12 and all later releases export."""
 
 RULE_FILE = {
     "type": "object",
@@ -84,7 +84,7 @@ VLLMS_OWN = {
     "Time To First Token Latency", "Cache Utilization", "Request Prompt Length", "Request Generation Length",
     "Finish Reason", "Queue Time", "Requests Prefill and Decode Time", "Max Generation Token in Sequence Group",
 }  # fmt: skip
-"""The panels of the dashboard that vLLM ships."""
+"""Panels of the dashboard shipped with vLLM."""
 
 
 def families_in(expr: str) -> set[str]:
@@ -182,7 +182,7 @@ tests:
 
 LABELS = 'job="vllm",instance="gpubox:8000",model_name="Qwen/Qwen3-8B"'
 
-# Before the trouble nothing fires; then each rule does after its time.
+# Before the problem no rule fires; then each rule does after its time.
 EXPECTED = {
     "VllmKvCachePressure": ("4m", "20m"),
     "VllmPreempting": ("9m", "28m"),
@@ -326,7 +326,7 @@ def test_scrape_job_matches_the_rules_selector(match: str, job: str) -> None:
 
 
 def test_alerts_use_no_quantile_interpolated_from_zero() -> None:
-    """In the first bucket, which ends at 10 ms for ITL, histogram_quantile makes values up."""
+    """In the first bucket, which ends at 10 ms for ITL, histogram_quantile invents values."""
     strict = Objectives(ttft_p99_seconds=0.0005, itl_p99_seconds=0.004, kv_cache_usage=0.85, preemption_rate=0.02)
     target = AlertTarget(strict, "test")
     assert rule("VllmSlowTokens", target).endswith("> 0.01")
@@ -349,7 +349,7 @@ def test_dashboard_clamps_latencies_to_the_first_bucket() -> None:
     [
         ({}, None, "/models/tiny"),
         ({"served-model-name": "tiny"}, None, "tiny"),
-        ({"served-model-name": "my model"}, None, "my model"),  # one word of the command line, so one name
+        ({"served-model-name": "my model"}, None, "my model"),  # one argument, so one name
         ({"served-model-name": '["tiny", "other"]'}, None, "tiny"),
         ({"served-model-name": "tiny"}, "as reported", "as reported"),
     ],

@@ -1,4 +1,4 @@
-"""Beginnings and ends are each reported once; the log, the terminal's bytes, and the notifier that combines them."""
+"""Beginnings and ends are each reported once: the log, the terminal's bytes, and the notifier that combines them."""
 
 from __future__ import annotations
 

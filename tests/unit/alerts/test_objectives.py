@@ -34,7 +34,7 @@ SERVER = ServerView("chat", State.READY, NOW - 900, preset="chatbot", objectives
 def engine(
     tick: float, *, usage: float = 0.4, running: float = 1, preempted: float = 0.0, **more: object
 ) -> EngineSample:
-    """An engine that ends a request a second: TTFT 0.5 s or less, ITL 0.05 s or less."""
+    """An engine that finishes one request per second, with TTFT up to 0.5 s and ITL up to 0.05 s."""
     latency = Histogram((0.5, 2.0, INF), (tick, tick, tick), tick * 0.3)
     gaps = Histogram((0.05, 0.2, INF), (tick * 9, tick * 9, tick * 9), tick * 0.3)
     fields: dict[str, object] = {
@@ -51,7 +51,7 @@ def engine(
 
 
 def entries_of(*engines: EngineSample, generation: int = 2) -> list[HistoryEntry]:
-    """One a second up to now."""
+    """One entry per second up to now."""
     begin = NOW - len(engines) + 1
     return [
         HistoryEntry(at, begin + at, generation, Sample(begin + at, {"0": one} if one != EngineSample() else {}))
@@ -124,12 +124,11 @@ def test_only_sustained_usage_misses_the_objective() -> None:
 
 
 def samples_every(step: int, peaks: Callable[[int], float], count: int) -> list[Sample]:
-    """A sample every ``step`` seconds."""
     return [Sample(NOW + step * at, {"0": engine(step * at, usage=peaks(at))}) for at in range(count)]
 
 
 def test_peaks_in_minute_rows_are_not_sustained() -> None:
-    """A minute row holds the maximum of its minute."""
+    """A minute row has the maximum of its minute."""
     assert served_window(samples_every(60, lambda at: 0.99, 30)).usage is None
     assert served_window(samples_every(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
     gap = [one for at, one in enumerate(samples_every(10, lambda at: 0.99 if at in (5, 7, 8) else 0.3, 30)) if at != 6]
@@ -139,7 +138,7 @@ def test_peaks_in_minute_rows_are_not_sustained() -> None:
 
 
 def test_long_window_is_judged_by_its_ten_second_rows(tmp_path: Path) -> None:
-    """One peak a minute: the minute rows, which such a window is read from, show nothing else."""
+    """With one peak per minute, the minute rows of such a window show nothing else."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for at in (-40_000, *range(-600, 1, 10)):
         writer.append(Sample(NOW + at, {"0": engine(50_000 + at, usage=0.3 if at % 60 else 0.99)}), 2)
@@ -268,7 +267,7 @@ def test_value_just_above_its_limit_is_not_rounded_to_the_limit() -> None:
 
 
 def latency(limit: float, counts: tuple[float, ...], bounds: tuple[float, ...] = (0.3, 0.5, INF)) -> dict[str, object]:
-    """The document of a TTFT objective with so many requests in each bucket; the rest of the service is steady."""
+    """A TTFT objective's document with these counts per bucket; the rest of the service is steady."""
     objectives = Objectives(ttft_p99_seconds=limit, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
     ttft = Histogram(bounds, counts, 1.0)
     last = engine(119, histograms={"ttft": ttft, "itl": STEADY[-1].histograms["itl"]})
@@ -311,7 +310,7 @@ def test_ttft_without_waiting_requests_says_so() -> None:
 def test_preemptions_per_request_are_the_same_everywhere(
     running: float, finished: float, expected: float | None
 ) -> None:
-    """`check_window`, the panes, a run's minutes and the finding: 40 preemptions in a minute."""
+    """In `check_window`, the panes, a run's minutes and the finding: 40 preemptions in a minute."""
     frozen = replace(engine(50), requests_waiting=4.0)
     begun = [
         Sample(

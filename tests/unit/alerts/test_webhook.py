@@ -1,4 +1,4 @@
-"""A webhook on the loopback that takes, refuses, hangs or fails."""
+"""A webhook on loopback that accepts, refuses, hangs or fails."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""A server that answers as a test tells it."""
+"""A server with scripted responses."""
 
 from fakes.scripted_chat import end, said, script  # noqa: F401 - fixtures of all tests here

@@ -1,4 +1,4 @@
-"""A stream becomes parts and measured values; invalid streams become one sentence."""
+"""A stream becomes parts and measured values; invalid streams become a one-sentence error."""
 
 from __future__ import annotations
 

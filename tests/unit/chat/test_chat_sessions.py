@@ -1,4 +1,4 @@
-"""Conversations over real connections: stopped, broken off, refused, with a base model, and through the command."""
+"""Conversations over real connections: stopped, interrupted, refused, with a base model, and through the command."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_refusal_before_sending_is_the_answers_problem():
 
 @pytest.fixture
 def piped(monkeypatch, tmp_path):
-    """Runs ``chat`` with a text on standard input."""
+    """Run ``chat`` with a text on standard input."""
 
     def run(text: bytes, *words: str) -> int:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))

@@ -48,7 +48,7 @@ def test_command_that_begins_with_the_word_is_meant(word: str, meant: str, capsy
 
 
 def test_unencodable_output_does_not_fail_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a POSIX locale without UTF-8 a dash must not be a fault of the program."""
+    """In a POSIX locale without UTF-8, a dash must not crash the program."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert main(["presets"]) == 0
@@ -115,7 +115,7 @@ DURATIONS = [
     "ramp x --budget *", "restart x --timeout *", "sleep x --drain *", "start x --timeout *", "stop x --timeout *",
     "tune x --budget *", "wake x --drain *", "demo --after *",
 ]  # fmt: skip
-"""Every option that takes how long something lasts."""
+"""All options that take a duration."""
 
 
 @pytest.mark.parametrize("words", DURATIONS)
@@ -133,7 +133,7 @@ def test_invalid_duration_is_refused(text: str, capsys: pytest.CaptureFixture[st
 
 
 def test_every_duration_option_has_units() -> None:
-    """A new option for a duration is listed above, and takes these forms."""
+    """A new duration option must be listed above and accept these forms."""
     listed = {f"{word}" for words in DURATIONS for word in words.split() if word.startswith("--")}
     page = (Path(__file__).parents[3] / "docs" / "options.md").read_text()
     assert set(re.findall(r"`(--[a-z-]+) DURATION`", page)) | {"--refresh"} == listed
@@ -144,7 +144,7 @@ def test_every_duration_option_has_units() -> None:
 def test_console_options_are_refused_for_other_commands(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``list`` used to ignore the requested moment, and no picture was saved."""
+    """``list`` used to ignore the requested time and to save no screenshot."""
     with pytest.raises(SystemExit) as ended:
         parse([*option, "list"])
     assert ended.value.code == 2

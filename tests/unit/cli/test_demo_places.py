@@ -1,4 +1,4 @@
-"""On which GPUs of a recorded host the demo's servers are shown."""
+"""The GPUs of a recorded host on which the demo's servers are shown."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def fleet(tmp_path: Path) -> Iterator[LocalFleet]:
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
 def test_recording_uses_the_flags_that_the_demo_runs_with(fleet: LocalFleet, server) -> None:
-    """If not: python tests/tools/record_demo.py."""
+    """If this fails, run: python tests/tools/record_demo.py."""
     plans = [fleet.plan(request) for request in demo.runs_of(server, fleet.snapshot().host, server.place)]
     recorded = demo_recording.read()[server.name]
     assert [plan.flags for plan in plans] == [run.flags for run in recorded.runs]
@@ -94,14 +94,14 @@ def test_recording_covers_the_last_25_minutes(tmp_path: Path) -> None:
     better = {figure.key for figure in found.judged if figure.verdict is ComparisonVerdict.BETTER}
     assert {"ttft_mean", "ttft_p99"} <= better
     assert ComparisonVerdict.WORSE not in {figure.verdict for figure in found.judged}
-    # What follows is compared with the last minutes, of which the probe has recorded everything.
+    # Later traffic is compared with the last minutes, which the probe recorded completely.
     last = [window for window in store.windows(after.id) if window.at > NOW - 600]
     assert exact_keys(last, QUANTILES) == set(QUANTILES)
 
 
 @pytest.mark.parametrize("name", ["docs", "editor"])
 def test_steps_and_requests_match_the_probe_format(tmp_path: Path, name: str) -> None:
-    """They are all of the traffic until the last request ended, and allow a prediction."""
+    """They cover all traffic until the last request ended, and allow a prediction."""
     demo_recording.enter_probes(demo_recording.read_probes()[name], tmp_path, NOW)
     reader = ProbeReader(tmp_path / "probe")
     requests, steps = reader.requests(), reader.steps()
@@ -187,5 +187,4 @@ def test_gpus_are_busy_while_requests_run(tmp_path: Path) -> None:
 
 
 def view_on(server: DemoServer) -> ServerView:
-    """A server of the demo on its GPU."""
     return ServerView(server.name, State.READY, NOW, gpus=(server.place,), flags=server.changes.set)

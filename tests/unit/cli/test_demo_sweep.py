@@ -1,4 +1,4 @@
-"""A demo removes leftovers of killed demos, but nothing of one on another machine with the same home folder."""
+"""A demo removes leftovers of killed demos, except demos on another machine with the same home folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, Location, Proc
 from vllm_launchers.values import replace
 
 NOBODY = 99_999_999
-"""The number of no process."""
+"""An unused pid."""
 
 
 def demo(root: Path, number: int, location: Location) -> Path:

@@ -1,4 +1,4 @@
-"""``engines remove`` names what was started with the engine."""
+"""``engines remove`` lists the servers that were started with the engine."""
 
 from __future__ import annotations
 

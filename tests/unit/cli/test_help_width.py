@@ -1,4 +1,4 @@
-"""Help is as wide as the terminal, found without the module that argparse would load for it."""
+"""Help is as wide as the terminal, without loading the module that argparse would use for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose servers commands send traffic to."""
+"""The servers to which commands may send load."""
 
 from __future__ import annotations
 

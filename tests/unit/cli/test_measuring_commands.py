@@ -1,4 +1,4 @@
-"""The arguments of the commands that measure, and the words of the tool that ``bench`` runs."""
+"""Arguments of the commands that measure, and the command line of the tool that ``bench`` runs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ bench.check_access = bench.confirm_load = lambda *_: None
 from vllm_console.cli.main import main
 sys.exit(main(["bench", "chat"]))
 """
-"""`bench` on a server whose vLLM is the command in its arguments."""
+"""Runs `bench` on a server whose vLLM is the command in its arguments."""
 
 TOOL = "import os, time; print(os.getpid(), file=open(os.environ['PID_FILE'], 'w'), flush=True); time.sleep(600)"
 
@@ -103,7 +103,7 @@ def test_a_signal_that_ends_a_benchmark_ends_the_tool(tmp_path, number):
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PID_FILE": str(pid_file)}
     )
     try:
-        tool = int(pid_file.read_text())  # waits until the tool runs
+        tool = int(pid_file.read_text())  # blocks until the tool runs
         with closing_pidfd(tool) as watched:
             bench.send_signal(number)
             _, errors = bench.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The tables of ``models``: on 80 columns no row wraps, and no name is cut, so that it can be copied."""
+"""Tables of ``models``: with 80 columns, no row wraps and no name is cut, so that names can be copied."""
 
 from __future__ import annotations
 

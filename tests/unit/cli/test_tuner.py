@@ -40,7 +40,7 @@ from vllm_launchers.values import replace as changed
 WORK = Workload(input_tokens_p95=300, output_tokens_p95=50, prefix_reuse=0.5, concurrency=8)
 SPEC = LaunchSpec((), "127.0.0.1", 8000)
 TTFT = {4: 1.0, 16: 0.2, 64: 0.9}
-"""Seconds, by max-num-seqs."""
+"""TTFT in seconds by max-num-seqs."""
 
 
 class Fleet:
@@ -52,7 +52,7 @@ class Fleet:
         self.failing, self.begin, self.restarts = failing, begin, 0
         self.in_trial = lambda: None
         self.while_measured = None
-        """Returns whether it has changed the server: then the load goes on until it is stopped."""
+        """A function that may change the server; if it returns true, the load continues until it is stopped."""
         self.record_has = {}
         self.at_end_of_baseline = None
 
@@ -157,7 +157,7 @@ def test_measured_candidate_name_is_cut_to_the_line(tuned, monkeypatch, columns,
     ],
 )
 def test_better_candidate_is_not_kept_if_its_restart_fails(tuned, failing, message):
-    """Both candidates are tried, so that the better one takes a third restart."""
+    """Two candidates are tried, so the better one takes a third restart."""
     code, out, err = tuned(Fleet(failing, 3), "--json")
     result = json.loads(out)
     assert (code, result["kept"], result["sentence"]) == (1, None, f"{message}.")
@@ -201,7 +201,7 @@ def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
 
 
 def by_others(fleet, what):
-    """What somebody else does to a server, as its record has it at first."""
+    """What another user does to a server, as first seen in its record."""
     if what == "stopped":
         fleet.server = replace(fleet.server, state=State.STOPPING)
     elif what == "removed":
@@ -257,7 +257,7 @@ def test_flags_stay_after_a_restart_by_others_that_was_canceled(tuned, monkeypat
 
 
 def test_a_crash_is_not_taken_for_a_stop(tuned):
-    """A server that ended by itself is stopping too, while what it left behind is ended."""
+    """A server that ended by itself is also in state "stopping" while its leftovers are ended."""
     fleet = Fleet()
     crash = Exit(0.0, None, "SIGKILL", False, "was killed")
 
@@ -309,7 +309,7 @@ class GoneTerminal(io.StringIO):
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_flags_are_restored_when_nobody_can_read_about_it(tuned, monkeypatch, closed):
-    """A terminal that was closed, or a pipe whose reader has ended with the same Ctrl-C."""
+    """A terminal that was closed, or a pipe whose reader was ended by the same Ctrl+C."""
     fleet = Fleet()
     monkeypatch.setattr(GoneTerminal, "gone", False)
     monkeypatch.setattr(sys, "stdout", GoneTerminal())
@@ -331,7 +331,7 @@ def test_a_short_budget_and_what_is_needed_have_the_same_units(tuned):
 
 
 def noted_steps(folder):
-    """Each step: what it does, the trial, what is set, the best trial, the runs that are the tuner's."""
+    """Each step: its action, trial, flags, the best trial, and the tuner's own runs."""
     lines = [json.loads(text) for text in (folder / FILE_NAME).read_text().splitlines()]
     return [
         (one["step"], one["trial"], one["set"].get("max-num-seqs"), one["best"] and one["best"]["trial"],

@@ -1,4 +1,4 @@
-"""What would make an open finding worse is recognized by the finding's fixes, or by what is known of its kind."""
+"""Changes that would worsen an open finding are recognized from its fixes, or from what is known about its kind."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def found(code: str, severity: Severity = Severity.WARNING, **fix: object) -> Fi
     [
         (found("prefill_contention"), {BATCHED: 2048}, {BATCHED: 4096}, True),
         (found("prefill_contention"), {BATCHED: "4k"}, {BATCHED: 2048}, False),
-        (found("prefill_contention"), {}, {BATCHED: 2048}, True),  # which way is not known
+        (found("prefill_contention"), {}, {BATCHED: 2048}, True),  # the direction is unknown
         (found("prefill_contention"), {SEQUENCES: 64}, {SEQUENCES: 128}, False),
         (found("preempting"), {SEQUENCES: 64}, {SEQUENCES: 128}, True),
         (found("oversubscribed_sequences"), {SEQUENCES: 64}, {SEQUENCES: 32}, True),
         (found("other", gpu_memory_utilization=0.94), {SHARE: 0.92}, {SHARE: 0.9}, True),
         (found("other", gpu_memory_utilization=0.94), {SHARE: 0.92}, {SHARE: 0.93}, False),
         (found("other", enable_prefix_caching=True), {"enable-prefix-caching": True}, {"enable-prefix-caching": False},
-         False),  # the fix is applied: it does not oppose a change back
+         False),  # the fix is already applied, so it does not oppose a change back
         (found("prefill_contention", Severity.NOTE), {BATCHED: 2048}, {BATCHED: 4096}, False),
         (found("other", kv_cache_dtype="fp8"), {}, {"kv-cache-dtype": "auto"}, False),
     ],

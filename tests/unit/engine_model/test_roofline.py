@@ -59,7 +59,7 @@ def test_slowest_stage_has_the_extra_layers() -> None:
         Roofline(find_gpu("A100 80GB"), replace(LLAMA, layers=layers, kv_bytes_16=1e5), pipeline_parallel=3)
         for layers in (79, 78)
     )
-    # 27 of 79 layers against 26 of 78: the weights are the same, a third of them and a little more.
+    # 27 of 79 layers compared with 26 of 78: the same weights, of which slightly more than a third.
     assert uneven.interval(DECODE) > even.interval(DECODE)
 
 
@@ -86,7 +86,7 @@ def test_indivisible_heads_are_read_whole_on_each_gpu() -> None:
 
 def test_mixture_reads_the_experts_that_its_tokens_use() -> None:
     one = Roofline(find_gpu("H200"), MIXTRAL)
-    # A token reads 2 of 8 experts, many tokens read all of them.
+    # A token reads 2 of 8 experts; many tokens read all of them.
     alone, many = one.latency(Work.decode(1, 10)), one.latency(Work.decode(64, 10))
     assert 2 < many / alone < 4
 

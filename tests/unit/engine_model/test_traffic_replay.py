@@ -42,7 +42,7 @@ def each_interval(replayed: Replayed) -> list[float]:
 
 
 def preempts(self: CountedEngine, now: float) -> Iteration:
-    """Have every iteration scheduled request by request."""
+    """Force request-by-request scheduling of every iteration."""
     raise WouldPreemptError
 
 
@@ -70,7 +70,7 @@ NOISES = st.builds(StepNoise, POINTS, POINTS, st.sampled_from([0.0, 0.37, 2.9]),
 
 
 @settings(max_examples=60, deadline=None)
-@example(  # a prompt of which one token is left when all others decode
+@example(  # a prompt with one token left when all others decode
     drawn=[(0.0, 1, 1, 0, 0)] * 5
     + [(0.0, 1, 35, 0, 0), (0.0, 1, 19, 0, 0), (0.0, 23, 55, 0, 0), (0.0, 59, 5, 0, 0), (0.0, 46, 1, 0, 0)],
     seqs=3, budget=64, blocks=32, caching=True, chunked=True, cost=COST, noise=NO_NOISE, since=0.0, length=math.inf,
@@ -171,9 +171,8 @@ def test_request_that_never_fits_is_refused_and_others_served() -> None:
 def test_request_latencies_match_a_separate_engine(
     ahead: bool, rate: float, seqs: int, budget: int, blocks: int
 ) -> None:
-    """Another engine than the replay's, with and without asynchronous scheduling, also when its places or its blocks
-    are taken. No request needs more blocks than its prompt does.
-    """
+    """Compared with an independent engine, with and without asynchronous scheduling, also when all sequences or blocks
+    are in use. No request needs more blocks than its prompt."""
     dice, at, arrivals = random.Random(3), 0.0, []
     for _ in range(200):
         at += dice.expovariate(rate)

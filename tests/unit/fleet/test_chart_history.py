@@ -23,7 +23,7 @@ def sample(second: float, usage: float = 0.1) -> Sample:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two hours of history, a sample every two seconds, with one peak of a second."""
+    """Two hours of history, a sample every two seconds, with a peak of one second."""
     path = tmp_path / "history.sqlite"
     writer = HistoryWriter(path)
     for second in range(0, 7200, 2):
@@ -42,7 +42,7 @@ def charts(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChartHistory
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The tables that were read, by their seconds per row."""
+    """The tables that were read, by seconds per row."""
     found: list[float] = []
     read: Callable[..., object] = HistoryReader.read
 

@@ -1,4 +1,4 @@
-"""How the fleet judges servers: by their history, by the GPUs, and by a request if one seems to hang."""
+"""How the fleet evaluates servers: from their history, from the GPUs, and with a request if one seems to hang."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from vllm_launchers.vllm.modelfacts.read import model_facts
 NOW = 2_000_000.0
 ITSELF = Owner.of(os.getpid()) or Owner(0, 0)
 SERVER = ProcessIdentity(ITSELF.pid, ITSELF.start_time, "boot")
-"""What answers here is this process."""
+"""This process acts as the server."""
 OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.8, preemption_rate=0.02)
 BOUNDS = (0.01, 0.1, 1.0, float("inf"))
 
 
 def sample(at: float, *, usage: float = 0.5, tokens: float | None = None) -> Sample:
-    """A sample of a server with steady traffic; ``tokens`` stops its counters there."""
+    """A sample of a server with steady traffic; ``tokens`` fixes its counters."""
     done = (at - NOW + 3600) * 10 if tokens is None else tokens
     itl = Histogram(BOUNDS, (0.0, done, done, done), done * 0.03)
     ttft = Histogram(BOUNDS, (0.0, done / 20, done / 20, done / 20), done / 20 * 0.05)
@@ -93,7 +93,7 @@ def test_selected_server_is_judged_by_its_history(folder: Path) -> None:
 
 
 def test_queue_older_than_the_first_sample_is_found(tmp_path: Path) -> None:
-    """Rows by ten seconds do not tell how short it was; those by the second reach back half an hour."""
+    """Ten-second rows do not show its shortest length; one-second rows reach back half an hour."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(0, 1200, 3):
         seen = sample(NOW - 1200 + second)
@@ -173,7 +173,7 @@ def test_health_503_is_a_dead_engine(tmp_path: Path) -> None:
 
 
 def judged(gpu: Gpu, context: JudgeContext, *, flags: Any = None) -> dict[str, Any]:
-    """The findings of a server under pressure whose GPU is sampled for a minute."""
+    """Findings of a server under pressure whose GPU is sampled for a minute."""
     judge = Judge("chat")
     for second in range(120):
         judge.append(sample(NOW - 120 + second, usage=0.9), 1)
@@ -208,7 +208,7 @@ def test_simulated_server_has_the_gpu_that_it_simulates() -> None:
         return [dict(fix.changes.set) for fix in found.fixes]
 
     fp8_cache, fp8_weights = {"kv-cache-dtype": "fp8"}, {"quantization": "fp8_per_tensor"}
-    assert fp8_cache not in offered()  # an A6000, where vLLM refuses it
+    assert fp8_cache not in offered()  # on an A6000, vLLM refuses it
     assert offered(SIMULATED_GPU="L40S")[:2] == [fp8_weights, fp8_cache]
     assert offered(SIMULATED_GPU="H100 80GB")[:2] == [fp8_weights, fp8_cache]
     assert fp8_cache not in offered(SIMULATED_GPU="Tesla T4")
@@ -260,7 +260,7 @@ def test_cache_without_its_limit_has_the_planned_size(flag: Any, release: str) -
     plan = estimate(known, others, [GpuShape("H100 80GB")], release=engine.release, environment={})
     assert plan is not None
     assert _facts(details, None).cache_free_gib == pytest.approx(plan.kv_gib)
-    # Of the overhead, the CUDA context lies outside of the share; CUDA graphs lie in it since 0.21.
+    # The CUDA context is overhead outside of the share; CUDA graphs are inside it since 0.21.
     rest = plan.per_gpu[0].total_gib * 0.9 - plan.weights_gib - plan.kv_gib
     graphs = plan.graphs_gib if release == "0.33.0" else 0.0
     assert rest == pytest.approx(plan.overhead_gib - CONTEXT_GIB + graphs)
@@ -321,7 +321,7 @@ def test_recorded_gpu_samples_count_from_the_first_snapshot(served: Path, intera
 
 
 def test_finding_older_than_its_evidence_keeps_its_start(tmp_path: Path) -> None:
-    """After half an hour its beginning moved on with the clock."""
+    """After half an hour, its start once moved along with the clock."""
     folder = tmp_path / "servers" / "chat"
     folder.mkdir(parents=True)
     writer = HistoryWriter(folder / HISTORY)
@@ -379,7 +379,7 @@ Answering = Callable[..., SimpleNamespace]
 
 @pytest.fixture
 def answering() -> Iterator[Answering]:
-    """``answering(status)`` is a server on its own port; with 0 it answers when its event is set."""
+    """``answering(status)`` starts a server on its own port; with status 0 it responds once its event is set."""
     servers = []
 
     def start(status: int) -> SimpleNamespace:
@@ -466,7 +466,7 @@ def test_key_invalid_in_a_header_is_reported(answering: Answering, monkeypatch: 
 
 
 def silent(judge: Judge, seconds: int = 120) -> None:
-    """Requests run, and nothing moves."""
+    """Requests run without any progress."""
     for second in range(seconds):
         judge.append(sample(NOW - seconds + second, tokens=5000.0), 1)
 
@@ -485,7 +485,7 @@ def test_hang_is_reported_only_if_the_request_confirms_it(answering: Answering, 
 
 def test_hang_of_one_engine_is_reported_without_a_request(answering: Answering) -> None:
     def in_part(stands_still: float) -> Judge:
-        """Engine 1 stops after so many seconds of three minutes; the others continue."""
+        """Engine 1 stops after that many seconds of three minutes; the others continue."""
         judge = Judge("chat")
         for second in range(180):
             at = NOW - 180 + second
@@ -529,7 +529,7 @@ def test_reserves_in_the_config_file(tmp_path: Path) -> None:
 
 
 def test_one_peak_is_not_marked_and_stays_healthy(tmp_path: Path) -> None:
-    """Marks, findings and values use the same judgement of the last minute."""
+    """Marks, findings and values are based on the same evaluation of the last minute."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
         writer.append(sample(NOW - 600 + second, usage=0.91 if second >= 596 else 0.5))
@@ -597,7 +597,7 @@ def test_silent_server_keeps_its_last_frame(folder: Path, state: State) -> None:
 
 
 def test_charts_change_only_at_the_end_of_a_point(tmp_path: Path) -> None:
-    """Values change each second; a chart with points of five seconds changes when its next point has ended."""
+    """Values change every second; a chart with five-second points changes when its next point ends."""
     writer = HistoryWriter(tmp_path / HISTORY)
     watched = WatchedServer(tmp_path, interactive=True)
     served, drawn = record(), []
@@ -619,7 +619,7 @@ def test_charts_change_only_at_the_end_of_a_point(tmp_path: Path) -> None:
 
 
 def test_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> None:
-    """Those of the generation before were shown, and printed by ``status``."""
+    """Metrics of the previous generation were once shown, and printed by ``status``."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(60):
         writer.append(sample(NOW - 100 + second), 1)
@@ -655,7 +655,7 @@ def test_automatic_restart_shows_no_values_of_the_old_process(tmp_path: Path) ->
 
 
 def test_findings_persist_through_a_pause_and_end_with_the_traffic(folder: Path) -> None:
-    """Five minutes after the last request no finding about the cache or latencies is left."""
+    """Five minutes after the last request, no finding about the cache or latencies is left."""
     watched = WatchedServer(folder, interactive=False)
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
     last = sample(NOW - 1, usage=0.9).engines["0"]

@@ -19,7 +19,7 @@ DONE = "load done: 11 of 1035 answered, 1000 failed, 24 unfinished when it ended
 
 @pytest.fixture
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a script in the place of the command that sends the load; returns the file that it writes its words to."""
+    """Replace the command that sends load by a script; returns the file to which it writes its arguments."""
 
     def put(script: str) -> Path:
         program, words = tmp_path / "python", tmp_path / "words"
@@ -84,7 +84,7 @@ def test_load_ends_with_its_server(pretend: Callable[[str], Path], tmp_path: Pat
     report.write_text(printed)
     pretend(f"trap 'kill $!; cat {report}; exit' TERM; sleep 1000 & touch {begun}; wait")
     loads = Loads()
-    loads.server_ended("chat")  # to which nothing is sent
+    loads.server_ended("chat")  # no load is sent to it
     loads.start("chat", tmp_path, 5, 1000)
     while not begun.exists():
         time.sleep(0.01)

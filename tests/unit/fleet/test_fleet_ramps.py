@@ -24,7 +24,7 @@ def says(*events: object) -> str:
 
 @pytest.fixture
 def ramps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Ramps]]:
-    """Begins a ramp on ``chat`` whose process is a script."""
+    """Begin a ramp on ``chat`` whose process is a script."""
     made = Ramps()
 
     def begin(script: str) -> Ramps:

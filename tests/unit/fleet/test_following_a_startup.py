@@ -148,7 +148,7 @@ def test_startup_progress_uses_the_previous_start(tmp_path, log):
 
 
 def test_prepared_start_includes_its_preparation(tmp_path, log):
-    """The next one may have to import vLLM itself."""
+    """The next start may have to import vLLM itself."""
     of = details()
     assert remember_times(times_store(tmp_path), tmp_path, record(of, ready_at=BEGUN + 60))
     plain = earlier_times(tmp_path, of)

@@ -1,4 +1,4 @@
-"""GPU history in a console: the recorders' history, and its own where no recorder writes."""
+"""GPU history in a console: that of the recorders, or its own if no recorder writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def charts(tmp_path: Path) -> Iterator[GpuCharts]:
-    """Two hours of one GPU: busy but for the last ten minutes."""
+    """Two hours of one GPU: busy except for the last ten minutes."""
     writer = GpuHistoryWriter(tmp_path / GPU_HISTORY)
     for second in range(-7200, 0, 5):
         busy = second < -600

@@ -1,4 +1,4 @@
-"""After a stop: memory that is released, memory that is not, memory that another process took."""
+"""After a stop: memory that is released, memory that is not, and memory taken by another process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_gpu(free: float, *holders: Holder) -> Host:
 
 
 class Machine:
-    """A host that a test changes, and a server that ends when it says so."""
+    """A host that a test changes, and a server that ends when the test says so."""
 
     def __init__(self) -> None:
         self.host: Host | None = on_gpu(7.5, CHAT)

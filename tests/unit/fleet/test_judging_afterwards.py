@@ -1,4 +1,4 @@
-"""Findings of hours that no console saw: judged from the stored history, entered once."""
+"""Findings of hours without a console, evaluated from the stored history and recorded once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def poll(at: float, begun: float, usage: float) -> Sample:
 
 @pytest.fixture
 def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
-    """Two hours that ended an hour ago: the first under pressure, the second at ease."""
+    """Two hours that ended an hour ago: the first under pressure, the second without load problems."""
     begun = time.time() - 3 * HOUR
     details = Details(preset="chatbot", model="m", flags={"max-num-seqs": 8}, objectives=OBJECTIVES)
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details))
@@ -105,9 +105,9 @@ def test_read_only_console_records_nothing(night, tmp_path):
 
 
 def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slow: float = 0.0) -> set[str]:
-    """The findings for forty recorded minutes with that queue, sampled every ``step`` seconds.
+    """Findings for forty recorded minutes with that queue, sampled every ``step`` seconds.
 
-    Of twenty requests a second, the share ``slow`` has a TTFT above two seconds.
+    There are twenty requests per second, of which the share ``slow`` has a TTFT above two seconds.
     """
     begun = 1e9
     spec = LaunchSpec(
@@ -127,13 +127,13 @@ def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slo
 
 
 def test_short_bursts_in_coarse_rows_are_not_a_growing_queue(tmp_path):
-    """Each row holds the longest queue of its ten seconds; most of the time nothing waited."""
+    """Each row has the longest queue of its ten seconds, although most of the time nothing waited."""
     sizes = random.Random(1)
     assert served(tmp_path, lambda _: sizes.randrange(5, 60)) == set()
 
 
 def test_growing_queue_is_found_now_and_by_ttft_before(tmp_path):
-    """The last half hour has one-second rows; earlier, a TTFT above its objective shows the queue."""
+    """The last half hour has one-second rows; earlier, a TTFT above its objective indicates the queue."""
     now, before = tmp_path / "now", tmp_path / "before"
     now.mkdir()
     before.mkdir()
@@ -142,7 +142,7 @@ def test_growing_queue_is_found_now_and_by_ttft_before(tmp_path):
 
 
 def test_slow_sparse_traffic_is_one_finding(tmp_path):
-    """Of a request every hundred seconds: there was a stretch for each."""
+    """With a request every hundred seconds, each once had a period of its own."""
     begun = 1e9
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(objectives=OBJECTIVES)))
     generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 1200)

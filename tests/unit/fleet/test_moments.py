@@ -1,4 +1,4 @@
-"""A server as it was, and what happened to it: figures and findings of an earlier moment, markers on its charts."""
+"""A server at an earlier time, and its events: metrics and findings of that moment, markers on its charts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SERVED = record(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A day of history: full until generation 2 began, calm since. The last half hour is there by the second."""
+    """A day of history: full until generation 2 began, calm since. The last half hour has one-second rows."""
     folder = tmp_path / "servers" / "chat"
     folder.mkdir(parents=True)
     writer = HistoryWriter(folder / HISTORY)
@@ -163,7 +163,7 @@ def test_past_view_has_the_preset_and_objectives_of_that_time(folder: Path) -> N
 
 
 def test_server_that_failed_while_serving_keeps_its_last_minute(folder: Path) -> None:
-    """A server whose start failed has none, though the generation and the one before have history."""
+    """A server whose start failed has none, although this generation and the previous one have history."""
     served = record(*SERVED.generations, state=State.FAILED)
     again = record(SERVED.generations[0], values.replace(SERVED.current, ready_at=None), state=State.FAILED)
     later = record(SERVED.generations[0], values.replace(SERVED.current, number=3), state=State.FAILED)
@@ -264,7 +264,7 @@ def test_markers_contain_no_secret() -> None:
 
 
 def test_ended_finding_is_recorded_at_once(tmp_path: Path) -> None:
-    """Its end on the charts was that of the last minute in which it was noted."""
+    """Its end on the charts was once that of the last minute in which it was noted."""
     began = time.time() - 30
     holding = (Finding("preempting", Severity.WARNING, began, "", ""),)
     view = ServerView("chat", State.UNRESPONSIVE, NOW, findings=holding)
@@ -289,7 +289,7 @@ def test_recorder_lists_runs_after_catching_up(tmp_path: Path) -> None:
 
 
 def test_snapshot_of_an_earlier_moment_changes_nothing_current(folder: Path) -> None:
-    """What is recorded and reported of a server goes by its view of now."""
+    """What is recorded and reported of a server is based on its current view."""
     watched = WatchedServer(folder, interactive=True)
     live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
     assert (

@@ -1,4 +1,4 @@
-"""What follows from the records of this person's servers, and from the command lines of others'."""
+"""What follows from the records of this user's servers, and from the command lines of other users' servers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_command_waits_for_a_slow_answer(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_slow_answer_is_not_unresponsive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only one that leaves three samples in a row without an answer."""
+    """Only three samples in a row without a response are."""
     monkeypatch.setattr(other_servers, "ANSWER_SECONDS", 1.0)
     page = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
     listener = socket.create_server(("127.0.0.1", 0))
@@ -126,7 +126,7 @@ def test_one_slow_answer_is_not_unresponsive(monkeypatch: pytest.MonkeyPatch) ->
                     connection.sendall(head + page)
                     continue
                 states.append(watch.view(None, ()).state)
-                connection.recv(1)  # until it is given up
+                connection.recv(1)  # until the client gives up
         done.set()
 
     own = procfs.stat(os.getpid())
@@ -148,7 +148,7 @@ def test_server_with_an_unknown_port_was_not_probed() -> None:
 
 
 def test_container_server_is_not_probed_on_this_machines_port() -> None:
-    """Another server answers there; its metrics must not be shown as the container's."""
+    """Another server responds there; its metrics must not be shown as the container's."""
     script = "print(flush=True); import sys; sys.stdin.read()"
     words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", script]
     with (
@@ -211,7 +211,7 @@ def test_only_a_server_of_this_user_is_asked_for_its_version() -> None:
 
 
 def test_sampling_error_of_a_foreign_server_is_shown_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when descriptors run out for a moment: figures from before it must not stay for ever."""
+    """For example if descriptors run out briefly; metrics from before must not remain forever."""
     fake, own = FakeEndpoint(), procfs.stat(os.getpid())
     assert own is not None
     faults = threading.Event()

@@ -99,7 +99,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def blocks_after(facts: ModelFacts, before: dict[str, Any], change: dict[str, Any]) -> tuple[int | str, float]:
-    """The blocks of 20,000 after a change, or why they are unknown; and the planned ratio of the bytes."""
+    """The number of blocks (20,000 before) after a change, or why it is unknown; and the planned ratio of the bytes."""
     flags = {"max-model-len": 131072, **before}
     plans: list[Any] = [
         SimpleNamespace(findings=(), flags=one, memory=estimate(facts, one, [GpuShape(A100, 80.0)]))

@@ -1,4 +1,4 @@
-"""What a snapshot has of the records of a server's probe."""
+"""Probe records in a server's snapshot."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ RANGE = CHART_RANGES[0]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two requests a second for the last two minutes; each second one was preempted, each tenth aborted."""
+    """Two requests per second for the last two minutes; every second one was preempted, every tenth one aborted."""
     now = time.monotonic()
     rows: dict[str, list[bytes]] = {kind: [] for kind in plugin.LAYOUTS}
     for second in range(120):
         at = now - 120 + second + 0.5
-        # A little earlier: each kind of record has its own file, with its own offset between the clocks.
+        # Slightly earlier: each kind of record has its own file with its own clock offset.
         rows["steps"].append(plugin.STEP.pack(at - 0.01, 0, 3, 1, 0.5, -1, 0, 0, 9, 4, 0, 4, 0.02, 0.02, -1, -1, -1, 0))
         for number in range(2):
             rows["first_tokens"].append(plugin.FIRST_TOKEN.pack(at, 0, 0.25, 0))
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def samples(now: float) -> list[Sample]:
-    """A sample a second of what those requests count."""
+    """One sample per second with the counters of those requests."""
 
     def histogram(count: float) -> Histogram:
         return Histogram((1.0, float("inf")), (count, count), count)

@@ -246,7 +246,7 @@ def test_remote_command_uses_remote_names_and_keeps_read_only(tmp_path: Path, mo
     monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
     monkeypatch.setenv("FAKE_SSH_SAYS", "true")
     monkeypatch.chdir(tmp_path)
-    state = Path("compare")  # named like the command
+    state = Path("compare")  # same name as the command
     write_hosts(state, [RemoteHost("box", "one"), RemoteHost("other", "two")])
     words = ["--state", str(state), "compare", "box/chat@1", "box/chat@2"]
     assert run_elsewhere(parse(words)) == 0

@@ -26,7 +26,7 @@ NOW = 1_790_000_000.0
 
 @pytest.fixture(autouse=True)
 def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which tests set."""
+    """The current time, which tests set."""
     now = [NOW]
     monkeypatch.setattr(removed.time, "time", lambda: now[0])
     return now
@@ -38,7 +38,7 @@ def servers(tmp_path: Path) -> RemovedServers:
 
 
 def home(state: Path, name: str = "chat", *, closed: bool = True) -> Path:
-    """A server's folder with all kinds of files in it."""
+    """A server's folder with all kinds of files."""
     folder = state / "servers" / name
     folder.mkdir(parents=True, mode=0o700)
     for other in ("record.json", "server.log", "server.log.1", "keeper.lock", "keeper.log", "sidecar.log", LOADS):

@@ -26,11 +26,11 @@ from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRe
 from vllm_launchers.launch.details import Details, pack
 
 NOW = int(time.time() / 3600) * 3600.0
-"""On the hour, so that the steps of coarse tables begin where tests say."""
+"""On the hour, so that the steps of coarse tables begin where the tests expect."""
 
 OBJECTIVES = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1, "kv_cache_usage": 0.85, "preemption_rate": 0.02}
 FIRST, SECOND = (NOW - 7000, NOW - 4000), (NOW - 4000, NOW - 1000)
-"""When the runs of the server were."""
+"""Start and end of the server's runs."""
 
 
 def head(generation: int, span: tuple[float, float | None], server: str = "chat", **more: Any) -> RunHead:
@@ -52,7 +52,7 @@ def enter(state: Path, *heads: RunHead) -> RunStore:
 
 
 def record(place: Path, *spans: tuple[float, float]) -> None:
-    """Figures of the runs, one after the other: a full KV cache in the first, a calm one in the second."""
+    """Record the metrics of the runs: a full KV cache in the first, a calm one in the second."""
     writer = HistoryWriter(place / "history.sqlite")
     for number, (begin, end) in enumerate(spans, 1):
         for at in range(int(begin) + 60, int(end), 2):
@@ -228,7 +228,7 @@ def test_history_removed_during_a_replay_is_reported(fleet, state):
 
 @pytest.fixture
 def present(state: Path) -> Path:
-    """Another server has the name now, and two runs."""
+    """Another server now has the name, and two runs."""
     spans = ((NOW - 400, NOW - 300), (NOW - 300, None))
     details = pack(Details(preset="chatbot", model="m", flags={"max-num-seqs": 7}))
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=details)

@@ -24,7 +24,7 @@ PORT = "OSError: [Errno 98] Address already in use"
 
 
 def failed(state: Path, created_at: float, line: str) -> None:
-    """A server that has failed at its first start, with this line in its log."""
+    """Record a server that failed at its first start, with this line in its log."""
     folder = folders.prepare(state, "chat")
     (folder / "server.log").write_text(f"{line}\n")
     end, ended = created_at + 9, Exit(created_at + 9, 1, None, False, "exit code 1")
@@ -48,7 +48,6 @@ def test_failure_reason_is_not_that_of_an_earlier_server(tmp_path: Path) -> None
 
 
 def attached(state: Path, name: str) -> Path:
-    """The folder of an attached endpoint."""
     folder = attached_folder(state, name)
     make_folder(folder.parent)
     make_folder(folder)
@@ -66,7 +65,7 @@ def test_numbered_launch_name_does_not_hide_an_endpoint(tmp_path: Path, monkeypa
 
 
 def opened(name: str) -> list[str]:
-    """The open files of this process with this name."""
+    """Files with this name that this process has open."""
     links = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

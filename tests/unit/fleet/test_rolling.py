@@ -1,4 +1,4 @@
-"""The comparison of two servers' answers."""
+"""The comparison of two servers' responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The energy of a server in `status`: from what recorders kept, of its present process and its own GPUs alone."""
+"""A server's energy in `status`: from recorders' data, only of its current process and its own GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(pid: int = PID, state: State = State.READY) -> ServerRecord:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., Energy | None]:
-    """``measured(record, gpus, until)``: ten minutes at 360 W, 40 tokens a second from the start of generation 2 on."""
+    """``measured(record, gpus, until)``: ten minutes at 360 W, 40 tokens per second since generation 2 started."""
     folder = client.folder(tmp_path, "chat")
     folder.mkdir(parents=True)
     writer = HistoryWriter(folder / HISTORY)

@@ -1,4 +1,4 @@
-"""The process that predicts staged changes: its words, its errors, and its end."""
+"""The process that predicts staged changes: its arguments, its errors, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANGES = Changes(set={"max-num-seqs": 64, "enable-prefix-caching": False}, unse
 
 @pytest.fixture
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a script in the place of the program; returns the file to which it writes its words."""
+    """Replace the program by a script; returns the file to which it writes its arguments."""
 
     def put(script: str) -> Path:
         program, words = tmp_path / "python", tmp_path / "words"

@@ -1,4 +1,4 @@
-"""Switching a standby pair: what is checked before, in which order it goes, and what stops it."""
+"""Switching a standby pair: what is checked first, the order of steps, and what aborts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which advice a server's own vLLM allows."""
+"""Startup advice that a server's own vLLM supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Energy per token and request: from the counters of GPUs that serve only this server, or unknown."""
+"""Energy per token and request: from the counters of GPUs that only serve this server, otherwise unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 PID, KEEPER, STRANGER = 4100, 4000, 900
 OWN = (Holder(4102, gib=20.0, ancestors=(PID, KEEPER)),)
 TOTALS = [Totals(1000.5 + s, 50.0 * s, 400.0 * s, 0.5 * s) for s in range(0, 121)]
-"""The server generates 50 tokens a second."""
+"""The server generates 50 tokens per second."""
 
 
 def gpu(index: int, joules: float | None, **facts: Any) -> Gpu:
@@ -33,7 +33,8 @@ def gpu(index: int, joules: float | None, **facts: Any) -> Gpu:
 
 
 def seen(*changes: Callable[[Host], Host], watts: float = 300.0) -> list[Host]:
-    """Samples every five seconds of the server's two GPUs and another user's; ``changes`` apply from the 12th on."""
+    """Samples every five seconds of the server's two GPUs and another user's GPU; ``changes`` apply from the 12th
+    sample on."""
     hosts = []
     for number in range(24):
         at = 1002.0 + 5 * number
@@ -51,7 +52,7 @@ def first_gpu(**facts: Any) -> Callable[[Host], Host]:
 
 
 def less(joules: float) -> Callable[[Host], Host]:
-    """As after a reload of the driver: the counter restarted."""
+    """The counter restarts, as after a driver reload."""
 
     def change(host: Host) -> Host:
         return first_gpu(energy_mj=(host.gpus[0].energy_mj or 0) - round(joules * 1000))(host)

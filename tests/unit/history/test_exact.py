@@ -1,4 +1,4 @@
-"""Exact quantiles: what the records of a probe tell, and when they tell too little."""
+"""Exact quantiles from probe records, and when the records are not sufficient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(at: float, e2e: float) -> FinishedRequest:
 
 
 def recorded(**more: Any) -> ProbeRecords:
-    """A minute of one step, one first token and one request a second, and a second before and after it."""
+    """A minute with one step, one first token and one request per second, and one more second before and after it."""
     moments = [START - 1 + second + 0.25 for second in range(63)]
     values: dict[str, Any] = {
         "steps": [step(at) for at in moments],
@@ -58,13 +58,13 @@ def test_quantiles_of_all_values_in_the_span() -> None:
 @pytest.mark.parametrize(
     ("more", "counted", "left"),
     [
-        ({}, {"ttft": 62.0}, {"itl", "e2e", "queue", "prefill", "decode"}),  # more than one boundary explains
+        ({}, {"ttft": 62.0}, {"itl", "e2e", "queue", "prefill", "decode"}),  # more than the boundaries explain
         ({}, {"itl": 580.0}, {"ttft", "e2e", "queue", "prefill", "decode"}),
-        ({"first_tokens": []}, {}, {"itl", "e2e", "queue", "prefill", "decode"}),  # a probe without this kind
+        ({"first_tokens": []}, {}, {"itl", "e2e", "queue", "prefill", "decode"}),  # a probe without this kind of record
         ({"writers": 2}, {}, set()),
         ({"writers": 0}, {}, set()),
         ({"steps": [step(START, dropped=1), step(END, dropped=2)]}, {}, set()),
-        ({}, {"ttft": 61.0}, set(COUNTED)),  # one was counted while the server still answered
+        ({}, {"ttft": 61.0}, set(COUNTED)),  # one was counted while the server still responded
         ({}, {"e2e": 0.0}, {"ttft", "itl", "queue", "prefill", "decode"}),
     ],
 )
@@ -76,7 +76,7 @@ def test_incomplete_records_are_not_exact(more: dict[str, Any], counted: dict[st
     ("requests", "counted", "known"),
     [
         (recorded().requests, 60.0, True),
-        (recorded().requests, 61.0, True),  # one was counted while the server still answered
+        (recorded().requests, 61.0, True),  # one was counted while the server still responded
         (recorded().requests, 62.0, False),
         ([request(at, 1.0)._replace(prompt_tokens=None) for at in (1001.0, 1002.0)], 2.0, False),
         ((), 0.0, False),

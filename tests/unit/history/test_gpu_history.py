@@ -1,4 +1,4 @@
-"""The history of GPUs: writing, joining and reading rows, with several writers."""
+"""GPU history: writing, joining and reading rows, with several writers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from vllm_console.history.store import HistoryForeignError, HistoryMissingError,
 from vllm_launchers.host.gpu.host import Gpu, Host, NvLink
 
 START = 1_790_000_040.0
-"""The beginning of a minute."""
 
 LINKS = (NvLink(0, remote=1, sent_gbs=1.25, received_gbs=0.5), NvLink(1, active=False))
 BUSY = Gpu(
@@ -107,7 +106,7 @@ def test_clock_set_back_loses_nothing_and_replaces_repeated_times(path: Path) ->
     writer = GpuHistoryWriter(path)
     for number in range(120):  # ten minutes
         writer.append(host(replace(BUSY, utilization=10.0)), START + 5 * number)
-    for number in range(96, 110):  # set back by two
+    for number in range(96, 110):  # the clock was set back by two minutes
         writer.append(host(replace(BUSY, utilization=90.0)), START + 5 * number)
     writer.close()
     found = [known(entry)["utilization"] for entry in rows(path, BUSY)]

@@ -41,7 +41,7 @@ print(json.dumps([looked, counts, [gpu.name, gpu.free_gib, gpu.pcie_width], [h.p
 
 
 class Watching:
-    """Stands for the watch: it has seen this."""
+    """Replaces the monitor and returns these hosts."""
 
     def __init__(self, *hosts: Host) -> None:
         self.hosts = list(hosts)
@@ -58,7 +58,7 @@ class Watching:
 
 @pytest.fixture
 def sample_writer(tmp_path: Path, monkeypatch: Any) -> Callable[..., GpuSampleStore]:
-    """``sample_writer(host, …)`` is a writer whose driver returns these hosts one after another."""
+    """``sample_writer(host, …)`` is a writer whose driver returns these hosts in turn."""
 
     def sample_writer(*hosts: Host) -> GpuSampleStore:
         monkeypatch.setattr("vllm_launchers.host.gpu.host.has_driver", lambda: True)

@@ -1,4 +1,4 @@
-"""Frames of ten seconds: the counts of each, its highest gauges, and restarts after a gap."""
+"""Frames of ten seconds: their counts, their highest gauges, and restarts after a gap."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_engine_with_requests_but_no_progress_is_stalled() -> None:
 
 
 def test_frames_are_computed_once() -> None:
-    """A console asks every second: what is computed of half an hour of frames is computed once per frame."""
+    """A console polls every second; values computed from half an hour of frames are computed once per frame."""
     frames = Frames()
     for at in range(11):
         frames.append(poll(float(at), 0.0))

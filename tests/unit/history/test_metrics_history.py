@@ -42,7 +42,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def filled(path, engine, sample):
-    """Writes ``seconds`` of samples, KV usage peaking at every 37th second."""
+    """Write ``seconds`` of samples, with KV cache usage peaking at every 37th second."""
 
     def fill(seconds, generation=1, start=START):
         writer = HistoryWriter(path)
@@ -57,7 +57,7 @@ def filled(path, engine, sample):
 
 
 def test_rows_with_equal_values_differ_in_time(path, engine, sample):
-    """As of an idle server: such rows are not decoded again, and a row that differs is."""
+    """For example of an idle server: such rows are not decoded again, but a different row is."""
     writer, reader = HistoryWriter(path), HistoryReader(path)
     busy = engine(usage=0.5, generation=10.0)
     for second, one in enumerate([engine(usage=0.1), engine(usage=0.1), busy, busy, engine(usage=0.1)]):
@@ -256,7 +256,7 @@ def test_damaged_file_is_moved_aside_and_recreated(filled, engine, sample, damag
     with pytest.raises(HistoryCorruptError):
         reader.since(0)
     writer = HistoryWriter(path)
-    for second in range(70):  # damage inside shows when it is met: at the latest when old rows are removed
+    for second in range(70):  # damage inside is found at the latest when old rows are removed
         writer.append(sample(START + 1000 + second, engine()))
     assert writer.trouble == ""
     assert "moved" in writer.notice
@@ -310,7 +310,7 @@ def test_samples_are_buffered_while_the_disk_is_full(path, body):
         writer.append(Sample(START + second, {"0": engine}))
         assert second < 500
     assert "full" in writer.trouble
-    # The next connection has no such limit: as if room had been made.
+    # The next connection has no such limit, as if space had been freed.
     writer.append(parse_metrics(text, START + second + 10))
     assert writer.trouble == ""
     assert [entry.at - START for entry in HistoryReader(path).since(START)] == [*range(1, second + 1), second + 10]
@@ -362,7 +362,7 @@ def test_coarser_steps_continue_after_a_kill(path, engine, sample):
 
 
 def test_reader_keeps_nothing_of_old_runs(path, body):
-    """Every restart begins a new base of some 8 KiB: 120 of them are read, and memory does not grow."""
+    """Every restart begins a new base row of about 8 KiB: 120 of them are read, and memory does not grow."""
     sampled = parse_metrics(body(engines=[{"running": 1, "ttft": [0.01, 0.3], "itl": [0.5]}]), START)
     writer, reader = HistoryWriter(path), HistoryReader(path)
     sequence, read, sizes = 0, 0, {}
@@ -410,7 +410,7 @@ def test_stretch_begins_right_after_its_start(filled, start):
 def test_joined_rows_keep_totals_peaks_and_restarts(path, engine, sample):
     writer = HistoryWriter(path)
     for second in range(600):
-        tokens = 10.0 * (second if second < 307 else second - 307)  # the process restarted, the generation did not
+        tokens = 10.0 * (second if second < 307 else second - 307)  # the process restarted within the generation
         usage = 0.9 if second == 123 else 0.1
         writer.append(sample(START + second, engine(usage=usage, generation=tokens, ttft=(0, 1, second, second))), 1)
     writer.close()

@@ -122,7 +122,7 @@ def test_empty_timeline():
 
 
 def test_counts_before_a_runs_first_sample_are_not_charted(engine, sample):
-    """Its warm-up request, which waited for compilation."""
+    """For example its warm-up request, which waited for compilation."""
     line = Timeline(step=5.0, points=4)
     line.append(sample(1001.0, engine(generation=10.0, ttft=(1, 1, 1, 1))), generation=1)
     line.append(sample(1004.0, engine(generation=2.0, ttft=(0, 0, 0, 1))), generation=2)
@@ -132,7 +132,7 @@ def test_counts_before_a_runs_first_sample_are_not_charted(engine, sample):
 
 
 def test_rates_end_with_the_traffic(engine, sample):
-    """They were those of the whole last minute for a minute after the last request had ended."""
+    """For a minute after the last request, they were once those of the whole last minute."""
     timeline = Timeline(5.0, 20)
     for second in range(30):
         timeline.append(sample(float(second), engine(running=2.0, generation=50.0 * second, preemptions=second / 5,

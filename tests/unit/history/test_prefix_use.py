@@ -1,4 +1,4 @@
-"""Hits by prompt length, and what resumed requests found, from a probe's records."""
+"""Hits by prompt length, and hits of resumed requests, from a probe's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured traffic becomes a workload, with what it rests on."""
+"""Measured traffic becomes a workload, with the evidence for it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_lengths_reuse_and_concurrency() -> None:
         poll(1800, engine([5000] * 40 + [150] * 500, [3] * 40 + [50] * 500, cached=(1500, 2000), running=7, waiting=2)),
         poll(3600, engine([5000] * 40 + [150] * 1000, [3] * 40 + [50] * 1000, cached=(2100, 3000), running=3)),
     )
-    # Values are assumed to be spread evenly over their bucket; earlier counts are subtracted.
+    # Values are assumed to be distributed uniformly over their bucket; earlier counts are subtracted.
     assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
     assert (found.requests, found.minutes) == (1000, 60.0)
     assert found.sentence == (
@@ -109,7 +109,7 @@ def test_last_bucket_is_open() -> None:
     assert open_ended.workload is not None
     assert open_ended.workload.input_tokens_p95 == 2000
     assert "p95 prompt over 2,000 tokens" in open_ended.sentence
-    # With the server's longest request known the bucket ends there.
+    # If the server's longest request is known, the bucket ends there.
     closed = seen(*polls, longest=4000)
     assert closed.workload is not None
     assert closed.workload.input_tokens_p95 == 3900
@@ -170,7 +170,7 @@ def finished(at: float, prompt: int, answer: int) -> FinishedRequest:
 
 
 def test_lengths_are_exact_if_a_probe_recorded_all_requests() -> None:
-    """Buckets once gave 195 for 150: values between two bounds are unknown."""
+    """Buckets once gave 195 for 150, since values between two bounds are unknown."""
     polls = poll(0, engine()), poll(3600, engine([150] * 1000, [50] * 1000, running=3))
     records = [finished(1.0 + at, 150, 50) for at in range(1000)]
     found = seen_workload(polls, BEFORE, recorded=records)
@@ -210,7 +210,7 @@ def test_workload_from_the_history_on_disk(tmp_path: Path) -> None:
 
 
 def test_current_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> None:
-    """257 in flight were once shown for a run with 95: an earlier run had been overloaded."""
+    """257 in flight were once shown for a run with 95, because an earlier run had been overloaded."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(0, 1000, 5):
         writer.append(Sample(1e9 + second, {"0": engine([150] * second, [50] * second, running=257)}), 1)
@@ -248,7 +248,7 @@ def test_server_without_a_history_is_reported_in_a_sentence(tmp_path: Path) -> N
 
 
 def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Sampled]:
-    """An hour of traffic: prompts and answers that are rarely long, so that the p95 of both is far from the mean."""
+    """An hour of traffic: prompts and outputs that are rarely long, so that the p95 of both is far from the mean."""
     found = []
     for step in range(60):
         ended = [150.0] * (10 * step) + [1900.0] * step
@@ -259,7 +259,8 @@ def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Sampled]:
 
 
 def test_count_without_preemptions_is_the_lower_limit() -> None:
-    """``96 → 13`` was staged by requests of p95 length while 49 had run at 76 % of the KV cache, none preempted."""
+    """``96 → 13`` was once staged from requests of p95 length while 49 had run at 76% of the KV cache without
+    preemptions."""
     room = seen_workload(hour(crowd=49, usage=0.76), BEFORE, objective=0.85).room
     assert room is not None
     assert room.ran == 49
@@ -303,7 +304,7 @@ def test_workload_and_finding_fix_use_one_estimate() -> None:
 
 
 def test_negligible_changes_are_not_offered() -> None:
-    """``--max-num-seqs 256 → 255`` and ``40 → 41`` were offered: a restart for nothing."""
+    """``--max-num-seqs 256 → 255`` and ``40 → 41`` were once offered: a restart for nothing."""
     ran_well = hour(crowd=255, usage=0.84)
     full = hour(crowd=256, usage=0.86)
     full = frames_of([*ran_well, *(one._replace(sample=replace(one.sample, at=one.sample.at + 3600)) for one in full)])
@@ -317,7 +318,7 @@ def test_negligible_changes_are_not_offered() -> None:
 
 
 def test_more_sequences_do_not_exceed_the_reduced_number() -> None:
-    """A calm minute after a full hour: 48 fit by the requests' usage, whatever the last minute shows."""
+    """A calm minute after a full hour: 48 fit according to the requests' usage, whatever the last minute shows."""
     polls = [*hour(crowd=60, usage=0.95, preempted=2.0)]
     frames = frames_of(polls)
     calm = (*frames[:-6], *(replace(one, usage_max=0.2) for one in frames[-6:]))

@@ -1,4 +1,4 @@
-"""Speculative decoding, from ``/metrics`` over the history to the figures, the chart and the finding."""
+"""Speculative decoding: from ``/metrics`` over the history to the values, the chart and the finding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scraped(at: float, drafts: float, first: float, second: float, third: float,
 
 
 def minutes(count: int, accepted: float) -> Iterator[Sample]:
-    """A sample each second, ten drafts in each, of which this share of the first tokens is accepted."""
+    """One sample per second with ten drafts each, of whose first tokens this share is accepted."""
     for at in range(count * 60 + 2):
         yield scraped(at, 10.0 * at, 10.0 * at * accepted, 0.0, 0.0)
 

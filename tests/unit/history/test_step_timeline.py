@@ -1,4 +1,4 @@
-"""Steps as points of charts, and the exact points of latencies."""
+"""Steps as chart points, and the exact points of latencies."""
 
 from __future__ import annotations
 

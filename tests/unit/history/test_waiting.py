@@ -15,7 +15,8 @@ def engine(
     running: float, waiting: float, finished: float = 0.0, preempted: float = 0.0, first: float = 0.0,
     queries: float | None = 500.0,
 ):  # fmt: skip
-    """One engine's state and totals: ``first`` tokens of requests, ``queries`` for tokens in the prefix cache."""
+    """One engine's state and totals: ``first`` is the number of first tokens, ``queries`` that of prefix cache
+    queries."""
     ttft = Histogram((1.0, float("inf")), (first, first), first)
     return EngineSample(requests_running=running, requests_waiting=waiting, requests_finished_total=finished,
                         preemptions_total=preempted, prefix_cache_queries_total=queries,
@@ -23,7 +24,7 @@ def engine(
 
 
 def longest(*engines: tuple[float, EngineSample]) -> float | None:
-    """What is known after samples at these times."""
+    """The known wait after samples at these times."""
     timeline = Timeline(5.0, 10)
     for at, one in engines:
         timeline.append(Sample(at, {"0": one}), 1)
@@ -70,12 +71,12 @@ def test_unreported_counters_give_no_wait() -> None:
 
 @pytest.mark.parametrize("queries", [None, 0.0])
 def test_without_prefix_caching_the_wait_is_unknown(queries: float | None) -> None:
-    """Others may run now than did before, and nothing would tell."""
+    """The running requests may have been replaced without any visible sign."""
     assert longest(*((float(at), engine(1, 3, queries=queries)) for at in range(30))) is None
 
 
 def test_clients_leaving_before_the_first_token_make_room() -> None:
-    """Each second all five running requests are canceled, the five waiting ones run, and five more arrive."""
+    """Every second all five running requests are canceled, the five waiting ones run, and five more arrive."""
     found = longest(*((float(at), engine(5, 5, queries=500.0 + 500.0 * at)) for at in range(30)))
     assert found is not None
     assert found <= 1.0
@@ -94,7 +95,7 @@ def test_wait_is_never_overstated(seed: int, patient_share: float) -> None:
     finished = preempted = first = known = 0
     queries = 100
     for at in range(1000):
-        busy = at % 40 < 20  # and then a time without admissions
+        busy = at % 40 < 20  # followed by a time without admissions
         waiting.extend([(at, True)] * (chance.random() < 0.7))
         while busy and waiting and len(running) < 4 and chance.random() < 0.8:
             _, anew = waiting.popleft()

@@ -1,4 +1,4 @@
-"""A board full of other users' files: claims are still read, and the own page can still be written."""
+"""A board full of other users' files: claims are still read, and the user's own page can still be written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def board() -> Iterator[Path]:
-    """A board as an administrator creates it, open to everybody; pytest's own folders are private."""
+    """A board as created by an administrator, open to everybody; pytest's own folders are private."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ def claim(now: float, why: str = "training") -> Claim:
 
 
 def hold(*paths: Path) -> subprocess.Popen[str]:
-    """Another user creates these files and holds their locks."""
+    """Create these files as another user who holds their locks."""
     words = [sys.executable, "-c", HOLDER, *map(str, paths)]
     other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
@@ -57,7 +57,7 @@ def hold(*paths: Path) -> subprocess.Popen[str]:
 def test_thousands_of_other_files_hide_no_claim(board: Path) -> None:
     now = time.time()
     for number in range(5_000):
-        (board / f"+{number}").touch()  # in front of every page, where names are sorted
+        (board / f"+{number}").touch()  # sorts before every page
     (board / f"{os.getuid()}.json").write_bytes(dump(BoardPage((claim(now),))))
     found = read_board(board, now)
     assert [(one.uid, one.gpus) for one in found.claims] == [(os.getuid(), (2,))]
@@ -124,7 +124,7 @@ def test_commands_exclude_each_other_despite_a_foreign_lock_file(board: Path, mo
 
 @as_root
 def test_files_in_the_way_of_a_new_page_block_no_claim(board: Path) -> None:
-    """Names that a page has while it is written: other users could take those that can be foretold."""
+    """Temporary names of a page that is being written: other users could create predictable ones."""
     now = time.time()
     taken = board / f".0.json.{os.getpid()}"
     taken.touch()

@@ -1,4 +1,4 @@
-"""Claims in words and in placement, what binds of two config files, and the console's dialog."""
+"""Claims as text and in placement, which of two config files applies, and the console's dialog."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_claim_is_formatted_in_the_readers_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_page_has_only_one_valid_name(tmp_path: Path) -> None:
-    """Other spellings of the owner's number exist next to it; each would be read as the same page again."""
+    """There are other spellings of the owner's number; each would be read as the same page again."""
     uid, now = os.getuid(), time.time()
     page = dump(BoardPage((Claim((2,), now, now + 60, "training"),)))
     others = [f"0{uid}", f"00{uid}", f"{uid}".translate({ord("0") + n: 0x0660 + n for n in range(10)})]

@@ -36,7 +36,7 @@ def test_port_holder_is_named() -> None:
         other.listen()
         port = other.getsockname()[1]
         assert "pid" in read_environment(port=port, environment={}).port_holder
-        assert read_environment(environment={}).port_holder == ""  # not asked after
+        assert read_environment(environment={}).port_holder == ""  # no port was given
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
@@ -51,7 +51,7 @@ def test_hub_token_stored_by_a_login(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hf_x")
     assert has_hub_token(home)
     assert has_hub_token({"HF_TOKEN_PATH": str(tmp_path / "token"), "HOME": "/nowhere"})
-    # The models may lie elsewhere: the token does not.
+    # The models may be elsewhere, but the token is not.
     assert has_hub_token(home | {"HF_HUB_CACHE": "/models"})
 
 

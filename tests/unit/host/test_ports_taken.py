@@ -1,4 +1,4 @@
-"""Ports: free, taken, and by whom."""
+"""Ports: free or in use, and by whom."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_launchers.host.ports import PortError, PortUse, check_port, free_port,
 def bound() -> Iterator[socket.socket]:
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as vLLM up to 0.24
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # like vLLM up to 0.24
         server.bind(("127.0.0.1", 0))
         yield server
 

@@ -109,7 +109,7 @@ def test_new_ended_and_changed_processes_are_noticed(proc: Path, process: Proces
     assert scanner.scan() == []
     process(10, "vllm serve m --port 1")  # the shell became vLLM by exec
     assert [len(scanner.scan()) for _ in range(10)][-1] == 1
-    process(10, "vllm serve m --port 1", start=999)  # the pid was given out again
+    process(10, "vllm serve m --port 1", start=999)  # the pid was reused
     assert scanner.scan()[0].start_time == 999
     process(10, "sleep 1", start=1000)
     assert scanner.scan() == []

@@ -70,7 +70,7 @@ def test_session_end_is_read_from_the_machines_files(tmp_path):
     put("proc/self/cgroup", IN_A_SESSION)
     put("proc/7/cgroup", SYSTEM)
     put("usr/lib/systemd/logind.conf", f"[Login]\nKillUserProcesses=yes\n{only}")
-    if user == "root":  # whom logind leaves alone
+    if user == "root":  # logind does not end root's processes
         assert session_end(root=tmp_path) == ""
     else:
         assert "/usr/lib/systemd/logind.conf" in session_end(root=tmp_path)

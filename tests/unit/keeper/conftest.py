@@ -1,4 +1,4 @@
-"""Real keepers over a fake server."""
+"""Real keepers with a fake server."""
 
 from __future__ import annotations
 

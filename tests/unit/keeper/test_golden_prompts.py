@@ -1,4 +1,4 @@
-"""Golden prompts: what counts as the same answer, and which answers are kept."""
+"""Golden prompts: what counts as the same response, and which responses are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_launchers.keeper.server_client import Response, ServerClient
 
 
 class Scripted:
-    """Answers prompts with ``answer``, which gets the prompt and how often it was requested before."""
+    """Responds with ``answer``, which gets the prompt and how often it was requested before."""
 
     def __init__(self, answer: Callable[[str, int], Response]) -> None:
         self._answer = answer

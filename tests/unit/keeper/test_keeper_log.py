@@ -1,4 +1,4 @@
-"""The log: every line arrives, files stay within bounds, a full disk costs lines but never the server."""
+"""The log: every line arrives, files stay within bounds, and a full disk costs lines but never the server."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_file_that_cannot_be_rotated_grows_and_loses_nothing(tmp_path):
 
 @pytest.mark.parametrize("step", ["open", "rename"])
 def test_repeatedly_failing_rotation_deletes_no_older_file(tmp_path, monkeypatch, step):
-    """No descriptor for the new file, or the last rename refused: tried at every write, for as long as that lasts."""
+    """No descriptor for the new file, or the last rename refused: retried at every write while that lasts."""
     path, failed = tmp_path / "server.log", []
     log = RotatingLog(path, 4096, 4)
     lines = [b"%06d\n" % number for number in range(20_000)]
@@ -298,7 +298,7 @@ LINES = [b"line %08d %s\n" % (number, b"z" * 85) for number in range(30_000)]
 
 @pytest.mark.parametrize("unread", [0, 1000])
 def test_unknown_read_position_claims_no_loss(tmp_path, unread):
-    """Some of 3,000,000 bytes were read and released; later output is forwarded, with nothing before it."""
+    """Part of 3,000,000 bytes was read and released; later output is forwarded without a message before it."""
     server, whole = open_for_server(tmp_path), b"".join(LINES)
     os.write(server, whole)
     read = len(whole) - 100 * unread

@@ -1,4 +1,4 @@
-"""The keeper's parts separately: sequence, transitions, probes, processes, the wire."""
+"""Separate parts of the keeper: sequence, transitions, probes, processes, the wire."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_backoff_doubles_up_to_its_cap_and_ends():
 
 
 def itself() -> Owner:
-    """This process, which answers for a server here."""
+    """This process acts as a server here."""
     return Owner.of(os.getpid())
 
 
@@ -225,7 +225,7 @@ def test_process_name_with_parentheses_is_parsed(tmp_path, wait_until):
 def test_failed_fork_leaks_no_descriptor(call):
     """It is retried repeatedly, and each failure would leak four descriptors.
 
-    It runs in a separate process, since other threads of this one open and close descriptors too.
+    Runs in a separate process, since other threads of this process open and close descriptors too.
     """
     script = """
 import errno, os, sys

@@ -1,4 +1,4 @@
-"""Late events, as the single owner of the state receives them."""
+"""Late events, as received by the single owner of the state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_launchers.values import replace
 
 
 class QuietForwarder:
-    """Stands in for the log's thread."""
+    """Replaces the log's thread."""
 
     def __init__(self, folder):
         self.log = RotatingLog(folder / "server.log", 1 << 20, 2)
@@ -78,7 +78,7 @@ def test_answer_during_a_stop_changes_nothing(server):
 
 
 def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
-    """With a fault in the keeper's own code: it was never in a stop, so nothing would ever have ended that."""
+    """With a fault in the keeper's own code: it was never stopping, so nothing would ever have ended that state."""
     server.probed(Probed(epoch=1, healthy=True))
     before = server.record
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -97,7 +97,7 @@ def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
 
 
 class Unkillable:
-    """Replaces a group with a process that the kernel holds."""
+    """Replaces a process group by a process that the kernel holds."""
 
     proven, left = False, (ProcessIdentity(1 << 30, 1, "another boot"),)
 

@@ -21,7 +21,7 @@ QUEUES = {ENGINE: 100, WORKER: 100, OTHER: 200, OTHER_SERVER: 200}
 def group(
     monkeypatch: pytest.MonkeyPatch, parents: Mapping[int, int], queues: Mapping[int, int], *known: int
 ) -> set[int]:
-    """The pids in the group of a server in such a tree (each pid with its parent)."""
+    """The pids in a server's group in such a process tree; ``parents`` maps each pid to its parent."""
     table = {pid: ProcessStat(pid, "S", parent, pid, pid) for pid, parent in parents.items()}
     monkeypatch.setattr(processes, "table", lambda: table)
     monkeypatch.setattr(processes, "title", lambda pid: process_group.RAYLET if pid == RAYLET else "other")
@@ -65,7 +65,7 @@ def queue() -> Iterator[Path]:
 
 
 def test_only_files_of_this_shared_memory_count(monkeypatch: pytest.MonkeyPatch, queue: Path) -> None:
-    """A container's own ``/dev/shm`` has other files with the same inode numbers, under the same path."""
+    """A container's own ``/dev/shm`` has other files with the same inode numbers and paths."""
     inode = queue.stat().st_ino
     with queue.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         assert process_group._queues(os.getpid()) == [inode]

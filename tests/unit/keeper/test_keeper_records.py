@@ -1,4 +1,4 @@
-"""Records on disk: whole, private, versioned; names, owners and locks."""
+"""Records on disk: complete, private, versioned; names, owners and locks."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_note_with_a_non_utf8_path_is_written(tmp_path):
 
 
 def test_notes_are_bounded_including_pythons_own_output(tmp_path):
-    """As in a keeper: standard error is the file of the notes."""
+    """As in a keeper, standard error goes to the notes file."""
     program = """
 import os, sys
 from pathlib import Path

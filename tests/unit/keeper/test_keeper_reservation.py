@@ -39,7 +39,7 @@ def test_reserved_port_is_given_to_nobody(reservation: Reservation, port: int) -
 
 
 def test_port_is_reserved_despite_lingering_connections(reservation: Reservation) -> None:
-    """A server that closes its connections leaves them in TIME_WAIT; they keep a plain bind out for a minute."""
+    """A server that closes its connections leaves them in TIME_WAIT, which prevents a plain bind for a minute."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((HOST, 0))

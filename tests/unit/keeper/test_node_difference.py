@@ -1,4 +1,4 @@
-"""What a node reports about others: how their fingerprints differ, and which did not join."""
+"""What a node reports about others: how their fingerprints differ, and which nodes did not join."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_admitted_node_reports_that_the_others_did_not_join(monkeypatch: pytest.
         assert isinstance(event, NodeNews)
         news.append(event)
         if event.message.startswith("node 0 has answered"):
-            now[0] = 1e6  # the time is over
+            now[0] = 1e6  # after the deadline
 
     monkeypatch.setattr(node_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with socket.create_server(("127.0.0.1", 0)) as listener:

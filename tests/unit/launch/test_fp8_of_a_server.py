@@ -1,4 +1,4 @@
-"""Whether a server's KV cache can be in FP8: by the GPU it has or simulates, its release and its backend."""
+"""Whether a server's KV cache can be in FP8, depending on its real or simulated GPU, release and attention backend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_fp8_cache_is_refused_below_8_9_unless_the_backend_supports_it(
         ("NVIDIA L40S", "0.17.1", False, {}, False),
         ("NVIDIA L40S", "0.17.1", True, {}, True),  # Triton MLA reads it since 0.18
         ("NVIDIA RTX A6000", "0.14.1", False, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, False),
-        ("NVIDIA RTX A6000", "0.15.1", False, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, True),  # no longer read
+        ("NVIDIA RTX A6000", "0.15.1", False, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, True),  # ignored now
     ],
 )
 def test_record_keeps_the_inputs_of_the_fp8_verdict(

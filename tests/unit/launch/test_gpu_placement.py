@@ -40,7 +40,7 @@ def place(
 @pytest.mark.parametrize(
     ("host", "size", "gpus"),
     [
-        ("4xa6000", 1, (1,)),  # what leaves the other island whole
+        ("4xa6000", 1, (1,)),  # leaves the other NVLink pair intact
         ("4xa6000", 2, (2, 3)),
         ("8xh100", 4, (4, 5, 6, 7)),
         ("8xl40s", 2, (0, 1)),
@@ -74,7 +74,7 @@ def test_offered_share_causes_no_plan_warning() -> None:
 
 @pytest.mark.parametrize(("more", "fits"), [(0.0, True), (0.04, True), (0.06, False)])
 def test_required_memory_is_not_rounded_above_free_memory(more: float, fits: bool) -> None:
-    """23.38 GiB are free on each; a cache of a given size takes what is there."""
+    """23.38 GiB are free on each GPU; a cache of a given size takes what is there."""
     host = read_host(Path("2xrtx3090"))
     host = replace(host, gpus=tuple(replace(gpu, free_gib=23.38) for gpu in host.gpus))
     taken = MemoryBudget(
@@ -150,7 +150,7 @@ def test_each_of_unequal_gpus_needs_its_own_share() -> None:
     mixed = replace(host, gpus=(*host.gpus[:2], *small))
     assert place(mixed, gpu_memory_utilization=0.9).gpus == (1,)
     assert place(mixed, tensor_parallel_size=2, gpu_memory_utilization=0.9).gpus == (2, 3)
-    # 0.55 of 48 GiB is free next to anna's, so the pair of larger GPUs is the only one.
+    # 0.55 of 48 GiB is free next to anna's processes, so only the pair of larger GPUs fits.
     assert place(mixed, "", 0, gpu_memory_utilization=0.55).warnings == ("GPU 0: anna holds 20.5 GiB",)
     with pytest.raises(NoPlaceError, match=r"19\.3 to 40\.9 GiB free each.*anna.*utilization 0\.56"):
         place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
@@ -356,7 +356,7 @@ def test_memory_beyond_a_fixed_cache_is_required_too() -> None:
     memory = MemoryBudget(6.0, 1.0, 0.5, 30.0, None, None, None, None, fixed=True)
     wanted = GpuRequest({"kv-cache-memory-bytes": "30G"}, VLLM, memory)
     gpu = Gpu(0, memory_gib=48.0)
-    assert wanted.need(gpu) == pytest.approx(44.156, abs=0.001)  # the share, and CUDA itself
+    assert wanted.need(gpu) == pytest.approx(44.156, abs=0.001)  # the share plus CUDA itself
     assert GpuRequest({**wanted.flags, "gpu-memory-utilization": 0.3}, VLLM, memory).need(gpu) == 37.5
 
 

@@ -35,7 +35,7 @@ HOSTS_FOLDER = Path(__file__).parents[3] / "launchers/vllm_launchers/host/gpu/ho
 
 
 def made(count: int, kind: str, gpu: str) -> Host:
-    """A host by its matrix, with equal links between all pairs."""
+    """A host with equal links of one kind between all pairs of GPUs."""
     names = [f"GPU{i}" for i in range(count)]
     rows = [" ".join([name, *("X" if other == name else kind for other in names), "0-7", "0"]) for name in names]
     return host_from_topo("\n".join([" ".join([*names, "CPU", "Affinity", "NUMA", "Affinity"]), *rows]), gpu)
@@ -139,7 +139,7 @@ def _rows(made: Plan) -> Iterator[str]:
 
 
 def with_room(host: Host, *free: float, user: str = "anna") -> Host:
-    """The host with so much free on each GPU; what is taken belongs to this user, or to our server `other`."""
+    """The host with that much memory free on each GPU; the rest is held by this user, or by our server `other`."""
 
     def one(gpu: Gpu, left: float) -> Gpu:
         used = (gpu.memory_gib or 0.0) - left
@@ -151,7 +151,7 @@ def with_room(host: Host, *free: float, user: str = "anna") -> Host:
 
 
 def uneven(large: float, small: float) -> Host:
-    """A card of 80 GiB and two of 48, with so much free."""
+    """One 80 GiB GPU and two 48 GiB GPUs, with that much memory free."""
     kinds = (("NVIDIA A100-SXM4-80GB", 80.0, "8.0"), *[("NVIDIA RTX A6000", 48.0, "8.6")] * 2)
     gpus = [Gpu(at, f"GPU-{at}", name, gib, compute_capability=able) for at, (name, gib, able) in enumerate(kinds)]
     links = tuple(Link(a, b, "PIX") for a in range(3) for b in range(a + 1, 3))
@@ -164,7 +164,7 @@ def starts(made: Plan) -> bool:
 
 
 LARGE_MODEL = "openai/gpt-oss-120b"
-"""It fits on one card of 80 GiB, or on two of 48."""
+"""It fits on one 80 GiB GPU, or on two 48 GiB GPUs."""
 
 
 @pytest.mark.parametrize("user", ["anna", "me"])
@@ -277,7 +277,7 @@ def test_slow_links_are_named_even_where_they_are_faster() -> None:
     cut = plan("chatbot", model, host, found.fix)
     assert laid(cut) == (4, 1, 1)
     (finding,) = [one for one in cut.findings if one.code == "tp_over_pcie"]
-    assert (finding.level, finding.fix) == (Level.ADVICE, None)  # not advised back and forth
+    assert (finding.level, finding.fix) == (Level.ADVICE, None)  # must not advise back and forth
     assert "for PP 4" in finding.message
     apart = plan("chatbot", MODELS[5], HOSTS["2xa6000-apart"], Changes(set={"tensor-parallel-size": 2}))
     (slow,) = [one for one in apart.findings if one.code == "tp_over_pcie"]
@@ -288,7 +288,7 @@ def test_slightly_less_capacity_is_traded_for_much_more_speed() -> None:
     few = plan("chatbot", "Qwen/Qwen2.5-32B-Instruct", made(4, "NV2", "V100-SXM2-32GB"))
     assert laid(few) == (4, 1, 1)
     held = {one.label: one.concurrent_requests or 0.0 for one in few.alternatives}
-    assert held["TP 4"] < 48 < held["TP 2 × PP 2"]  # of the 48 that are asked for
+    assert held["TP 4"] < 48 < held["TP 2 × PP 2"]  # 48 are requested
 
 
 SMALLER = (MODELS[0], MODELS[1], MODELS[2], MODELS[3], MODELS[4], MODELS[7])
@@ -305,7 +305,7 @@ def errors_of(made: Plan) -> Counter[str]:
 
 @pytest.mark.parametrize(("name", "seed"), [("4xa6000", 2), ("4xa6000", 6), ("2xrtx3090-pcie", 1)])
 def test_applied_fix_lasts_and_causes_no_new_error(name: str, seed: int) -> None:
-    """With fewer and more named GPUs than needed, and with none; on the first host others hold memory."""
+    """With fewer and more GPUs given than needed, and with none; on the first host, others hold memory."""
     host, some, wrong = HOSTS[name], Random(seed), []
     every = tuple(gpu.index for gpu in host.gpus)
     for _ in range(24):
@@ -327,7 +327,7 @@ def test_applied_fix_lasts_and_causes_no_new_error(name: str, seed: int) -> None
 
 
 def test_smaller_cache_is_offered_with_a_fitting_layout() -> None:
-    """Alone it would need fewer GPUs, but each holds more of the weights and has less room."""
+    """Without a layout it would need fewer GPUs, but each would hold more of the weights and have less room."""
     host, model = HOSTS["4xa6000"], "Qwen/Qwen3-4B-Instruct-2507-FP8"
     asked = Changes(set={"num-gpu-blocks-override": 200_000})
     made = plan("chatbot", model, host, asked, place="")
@@ -343,7 +343,7 @@ def test_smaller_cache_is_offered_with_a_fitting_layout() -> None:
 @pytest.mark.parametrize("model", [MODELS[0], MODELS[2], MODELS[4], MODELS[7]])
 @pytest.mark.parametrize("blocks", [4, 600])
 def test_few_blocks_take_no_more_gpus(host: str, model: str, blocks: int) -> None:
-    """Over more GPUs a block holds no more tokens: the override is what is too small."""
+    """A block holds no more tokens over more GPUs; it is the override that is too small."""
     asked = Changes(set={"num-gpu-blocks-override": blocks})
     free, few = plan("chatbot", model, HOSTS[host]), plan("chatbot", model, HOSTS[host], asked)
     assert laid(few) == laid(free)

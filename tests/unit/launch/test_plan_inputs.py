@@ -23,7 +23,7 @@ LEARNED = FlagTable("0.32.0", "installation", {})
 
 
 class Cache:
-    """Stands for the cache on disk."""
+    """Replaces the cache on disk."""
 
     known: FlagTable | None = None
     learnable = True
@@ -80,13 +80,13 @@ def test_console_continues_while_flags_are_learned(cache: Cache, monkeypatch: py
     assert first is not None
     assert first.source == "release"
     assert begun.wait(20)
-    assert known.flags(VLLM) == first  # requested again: still running, and not started twice
+    assert known.flags(VLLM) == first  # requested again while it runs: not started twice
     go.set()
     assert done.wait(20)
     assert known.flags(VLLM) is LEARNED
     assert len(runs) == 1
     assert runs[0][-1] == VLLM.path
-    assert cache.learned == 0  # in a separate process
+    assert cache.learned == 0  # it ran in a separate process
 
 
 @pytest.mark.parametrize("engine", [SIMULATED, Engine(EngineKind.VLLM, ("vllm",), "0.30.0", "cuda", "")])
@@ -113,7 +113,7 @@ def test_model_facts_are_reread_when_files_change(cache: Cache, tmp_path: Path) 
     assert length() == 4096
     same = known.model(str(folder), {}, {}, token=None)
     assert known.model(str(folder), {}, {}, token=None) is same
-    (folder / "other.json").write_text("{}")  # another time of the folder
+    (folder / "other.json").write_text("{}")  # changes the folder's modification time
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
     assert length() == 8192
 
@@ -164,5 +164,5 @@ def test_files_are_looked_for_only_where_this_machine_runs_the_engine(cache: Cac
 
     assert absent(VLLM) == (gone,)
     assert absent(SIMULATED) == ()
-    cache.known, cache.learnable = None, False  # a wrapper, perhaps of a container
+    cache.known, cache.learnable = None, False  # a wrapper, for example of a container
     assert absent(VLLM) == ()

@@ -105,7 +105,7 @@ def test_measured_traffic_replaces_the_presets(ask: Callable[..., ResolvedReques
 
 
 def test_restart_keeps_earlier_choices(ask: Callable[..., ResolvedRequest]) -> None:
-    """What was chosen at the start stays, with its source; only what a person changes differs."""
+    """Choices made at the start remain with their sources; only what the user changes differs."""
     first = plan_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
     details = unpack(pack(Details.of(first.plan, read_presets(None)[0]["chatbot"])))
     assert details.gpus_chosen
@@ -224,7 +224,7 @@ def test_start_disturbed_by_a_neighbor_corrects_nothing(ask: Callable[..., Resol
 
 
 def test_restart_uses_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
-    """Also if nothing was stored: a read-only console stores nothing."""
+    """Even if no report was stored, as by a read-only console."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     first = plan_launch(ask(), known)
     own = own_start(tmp_path, ready(first, tmp_path))
@@ -242,7 +242,7 @@ def test_block_override_says_nothing_about_memory(ask: Callable[..., ResolvedReq
 
 
 def test_limited_cache_is_planned_with_its_blocks(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
-    """Also once a start has reported the memory that it could have had."""
+    """Even after a start has reported the memory that it could have had."""
     known, reports = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     limit = {"num-gpu-blocks-override": 40}
     first = plan_launch(ask(set=limit), known, reports).plan.memory

@@ -1,4 +1,4 @@
-"""A launch whose workers a Ray cluster runs: what the cluster lacks, its address, and the GPUs that Ray chooses."""
+"""A launch whose workers run on a Ray cluster: what the cluster lacks, its address, and the GPUs that Ray chooses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def launch(
 
 
 def finding(found: LaunchPlan) -> PlanFinding:
-    """The one finding about Ray."""
     (one,) = [one for one in found.plan.findings if one.code.startswith("ray_")]
     return one
 
@@ -149,7 +148,7 @@ def test_nodes_of_vllm_and_ray_exclude_each_other() -> None:
 
 
 def fake_python(folder: Path, answer: Mapping[str, Any]) -> str:
-    """A Python that answers for `ray_query`, and notes how often."""
+    """A Python that responds to `ray_query` and records the number of calls."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\necho noise\necho '{json.dumps(answer)}'\n")
     path.chmod(0o755)
@@ -213,12 +212,13 @@ FAKE_RAY = {
     "    @staticmethod\n"
     "    def create(*_, **__): return None\n",
 }
-"""A package with what `ray_query` uses of Ray. Of node b, it reports no free resources; node c has no free GPU."""
+"""A package with the parts of Ray that `ray_query` uses. It reports no free resources of node b; node c has no free
+GPU."""
 
 
 @pytest.fixture
 def fake_ray(tmp_path: Path) -> Callable[[str], RayCluster]:
-    """Asks the fake Ray at an address."""
+    """Query the fake Ray at an address."""
     for name, text in FAKE_RAY.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

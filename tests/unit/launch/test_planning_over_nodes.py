@@ -131,7 +131,7 @@ def test_tensor_parallelism_over_the_network_is_a_warning() -> None:
     assert found.fix == Changes(set={"tensor-parallel-size": 2, "pipeline-parallel-size": 2})
     assert (nodes_of(plan).across, plan.paces) == ("tensor", None)
     inside = planned(changes={"tensor-parallel-size": 2})
-    assert inside.flags["pipeline-parallel-size"] == 2  # a size that fits a node is that of each
+    assert inside.flags["pipeline-parallel-size"] == 2  # a size that fits a node applies to each node
 
 
 def test_experts_over_all_gpus_are_advised_if_they_hold_more() -> None:

@@ -1,4 +1,4 @@
-"""What a node's keeper gets, and what can't be started or done to a node."""
+"""What a node's keeper receives, and what can't be started on or done to a node."""
 
 from __future__ import annotations
 

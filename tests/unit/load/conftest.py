@@ -1,4 +1,4 @@
-"""A stub of vLLM's API in a thread, with settings for what can go wrong."""
+"""A stub of vLLM's API in a thread, with configurable faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vllm_launchers.presets.model import Workload
 
 @dataclass
 class Stub:
-    """Knobs, and what was asked of it."""
+    """Settings, and recorded requests."""
 
     token_seconds: float = 0.0
     models: Any = field(default_factory=lambda: {"data": [{"id": "tiny", "max_model_len": 512}]})
@@ -135,7 +135,7 @@ class Stub:
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
-    """A stub server that listens."""
+    """A listening stub server."""
     with Stub().listen() as server:
         yield server
 
@@ -148,7 +148,7 @@ def new_stub() -> Callable[[], Stub]:
 
 @pytest.fixture
 def workload() -> Workload:
-    """Short prompts and answers, half of each prompt shared."""
+    """Short prompts and outputs; half of each prompt is shared."""
     return Workload(input_tokens_p95=64, output_tokens_p95=16, prefix_reuse=0.5, concurrency=4)
 
 

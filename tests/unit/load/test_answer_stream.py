@@ -1,4 +1,4 @@
-"""An answer's event stream is read rightly however its bytes are cut."""
+"""A response's event stream is read correctly however its bytes are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vllm-console load``: what is sent for its words, and the exit code."""
+"""``vllm-console load``: what is sent for its arguments, and the exit code."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_invalid_options_are_usage_errors(tmp_path: Path, stub: Stub, words: tup
 
 
 def test_background_load_does_not_write_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its line would go over the screen of the program in the foreground."""
+    """Its output would appear on the screen of the program in the foreground."""
     import vllm_console.cli.progress as command
 
     monkeypatch.setattr(command.os, "tcgetpgrp", lambda _descriptor: 1)

@@ -134,7 +134,7 @@ def test_early_unfinished_requests_make_quantiles_unknown() -> None:
     for value in (1.0, 2.0, 3.0):
         samples.add(value)
     for _ in range(3):
-        samples.add_unfinished(0.01)  # each of these may yet be the longest
+        samples.add_unfinished(0.01)  # each of these may still become the longest
     found = samples.latency()
     assert (found.p50, found.p90, found.p99) == (None, None, None)
     assert found.above["p50"] == pytest.approx(0.505)

@@ -1,4 +1,4 @@
-"""Energy of a ramp's step: from readings between its first and last sample, of the server's GPUs only."""
+"""Energy of a ramp's step: from readings between its first and last sample, only of the server's GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded requests sent again: when, how long, and what they share."""
+"""Recorded requests are sent again with the same arrival times, lengths and shared prefixes."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_load_runs_without_an_event_loop(stub: Stub, workload: Workload) -> None
 
 
 async def test_stop_while_a_slot_is_freed_leaks_no_slot() -> None:
-    """A ramp's next step sends with the same places."""
+    """A ramp's next step sends with the same slots."""
     stop = asyncio.Event()
     async with httpx.AsyncClient() as unused:
         sender = Sender(unused, "tiny", Tally(), 1)

@@ -76,7 +76,7 @@ def test_cached_share_matches_the_reuse() -> None:
 
 
 def cached_share(workload: Workload) -> float:
-    """What a prefix cache of 16-token blocks that forgets nothing would answer for."""
+    """The hit rate of an unbounded prefix cache with 16-token blocks."""
     seen: set[int] = set()
     total = hits = 0
     for request in TrafficShape(workload, seed=3).stream(20, 50):

@@ -1,4 +1,4 @@
-"""The file of when load was sent: it stays small, and loses no load that still runs."""
+"""The file with the times of sent load: it stays small, and loses no load that is still running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_console.load.tuner_progress import TunerProgress, TunerStep
 
 
 def fill(folder: Path) -> None:
-    """Ended loads until the file is over its size."""
+    """Add ended loads until the file exceeds its size limit."""
     with (folder / FILE_NAME).open("a") as file:
         for number in itertools.count():
             for line in ({"began_at": 1.0, "until": 9.0, "rate": 2.0}, {"ended_at": 2.0}):

@@ -21,7 +21,7 @@ def chunked(pieces: Sequence[bytes]) -> bytes:
 
 
 async def read(parts: Sequence[bytes], *, end: bool = False) -> tuple[int, bytes, bool]:
-    """Status, body and whether the connection can be reused, of a response that arrives in these parts."""
+    """Status, body, and whether the connection can be reused, for a response that arrives in these parts."""
     connection = _Connection()
 
     async def come() -> None:

@@ -37,7 +37,7 @@ from vllm_console.load.tune_search import (
 
 ORIGINAL = Measured(2.0, 0.02)
 ALIKE = [1.0] * 9
-"""Predictions that say nothing."""
+"""Predictions without information."""
 
 
 def test_combinations_cover_current_values_with_tokens_for_all_sequences():

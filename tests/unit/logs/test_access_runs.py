@@ -1,4 +1,4 @@
-"""Runs of access lines as one row each: how often, over which time, and which requests."""
+"""Runs of access lines as one row each: their number, their time span, and the requests."""
 
 from __future__ import annotations
 

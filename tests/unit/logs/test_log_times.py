@@ -1,4 +1,4 @@
-"""The line of a log at a time."""
+"""The log line at a given time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a log: any size, any content, any place."""
+"""Reading a log of any size and content, at any position."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_tail_before_and_after_agree(writer):
 
 
 def test_whole_log_backwards_is_whole_log_forwards(writer):
-    # Lines longer and shorter than a block, empty ones, and ones that end on a block's border.
+    # Lines longer and shorter than a block, empty lines, and lines that end at a block boundary.
     sizes = [0, 1, module.BLOCK - 1, module.BLOCK, 3, 0, 0, 3 * module.BLOCK + 7, 5, module.BLOCK - 6, 12]
     writer.write(b"".join(b"x" * size + b"\n" for size in sizes) + b"unfinished")
     log = LogFile(writer.path)

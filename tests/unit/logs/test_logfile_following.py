@@ -1,4 +1,4 @@
-"""Following a log over rotation, truncation, deletion."""
+"""Following a log through rotation, truncation and deletion."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_unread_file_is_read_after_rotation_and_deletion(make_writer):
     writer.write(b"2\n")
     writer.rotate()
     writer.write(b"3\n")
-    writer.rotate()  # the file that was open at first is deleted now
+    writer.rotate()  # the file that was opened first is deleted now
     writer.write(b"4\n")
     assert texts(log.poll()) == ["2", "3", "4"]
 

@@ -1,4 +1,4 @@
-"""Why requests were refused, in the lines of vLLM's log."""
+"""Why requests were refused, according to vLLM's log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vllm_console.logs.refusals import Refusals, read_refusals, refusals_in
 
-# vLLM 0.32; in earlier releases, too, the message precedes its access line.
+# vLLM 0.32; in earlier releases, the message precedes its access line as well.
 WRONG_MODEL = (
     "(APIServer pid=26315) ERROR 11-26 09:29:06 [serving.py:274] Error with model error=ErrorInfo(message='The model "
     "`gpt-4` does not exist. Valid aliases: <path>', type='NotFoundError', param='model', code=404)"

@@ -1,4 +1,4 @@
-"""What made a start short or long, as vLLM's releases log it."""
+"""What made a startup fast or slow, as logged by vLLM's releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm_console.logs.startup_facts import StartupFacts
 
 
 def facts(*lines: str, process: str = "EngineCore pid=7") -> StartupFacts:
-    """The facts of lines logged one second apart."""
+    """The facts from lines logged one second apart."""
     made = [f"({process}) INFO 05-04 12:00:{second:02} [x.py:1] {text}" for second, text in enumerate(lines)]
     return watched(made, 0.0).facts.facts
 

@@ -1,4 +1,4 @@
-"""Progress of a start relative to an earlier one, remaining time, and when its silence is too long."""
+"""Progress of a startup relative to an earlier one, remaining time, and when it has been silent for too long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = (
 
 
 def progress_of(*stages, now, earlier=EARLIER):
-    """The progress for stages as (name, start time); the last one still runs."""
+    """The progress for stages as (name, start time); the last one is still running."""
     made = [
         Stage(name, at, (stages[index + 1][1] - at) if index + 1 < len(stages) else None, *detail)
         for index, (name, at, *detail) in enumerate(stages)
@@ -68,7 +68,7 @@ def test_new_stage_keeps_the_share_without_remaining_time():
 
 
 def test_imports_count_before_the_first_log_line():
-    """Before the first log line the process stage includes the time of the imports."""
+    """The process stage includes the time of the imports."""
     earlier = {"process": 0.0, "imports": 20.0, "config": 20.0}
     found = progress_of(("process", 0.0), now=10.0, earlier=earlier)
     assert found is not None

@@ -1,4 +1,4 @@
-"""A server's way up, from logs as vLLM's versions write them."""
+"""Startup stages from logs of vLLM's releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGUN = datetime(2026, 5, 4, 11, 59, 55)
 
 
 def log(*lines, begun=BEGUN, prefix=""):
-    """Lines as ``(seconds after the start, message)``; without seconds a line is unchanged."""
+    """Lines as ``(seconds after the start, message)``; a line without seconds is unchanged."""
     made = []
     for line in lines:
         if isinstance(line, str):
@@ -98,7 +98,7 @@ H200 = (
     (65, "Graph capturing finished in 3 secs, took 0.59 GiB"),
     (77, "init engine (profile, create kv cache, warmup model) took 34.57 s (compilation: 17.14 s)"),
 )
-"""vLLM 0.26.0 on an H200, as it wrote it, without its other lines."""
+"""Log of vLLM 0.26.0 on an H200, without its other lines."""
 
 
 def test_compile_stage_includes_its_tracing():
@@ -302,7 +302,7 @@ def test_cache_growing_for_another_process_is_not_a_download():
 
 
 def carried(prefix="", json_records=False):
-    """The same start as a container's runtime, systemd or a JSON formatter hands it on."""
+    """The same startup as logged through a container runtime, systemd or a JSON formatter."""
     made, last = [], 0
     for line in GPU:
         last = line[0] if isinstance(line, tuple) else last
@@ -329,7 +329,7 @@ def test_log_collector_prefix_does_not_change_the_stages(prefix, json_records):
 
 
 def test_first_request_is_the_last_stage():
-    """The log says that the server is up; its keeper waits for a completion."""
+    """The log says that the server is up, but its keeper still waits for a completion."""
     watch = StartupWatch(BEGUN.timestamp())
     for line in log((5, "Automatically detected platform cuda."), (60, "Application startup complete.")):
         watch.line(line)

@@ -1,4 +1,4 @@
-"""The adapters that have requests, from labels as vLLM 0.32 writes them."""
+"""Adapters that have requests, from labels as written by vLLM 0.32."""
 
 from __future__ import annotations
 

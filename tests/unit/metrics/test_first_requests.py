@@ -1,4 +1,4 @@
-"""The first requests of a run without warm-up are recognized and excluded from judgement and comparison."""
+"""The first requests of a run without warm-up are recognized and excluded from findings and comparisons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOUNDS = (1.0, 10.0, 100.0, math.inf)
 
 
 def poll(at: float, *, ended: float | None = 0.0, tokens: float = 0.0, running: float = 0.0, slow: int = 0) -> Sample:
-    """``slow`` requests had their first token after 40 s, all others that ended after half a second."""
+    """``slow`` requests had a TTFT of 40 s, all other finished ones half a second."""
     fast = max(0.0, (ended or 0.0) - slow)
     ttft = Histogram(BOUNDS, (fast, fast, fast + slow, fast + slow), 0.5 * fast + 40.0 * slow)
     engine = EngineSample(
@@ -30,7 +30,7 @@ def poll(at: float, *, ended: float | None = 0.0, tokens: float = 0.0, running: 
 
 
 def compiling(waits: int = 40, after: int = 80) -> list[Sample]:
-    """Two requests wait for their first token, end 5 s later, and others follow, ten a second."""
+    """Two requests wait for their first token and end 5 s later; then ten requests per second follow."""
     polls = [poll(float(second)) for second in range(5)]
     polls += [poll(5.0 + second, running=2.0) for second in range(waits)]
     polls += [poll(5.0 + waits + second, tokens=2.0 + second, running=2.0, slow=2, ended=0.0) for second in range(5)]

@@ -1,4 +1,4 @@
-"""HTTP of the scraper: what servers may send, over one connection."""
+"""HTTP of the scraper: valid and invalid responses over one connection."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LIMIT = 1000
 
 @pytest.fixture
 def talk():
-    """A connection to a peer that sends this and then closes; and the peer's end."""
+    """A connection to a peer that sends this and then closes, and the peer's end."""
     ends = []
 
     def send(far, answer):
-        with contextlib.suppress(OSError):  # the connection was closed before all of it was read
+        with contextlib.suppress(OSError):  # the connection was closed before everything was read
             far.sendall(answer)
             far.shutdown(socket.SHUT_WR)
 

@@ -67,7 +67,7 @@ def test_no_requests_have_no_quantiles(body):
 
 
 def test_quantile_in_the_first_bucket_is_null_with_a_bound(body):
-    """vLLM's first bucket of queue times ends at 0.3 s: 50 µs were shown as 150, 270 and 297 ms."""
+    """vLLM's first bucket of queue times ends at 0.3 s: 50 µs were once shown as 150, 270 and 297 ms."""
     text = body(engines=[{"ttft": [0.036] * 20, "request_queue_time": [0.00005] * 20}])
     document = metrics_document(parse_metrics(text, 1.0))
     queue, ttft = document["queue_seconds"], document["ttft_seconds"]

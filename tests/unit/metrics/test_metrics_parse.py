@@ -1,4 +1,5 @@
-"""Bodies of ``/metrics`` are read as prometheus_client reads them, over vLLM's versions, and nothing hostile hurts."""
+"""Bodies of ``/metrics`` are read like prometheus_client reads them, for all of vLLM's versions; hostile ones are
+harmless."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ INF = math.inf
 
 
 def by_prometheus(text: str) -> dict[str, dict[str, object]]:
-    """An independent reading: per engine the preferred family's values, by prometheus_client's own parser."""
+    """The preferred family's values per engine, read independently with prometheus_client's own parser."""
     series: dict[tuple[str, str], list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
         for found in family.samples:
@@ -72,7 +73,7 @@ def test_same_values_as_prometheus_client(body, version, count):
     ]
     text = body(version, engines)
     parser = Parser()
-    for _ in range(3):  # the second time lines are known as they stand
+    for _ in range(3):  # from the second time on, lines are cached
         assert as_read(parser.parse(text, 5.0)) == by_prometheus(text)
 
 
@@ -136,7 +137,7 @@ def test_server_without_vllm_families_has_no_engines():
     ("config", "engines", "tokens"),
     [
         ({}, 1, 1600),
-        ({}, 4, 1600),  # num_gpu_blocks is the sum over engines already
+        ({}, 4, 1600),  # num_gpu_blocks is already the sum over engines
         ({"kv_cache_size_tokens": "1111"}, 1, 1111),
         ({"kv_cache_size_tokens": "1111"}, 3, 3333),  # this one is reported per engine
         ({"kv_cache_size_tokens": "None"}, 1, 1600),
@@ -250,7 +251,7 @@ def test_implausibly_many_engines_are_dropped(body):
 
 
 def test_long_body_with_foreign_families_is_read_completely(body):
-    """It is cut up in pieces, and what no family of vLLM's is in is passed over."""
+    """It is read in pieces, and pieces without a vLLM metric are skipped."""
     others = "".join(f'node_cpu_seconds_total{{cpu="{n}",mode="idle"}} {n}.5\n' for n in range(5000))
     text = body(engines=[{"running": 6.0}])
     for mixed in (others + text, text + others, others + "\n" + text + "# EOF"):
@@ -308,7 +309,7 @@ def test_any_text_is_parsed_without_a_crash(text):
     ],
 )
 def test_prefix_caching_and_its_step_are_read(labels, found):
-    """As vLLM 0.32.0 reports it, with and without a unit; two engines that differ tell nothing."""
+    """As reported by vLLM 0.32.0, with and without a unit; two engines that differ give no result."""
     lines = [f'vllm:cache_config_info{{engine="{at}",{one}}} 1.0' for at, one in enumerate(labels)]
     text = "\n".join([*lines, 'vllm:num_requests_running{engine="0",model_name="m"} 1.0', ""])
     sample = parse_metrics(text, 0.0)
@@ -316,7 +317,7 @@ def test_prefix_caching_and_its_step_are_read(labels, found):
 
 
 def test_cache_is_that_of_one_engine():
-    """``num_gpu_blocks`` is that of all engines together, on the line of each."""
+    """``num_gpu_blocks`` is the total of all engines, repeated on each engine's line."""
     line = (
         'vllm:cache_config_info{{block_size="16",enable_prefix_caching="True",engine="{}",num_gpu_blocks="1000"}} 1.0'
     )

@@ -1,4 +1,4 @@
-"""Asking a server: one clear sentence for everything that can go wrong, and never later than the deadline."""
+"""Scraping a server: one clear sentence for everything that can go wrong, and never later than the deadline."""
 
 from __future__ import annotations
 

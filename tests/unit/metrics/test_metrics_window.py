@@ -1,4 +1,4 @@
-"""Rates, shares and quantiles between two samples; restarts, several engines, different bounds."""
+"""Rates, shares and quantiles between two samples: restarts, several engines, different bounds."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_interpolation_matches_histogram_quantile(q, counts, expected):
 @pytest.mark.parametrize(
     ("lengths", "most"),
     [
-        ([1200], 1200),  # one request: the sum is its length, 1,950 in the middle of the bucket is impossible
+        ([1200], 1200),  # one request: the sum is its length, so 1,950 in the middle of the bucket is impossible
         ([1001, 1001, 1001, 1300], 4303 - 3 * 1000),
-        ([1200] * 100, 1950),  # with many values the longest may still be that long: the sum restricts little
+        ([1200] * 100, 1950),  # with many values, the longest may still be that long, so the sum restricts little
         ([5, 5, 5, 5, 5, 5, 5, 5, 5, 1200], 1245 - 9 * 2),
     ],
 )
@@ -50,7 +50,7 @@ def test_length_quantile_respects_the_upper_limit_of_the_sum(lengths, most):
 @pytest.mark.parametrize(
     ("lengths", "least"),
     [
-        ([1000] * 50, 1000),  # all as long as their bucket allows: 975 is impossible
+        ([1000] * 50, 1000),  # all as long as their bucket allows, so 975 is impossible
         ([990] * 20, 795),
         ([600] * 50, 500),  # the sum restricts nothing: linear interpolation
         ([1000] * 50 + [5000], 500),  # one beyond the last bound may be of any length
@@ -97,7 +97,7 @@ def test_one_sample_shows_that_what_was_never_counted_has_a_rate_of_zero(engine,
 
 def test_restart_counts_from_zero(engine, sample):
     before = sample(0.0, engine(generation=9000.0, preemptions=50.0, finished=500.0, ttft=(90, 95, 99, 100)))
-    # More preemptions than before, yet the engine is new: its tokens say so.
+    # More preemptions than before, but the engine is new, as its tokens show.
     after = sample(10.0, engine(generation=300.0, preemptions=60.0, finished=20.0, ttft=(0, 4, 4, 4), ttft_sum=1.0))
     found = window(before, after)
     assert found.generation_tokens_per_second == 30.0

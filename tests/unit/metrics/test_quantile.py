@@ -1,4 +1,4 @@
-"""What a histogram knows about a quantile: its bucket, and a value only if that bucket has two ends."""
+"""What a histogram says about a quantile: its bucket, and a value only if that bucket has two bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUNDS = (0.3, 0.5, 0.8, 2.0, INF)
 
 
 def of(*counts: float, q: float = 0.5, bounds: tuple[float, ...] = BOUNDS) -> Quantile | None:
-    """A quantile with so many observations in each bucket."""
+    """A quantile with these counts per bucket."""
     return quantile(q, bounds, tuple(itertools.accumulate(counts)))
 
 
@@ -102,7 +102,7 @@ def test_part_is_not_longer_than_the_whole_if_buckets_allow() -> None:
 
 
 def test_values_of_different_requests_are_kept_and_reported() -> None:
-    """A queue that was worked off: those that ended had waited long, those that begin now do not."""
+    """After a queue was worked off, finished requests had waited long, but new ones do not."""
     given = {
         "queue": Quantiles(9, 4.0, p50=Quantile(4.0, 2.5, 5.0)),
         "ttft": Quantiles(9, 0.1, p50=Quantile(0.1, 0.08, 0.25)),
@@ -114,7 +114,7 @@ def test_values_of_different_requests_are_kept_and_reported() -> None:
 
 
 def test_adjusted_quantiles_stay_in_order() -> None:
-    """The p99 can be moved to the whole's, the p90 can't: it must not end up above the p99."""
+    """The p99 can be adjusted to the whole's, but the p90 can't: it must not end up above the p99."""
     queue = Quantiles(9, 34.0, None, Quantile(92.0, 80.0, 160.0), Quantile(150.0, 80.0, 160.0))
     ttft = Quantiles(9, 50.0, None, Quantile(55.0, 40.0, 60.0), Quantile(70.0, 60.0, 80.0))
     for latency in agreeing({"queue": queue, "ttft": ttft}).values():

@@ -14,7 +14,7 @@ from vllm_console.metrics.unauthorized import UnauthorizedCounter
 from vllm_console.metrics.window import format_unserved, responses_between, window_document
 from vllm_console.metrics.window import window as window_of
 
-# As vLLM 0.32 writes it after a wrong model name, too long prompts, a wrong key and a request to no route.
+# As written by vLLM 0.32 after a wrong model name, too long prompts, a wrong key and an unknown route.
 BODY = """\
 vllm:num_requests_running{engine="0",model_name="m"} 0.0
 # HELP http_requests_total Total number of requests by method, status and handler.
@@ -82,7 +82,7 @@ def test_window_reports_unserved_requests() -> None:
 
 def test_unauthorized_requests_are_counted_over_rotations(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    log.write_text(access("401 Unauthorized"))  # of the run before
+    log.write_text(access("401 Unauthorized"))  # of the previous run
     counter = UnauthorizedCounter(log)
     assert counter.count() == 0
     with log.open("a") as file:

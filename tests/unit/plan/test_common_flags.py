@@ -1,4 +1,4 @@
-"""The table of common flags, and how typed values are read by it."""
+"""The table of common flags, and how it parses typed values."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_occupied_gpu_is_never_chosen_silently() -> None:
 
 
 def test_the_problem_names_who_holds_the_gpu_that_lacks_the_most() -> None:
-    """Stopping what runs on the other GPU would not help."""
+    """Stopping the processes on the other GPU would not help."""
     bob = Holder(13, user="bob", gib=44.0)
     ranking = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,), 1: (bob,)}), 2, need_gib=40.0)
     assert ranking.best is None

@@ -22,7 +22,7 @@ OLD, TRITON, MIDDLE, NEW = (0, 10, 1), (0, 11, 0), (0, 17, 1), (0, 33, 0)
         (8.6, NEW, "TRITON_ATTN", False, False),
         (8.6, NEW, "FLASH_ATTN", False, False),
         (8.6, NEW, "FLASHINFER", False, True),
-        (8.6, OLD, "FLASHINFER", False, False),  # it asked FlashAttention alone whether it can
+        (8.6, OLD, "FLASHINFER", False, False),  # it only asks FlashAttention whether it can
         (8.6, NEW, "FLEX_ATTENTION", False, False),
         (8.6, NEW, None, True, False),
         (8.9, NEW, None, False, True),
@@ -65,7 +65,7 @@ def test_fp8_cache_needs_fp8_arithmetic_or_a_backend_without_it(
         ({"attention-config.backend": "null"}, {}, NEW, None),
         ({"attention-config": '{"backend": "TRITON_ATTN"}', "attention-config.use_non_causal": True}, {}, NEW, None),
         ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER_VLLM_V1"}, OLD, "FLASHINFER"),
-        ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, NEW, None),  # no longer read since 0.15
+        ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, NEW, None),  # ignored since 0.15
         ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, None, None),
     ],
 )

@@ -29,7 +29,7 @@ def test_changes_override_the_preset_and_say_so(plan: MakePlan) -> None:
     made = plan(set={"--max_num_seqs": 128, "enforce-eager": True, "max-model-len": 4096}, unset=("kv-cache-dtype",))
     assert made.flags["max-num-seqs"] == 128
     assert made.reasons["max-num-seqs"] == "set by you"
-    assert "set by you" not in made.reasons["max-model-len"]  # the same value as the preset's: its reason stays
+    assert "set by you" not in made.reasons["max-model-len"]  # same value as the preset's, whose reason remains
     assert "--enforce-eager" in made.argv
 
 

@@ -1,4 +1,4 @@
-"""Files that a launch's flags name, and vLLM must find."""
+"""Files named by a launch's flags, which vLLM must find."""
 
 from __future__ import annotations
 

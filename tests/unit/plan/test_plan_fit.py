@@ -1,4 +1,4 @@
-"""Whether a model fits: the plan's judgement, and unknown if it lacks facts."""
+"""Whether a model fits according to the plan, or unknown if facts are missing."""
 
 from __future__ import annotations
 

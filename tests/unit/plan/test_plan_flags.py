@@ -1,4 +1,4 @@
-"""Flags as people write them, and as argv takes them."""
+"""Flags as users write them, and as arguments."""
 
 from __future__ import annotations
 

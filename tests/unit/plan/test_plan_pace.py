@@ -1,4 +1,4 @@
-"""How fast a launch is expected to be."""
+"""The expected speed of a launch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_copies_share_requests_and_stages_overlap() -> None:
 
 def test_prompts_larger_than_a_step_take_several_steps() -> None:
     small = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0)
-    # 64 requests gain a token each while 7,680 prompt tokens come in, of which a step takes 4,096.
+    # 64 requests gain a token each while 7,680 prompt tokens arrive, of which a step takes 4,096.
     assert small.pace(64, LONG).tpot_seconds > 1.5 * small.pace(16, LONG).tpot_seconds
 
 

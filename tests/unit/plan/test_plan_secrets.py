@@ -107,7 +107,7 @@ def test_time_is_linear_in_the_line_length(pattern: str) -> None:
             times.append(time.process_time() - began)
         return min(times)
 
-    small, large = seconds(4_000), seconds(64_000)  # 16 times as long: 256 times the time if it were the square
+    small, large = seconds(4_000), seconds(64_000)  # 16 times as long: 256 times the time if it were quadratic
     assert large < 80 * max(small, 0.0002)
 
 

@@ -1,4 +1,4 @@
-"""An offered change is accepted by vLLM, or is offered without the flags that contradict it."""
+"""vLLM accepts an offered change; otherwise it is offered without the flags that contradict it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCKS = replace(
     DENSE, heads=32, kv_heads=4, experts=128, experts_per_token=8, expert_intermediate_size=768,
     quantization=Quantization("fp8", 8, block=(128, 128)),
 )  # fmt: skip
-"""As Qwen3-30B-A3B-FP8: its experts can be cut over 2 and 3 GPUs, its heads over 2 and 4."""
+"""Like Qwen3-30B-A3B-FP8: its experts can be split over 2 and 3 GPUs, its heads over 2 and 4."""
 
 
 @pytest.mark.parametrize(

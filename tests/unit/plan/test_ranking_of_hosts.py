@@ -17,7 +17,7 @@ from vllm_launchers.plan.placement import PlacementRanking, rank_placements
 RANKED: dict[tuple[str, int], tuple[str, ...]] = {
     # One GPU with a desktop on it.
     ("1xrtx4090", 1): ("0: idle, 22.7 GiB free",),
-    # Bridged: together over NVLink; one alone leaves the GPU with the desktop for later.
+    # Bridged: both over NVLink; a single GPU leaves the one with the desktop for later.
     ("2xrtx3090", 1): ("1: idle, 23.6 GiB free", "0: idle, 23.4 GiB free"),
     ("2xrtx3090", 2): ("0,1: NVLink ×4, 112 GB/s, both idle",),
     # 0,1 and 2,3 are bridged, anna uses 0: a single GPU takes the rest of the broken pair.
@@ -29,7 +29,7 @@ RANKED: dict[tuple[str, int], tuple[str, ...]] = {
         "- 0,1: NVLink ×4, 112 GB/s, at least 27.1 GiB free",
     ),
     ("4xa6000", 4): ("- 0-3: across the CPU interconnect (SYS), 63 GB/s, at least 27.1 GiB free",),
-    # NVSwitch: all are equally near; 0 to 3 are taken.
+    # NVSwitch: all are equally close; 0 to 3 are in use.
     ("8xh100", 1): ("4: idle, 79.2 GiB free", "5: idle, 79.2 GiB free", "- 0: 18.0 GiB free"),
     ("8xh100", 2): (
         "4,5: NVSwitch ×18, 900 GB/s, both idle",
@@ -41,7 +41,7 @@ RANKED: dict[tuple[str, int], tuple[str, ...]] = {
         "- 0,4,5,6: NVSwitch ×18, 900 GB/s, at least 18.0 GiB free",
     ),
     ("8xh100", 8): ("- 0-7: NVSwitch ×18, 900 GB/s, at least 8.2 GiB free",),
-    # PCIe only, 2 and 6 are held: one alone leaves the free pairs behind a switch whole.
+    # PCIe only, 2 and 6 are in use: a single GPU leaves the free pairs behind a switch intact.
     ("8xl40s", 1): ("3: idle, 44.6 GiB free", "7: idle, 44.6 GiB free", "- 6: 32.2 GiB free", "- 2: 13.7 GiB free"),
     ("8xl40s", 2): (
         "0,1: one PCIe switch (PIX), 63 GB/s, both idle",
@@ -58,7 +58,7 @@ RANKED: dict[tuple[str, int], tuple[str, ...]] = {
         "- 0: MIG slice 3g.20gb, 6.1 GiB free",
     ),
 }
-"""The first sets for so many GPUs, best first; those marked with a dash are offered and never taken unasked."""
+"""The first sets for a number of GPUs, best first; those marked with a dash are offered but never taken by default."""
 
 WARNINGS: dict[tuple[str, int], tuple[str, ...]] = {
     ("4xa6000", 4): (
@@ -98,7 +98,7 @@ def test_every_recorded_host_is_ranked() -> None:
 
 
 def mixed() -> Host:
-    """Two GPUs of 24 GiB and two of 80 GiB behind one host bridge; anna holds 10 GiB of the last."""
+    """Two 24 GiB GPUs and two 80 GiB GPUs behind one host bridge; anna holds 10 GiB of the last one."""
     sizes = (24.0, 24.0, 80.0, 80.0)
     held = {3: (Holder(7, user="anna", gib=10.0),)}
     gpus = tuple(
@@ -119,7 +119,7 @@ def test_required_memory_may_depend_on_the_gpu_size() -> None:
         ((2,), True), ((0,), True), ((1,), True), ((3,), False),
     ]  # fmt: skip
     assert ranking.placements[0].needs_gib == (72.0,)
-    # With a smaller share, anna's GPU has room too, after the unused ones.
+    # With a smaller share, anna's GPU has room too, but ranks after the unused ones.
     shared = rank_placements(mixed(), 1, need_gib=share_of(0.8))
     assert [found.gpus for found in shared.placements if found.fits] == [(2,), (0,), (1,), (3,)]
     assert shared.placements[3].warnings == ("GPU 3: anna holds 10.0 GiB",)

@@ -1,4 +1,4 @@
-"""A prediction in words, where its interval is too wide for numbers."""
+"""A prediction in words where its interval is too wide for numbers."""
 
 from __future__ import annotations
 

@@ -56,7 +56,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, text: str) -> Path:
-    """An executable ``vllm`` with this text."""
     script = folder / "vllm"
     script.write_bytes(text.format(python=folder / "python").encode(errors="surrogateescape"))
     script.chmod(0o755)

@@ -16,7 +16,7 @@ CHUNK = 1000
 
 
 class PageCache:
-    """The page cache: chunks by their offset; chunks that were read stay unless ``keeps`` is false."""
+    """The page cache: chunks by offset; chunks that were read stay unless ``keeps`` is false."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held: set[int] = set()
@@ -44,7 +44,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> PageCache:
 
 
 def read(tmp_path: Path, limit: int = 10**9) -> ReadAhead:
-    """Read a file of four chunks and a half ahead."""
+    """Read ahead a file of four and a half chunks."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(4 * CHUNK + 500))
     reader = ReadAhead([file], limit)

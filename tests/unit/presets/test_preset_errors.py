@@ -1,4 +1,4 @@
-"""A wrong preset names file, key and what was expected, and breaks no other."""
+"""The error of an invalid preset names file, key and what was expected, and affects no other preset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any file content gives a preset or a sentence."""
+"""Any file content gives a preset or a one-sentence error."""
 
 from __future__ import annotations
 

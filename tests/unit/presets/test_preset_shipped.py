@@ -66,7 +66,7 @@ def test_no_preset_sets_a_quantization_or_a_host() -> None:
 
 @pytest.mark.parametrize("name", FIELD_VALUES)
 def test_reasons_apply_to_any_model(name: str) -> None:
-    """A preset can be planned with another model or other flags, and the reasons are shown there too."""
+    """A preset can be planned with another model or other flags, and its reasons are shown there too."""
     for flag, setting in read_presets(None)[0][name].flags.items():
         numbers = {found.replace(",", "") for found in re.findall(r"\d[\d,]*\d{3}|\d{3,}(?! pages)", setting.why)}
         assert numbers <= {str(setting.value)}, f"{flag}: {setting.why}"

@@ -29,7 +29,7 @@ NAME = "vllm_console_probe"
 
 
 class FinishReason(IntEnum):
-    """As in vLLM: an integer with a word as its text; 0 is the usual end."""
+    """As in vLLM: an integer whose text is a word; 0 is the usual end."""
 
     STOP = 0
     LENGTH = 1
@@ -67,7 +67,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 
 
 def written(recorder: Recorder, folder: Path) -> tuple[list[EngineStep], list[FinishedRequest]]:
-    """What is in the folder once the recorder has ended."""
+    """The records in the folder once the recorder has ended."""
     recorder.close()
     reader = ProbeReader(folder)
     return reader.steps(), reader.requests()
@@ -120,7 +120,7 @@ def test_tokens_still_cached_on_resume_are_recorded(recorder: Recorder, tmp_path
 
 
 def test_values_missing_in_a_release_are_unknown(recorder: Recorder, tmp_path: Path) -> None:
-    """An older or a later release: nothing but the classes themselves."""
+    """In an older or a later release, which has only the classes themselves."""
     Probe(recorder).record(SimpleNamespace(), SimpleNamespace(finished_requests=[SimpleNamespace()]))
     Probe(recorder).record(None, None)
     ((first, second), (request,)) = written(recorder, tmp_path / "probe")
@@ -132,7 +132,7 @@ def test_values_missing_in_a_release_are_unknown(recorder: Recorder, tmp_path: P
 
 
 def test_request_that_ended_before_its_first_token(recorder: Recorder, tmp_path: Path) -> None:
-    """vLLM then subtracts a moment of the engine's clock from zero."""
+    """vLLM then subtracts a time of the engine's clock from zero."""
     never = finished(num_generation_tokens=0, prefill_time=-81234.5, decode_time=0.0, finish_reason="abort")
     Probe(recorder).record(scheduler_stats(), iteration_stats(never))
     _, (request,) = written(recorder, tmp_path / "probe")
@@ -431,7 +431,7 @@ def test_killed_writer_keeps_what_it_has_written(tmp_path: Path) -> None:
 
 
 class StatLoggerBase:
-    """A stand-in for vLLM's own."""
+    """Replaces vLLM's own class."""
 
     def log(self) -> None:
         """Nothing."""
@@ -513,7 +513,8 @@ def test_reader_and_plugin_use_the_same_fields() -> None:
 
 @pytest.fixture
 def an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> float:
-    """A step a second in many segments, with a first token every ten seconds; returns when the first step was."""
+    """One step per second in many segments, with a first token every ten seconds; returns the time of the first
+    step."""
     monkeypatch.setattr(plugin, "SEGMENT_BYTES", HEADER_BYTES + 50 * plugin.STEP.size)
     begin = time.monotonic()
     segments_in(tmp_path).write([step_bytes(begin + at) for at in range(3600)])

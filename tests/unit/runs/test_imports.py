@@ -1,4 +1,4 @@
-"""Results of other tools: real files of ``vllm bench serve`` 0.32 and guidellm 0.8.1, shortened; and others."""
+"""Results of other tools: real, shortened files of ``vllm bench serve`` 0.32 and guidellm 0.8.1, and others."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from vllm_console.runs.windows import Windows
 
 
 def verdicts(made, seeds, count=10, before=None, after=None):
-    """How often which verdict was given."""
+    """How often each verdict was given."""
     found = Counter()
     for seed in range(seeds):
         one = made.minutes(2 * seed, count, **(before or {}))
@@ -82,7 +82,7 @@ def test_values_and_uncertainty_accompany_the_verdict(made):
 
 
 def with_exact_ttft(windows, factor, but=()):
-    """The windows with exact TTFT quantiles, so much larger than the estimates."""
+    """The windows with exact TTFT quantiles, which are ``factor`` times the estimates."""
     return [
         window
         if number in but
@@ -101,7 +101,7 @@ def with_exact_ttft(windows, factor, but=()):
     ("missing_before", "missing_after", "exact"), [((), (), True), ((4,), (), False), ((), range(10), False)]
 )
 def test_quantiles_are_exact_only_if_exact_in_all_minutes(made, missing_before, missing_after, exact):
-    """Else the runs would differ because one is estimated: here by half."""
+    """Otherwise the runs would differ only because one is estimated: here by half."""
     one = with_exact_ttft(made.minutes(1), 1.5, missing_before)
     other = with_exact_ttft(made.minutes(2), 1.5, missing_after)
     found = compare(*made.pair(one, other))
@@ -286,7 +286,7 @@ def test_traffic_of_a_run_that_just_began_is_not_called_not_reported(made):
 
 
 def test_missing_minutes_are_the_same_number_in_the_sentence_and_as_a_value(made):
-    """Frames of a minute take 60.8 s where each scrape is late."""
+    """A minute of frames takes 60.8 s if each scrape is late."""
     found = compare(*made.pair(made.minutes(1), made.minutes(2, 2)))
     late = replace(found, after=replace(found.after, seconds=60.8))
     assert "chat@2 needs 3 min more" in verdict_text(late)
@@ -507,7 +507,7 @@ def test_noisy_minutes_do_not_prove_no_difference(made):
 
 
 def with_figures(windows, **figures):
-    """These windows with other figures, each given as values by turns."""
+    """The windows with other metrics; the values of each are used in turn."""
 
     def at(index):
         return {key: values[index % len(values)] for key, values in figures.items()}
@@ -519,7 +519,7 @@ WILD = (0.9, 40.0, 350.0, 2.0, 40.0, 90.0, 1.0, 40.0, 200.0, 41.0)
 
 
 def test_share_has_no_meaningless_interval(made):
-    """It was +0.065 (−1.43 to +1.56), while a request can't be preempted less than never."""
+    """It was once +0.065 (−1.43 to +1.56), although the share of preempted requests can't be negative."""
     before = with_figures(made.minutes(1), preemption_share=(0.0, 2.0, 0.0, 0.1, 1.5))
     after = with_figures(made.minutes(2), preemption_share=(0.0, 0.1, 3.0, 1.2, 0.1))
     figure = next(one for one in compare(*made.pair(before, after)).figures if one.key == "preemption_share")
@@ -560,7 +560,7 @@ def test_headline_omits_minor_values_if_a_major_one_is_inconclusive(made):
     assert found.verdict is ComparisonVerdict.INCONCLUSIVE
     assert "ITL" not in verdict_text(found)
     assert "ITL" not in brief(found)
-    # Once a major figure is decided the verdict is its, and the other is named as open.
+    # Once a major metric is decided, it determines the verdict, and the other one is named as open.
     whole = with_figures(made.minutes(2), ttft_mean=WILD, e2e_mean=(9.0, 9.1), **slower)
     found = compare(*made.pair(with_figures(before, e2e_mean=(4.6, 4.7)), whole))
     assert found.verdict is ComparisonVerdict.WORSE
@@ -581,7 +581,7 @@ def test_headline_is_about_the_objective_missed_before(made):
     assert verdict_text(found).startswith("Better: preemptions/req −0.5")
     assert verdict_text(found).endswith("; TTFT mean 4.9s → 40s is inconclusive.")
     assert brief(found).startswith("Better: preemptions/req −0.5")
-    # Even if other values changed more; also if that objective is still missed.
+    # Even if other values changed more, and even if that objective is still missed.
     for preempted, sentence in (
         (0.0, "preemptions/req fell from"),
         (0.5, "preemptions/req did not clearly improve (0.5"),
@@ -611,7 +611,7 @@ def test_newly_met_objective_decides_if_requests_are_not_slower(made):
 
 
 def bounded(made, seed, value=None):
-    """Minutes whose end-to-end p99 is below 0.3 s, or that value in its bucket."""
+    """Minutes whose end-to-end p99 is below 0.3 s, or has that value within its bucket."""
     windows = [replace(one, figures={key: figure for key, figure in one.figures.items() if key != "e2e_p99"})
                for one in made.minutes(seed)]  # fmt: skip
     if value is None:
@@ -701,7 +701,7 @@ def test_detail_of_an_inconclusive_change_says_how_wide_it_is(made):
     ],
 )
 def test_a_change_that_may_be_noise_is_not_called_similar(key, after, likeness, text):
-    """``+106% roughly similar`` was once shown: a p95 of lengths is known to a bucket, and scatters."""
+    """``+106% roughly similar`` was once shown: a p95 of lengths is only known to a bucket, and scatters."""
     assert likeness_text(Factor(key, "", "tokens", 400.0, after, likeness)) == text
 
 

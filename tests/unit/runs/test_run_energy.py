@@ -23,7 +23,7 @@ TARIFF = Tariff(0.30, "EUR")
 
 
 def gpu_lines(watts: float, others: tuple[int, ...] = ()) -> str:
-    """Lines of a machine's sampler while a server's GPU uses so much power."""
+    """Lines of a machine's sampler while a server's GPU uses that much power."""
     pids = [{"pid": pid} for pid in (PID, *others)]
     return "".join(
         json.dumps({"at": at, "gpus": [{"index": 0, "energy_mj": round(at * watts * 1000), "used_by": pids}]}) + "\n"

@@ -239,7 +239,7 @@ def test_full_disk_is_reported_and_loses_no_old_data(store, path, monkeypatch, m
 
 
 def test_disk_full_for_sqlites_own_files_is_reported_as_full(store, monkeypatch):
-    """As SQLite reports it on a small tmpfs: its shared-memory file can't be extended."""
+    """As SQLite reports it on a small tmpfs, where its shared-memory file can't be extended."""
 
     def full(*_words, **_more):
         error = sqlite3.OperationalError("disk I/O error")

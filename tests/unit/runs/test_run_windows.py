@@ -1,4 +1,4 @@
-"""Minutes summed up from samples: rates, means and quantiles, over gaps, idle times and restarts."""
+"""Minutes aggregated from samples: rates, means and quantiles, over gaps, idle times and restarts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INF = float("inf")
 
 
 def poll(at, finished=0.0, running=2.0, waiting=1.0, tokens=0.0, preempted=0.0, usage=0.5):
-    """One sample; each request took 0.4 s to its first token, had a prompt of 300 tokens and an answer of 40."""
+    """One sample; each request had a TTFT of 0.4 s, 300 prompt tokens and 40 output tokens."""
     counts = (0.0, finished, finished)
     engine = EngineSample(
         requests_running=running,

@@ -1,4 +1,4 @@
-"""Each flag changes what a console shows in the direction that it would on a GPU, in virtual time."""
+"""In virtual time, each flag changes the displayed values in the same direction as on a GPU."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_pipeline_stages_work_on_different_iterations(lab: Lab, traffic: Lab, qu
     assert one.generated == two.generated == four.generated == 40 * 40
     assert 1.4 < one.seconds / two.seconds < 2
     assert one.seconds / four.seconds > 2
-    # One request alone has nothing to overlap with: its tokens pass through all stages one after another.
+    # A single request has nothing to overlap with: its tokens pass through all stages in sequence.
     alone = [lab(line.format(flags), model="Qwen/Qwen3-32B-AWQ").run(traffic(1, **work)) for flags in ("", "-pp 4")]
     assert quantile(alone[1].itls, 0.5) >= quantile(alone[0].itls, 0.5)
 

@@ -49,7 +49,7 @@ def test_flags_accept_vllms_spellings(spelling: list[str]) -> None:
     ],
 )
 def test_keys_of_a_json_flag_become_its_object(words: str, objects: str) -> None:
-    """As ``FlexibleArgumentParser`` of 0.32 makes it."""
+    """Like ``FlexibleArgumentParser`` of 0.32."""
     assert " ".join(with_objects(normalize(words.split()))) == objects
 
 
@@ -140,7 +140,7 @@ def test_weights_can_be_converted_to_fp8_while_loading(lab: Callable[..., Any]) 
         ("nvidia h200", 1024, 8192),
         ("B200", 1024, 16384),
         ("GB200", 1024, 16384),
-        ("GB10", 256, 2048),  # its memory is the CPU's, of which NVML reports no size
+        ("GB10", 256, 2048),  # it shares the CPU's memory, whose size NVML does not report
     ],
 )
 def test_defaults_depend_on_the_gpu(lab: Callable[..., Any], gpu: str, seqs: int, tokens: int) -> None:

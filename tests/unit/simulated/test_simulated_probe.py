@@ -1,4 +1,4 @@
-"""The simulated engine's records: they add up to what it did, as vLLM's do."""
+"""The simulated engine's records add up to what it did, like vLLM's."""
 
 from __future__ import annotations
 

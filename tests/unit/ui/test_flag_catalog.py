@@ -1,4 +1,4 @@
-"""Flags of one vLLM, the common ones first; typed values are judged by that vLLM."""
+"""Flags of one vLLM, the common ones first; that vLLM determines whether typed values are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installed vLLMs are found and known without running them."""
+"""Installed vLLMs are found and identified without running them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_wrapper_has_an_unknown_version(tmp_path: Path, executable: Executable, 
     ],
 )
 def test_docker_wrapper_is_refused(tmp_path: Path, executable: Executable, line: str) -> None:
-    """Its container is the daemon's child: never seen ready, and left on the GPU when the client is stopped."""
+    """Its container is a child of the daemon: never seen ready, and left on the GPU when the client is stopped."""
     script = executable(tmp_path / "vllm", f"#!/bin/bash\n{line}\n")
     with pytest.raises(EngineError) as caught:
         engine_at(str(script), {})

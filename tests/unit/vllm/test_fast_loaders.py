@@ -18,7 +18,7 @@ Names = Callable[..., list[str]]
 
 @pytest.fixture
 def usable(tmp_path: Path) -> Names:
-    """The formats for a model of some files, with some packages in vLLM's environment."""
+    """The formats for a model with some files and packages in vLLM's environment."""
     packages = tmp_path / "env/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     python = tmp_path / "env/bin/python"

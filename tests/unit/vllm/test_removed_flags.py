@@ -75,7 +75,7 @@ def test_removed_value_dates_match_the_release_table(value: Any) -> None:
         assert value.new_value in known(RELEASES[-1], value.flag)
 
 
-@cache  # the tables of all releases are gone through for each value, and few are kept
+@cache  # each value takes a pass over the tables of all releases; few results are kept
 def spellings(release: str) -> dict[str, tuple[str, ...]]:
     return {name: spec.words or spec.choices for name, spec in release_table(release).flags.items()}
 

@@ -1,4 +1,4 @@
-"""Reports of starts kept on disk."""
+"""Startup reports stored on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One browser gets in, once, by the link; no other name and no other page leads here."""
+"""One browser gets in once, with the link; no other host name and no other page is accepted."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ from vllm_console.diagnosis.finding import Cause
 from vllm_console.logs.vllm_lines import parse_lines
 
 Form = Callable[[str, str], str]
-"""Writes a line of a traceback: process and text to a line of the log."""
+"""Formats process and text of a traceback line as a log line."""
 
 
 def failure_line(lines: Sequence[str], exit_code: int | None = None) -> FailureLine | None:
-    """What `failure_in` finds in these lines."""
+    """Result of `failure_in` for these lines."""
     return failure_in(list(parse_lines(lines)), exit_code)
 
 
@@ -48,7 +48,7 @@ def traceback(*ends: str, functions: Sequence[str] = ("run_engine_core", "__init
 
 
 def engine_failure(end: str, form: Form, **options: Sequence[str]) -> list[str]:
-    """A start as vLLM logs it: the engine's exception twice, then the API server's."""
+    """A failed start as vLLM logs it: the engine's exception twice, then the API server's."""
     lines = [
         record("APIServer", "non-default args: {'model': 'tiny'}", "INFO"),
         record("EngineCore", "something deprecated, ValueError: not this", "WARNING"),
@@ -65,7 +65,7 @@ def found(lines: Sequence[str], exit_code: int | None = 1) -> FailureLine:
     line = failure_line(lines, exit_code)
     assert line is not None
     written = lines[line.number - 1]
-    assert line.text in written or line.text.endswith(f": {written.strip()}")  # behind the flag that it is about
+    assert line.text in written or line.text.endswith(f": {written.strip()}")  # preceded by the flag that it is about
     return line
 
 

@@ -1,8 +1,8 @@
-"""Failures from the field are named at the line that shows them first, with any log collector.
+"""Failures from the field are identified at the line that shows them first, with any log collector.
 
-``field/*.txt`` hold the cases: a headline with the causes that are right, then the log, in which ``@@`` marks
-the line that shows the cause. ``known.txt`` was written with the rules; the others after them, from logs that people
-published, to measure the rules by (59 of 65 causes and 56 of 65 lines were right at first).
+``field/*.txt`` contain the cases: a headline with the correct causes, then the log, in which ``@@`` marks the line that
+shows the cause. ``known.txt`` was written together with the rules. The other files came later, from published logs, to
+measure the rules (initially 59 of 65 causes and 56 of 65 lines were right).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_cause_and_its_first_line_are_found(case: FieldCase) -> None:
 
 
 Carry = Callable[[int, str], str]
-"""Number and text of a line to the line as a collector writes it."""
+"""Formats number and text of a line as a log collector writes it."""
 
 
 def clock(number: int) -> str:
@@ -97,7 +97,7 @@ def test_log_collector_prefix_changes_nothing(carry: Carry) -> None:
     changed = []
     for case in CASES:
         if any(words in case.name for words in ("quoted with", "with bars", "table of times")):
-            continue  # carried already
+            continue  # already in a collector's format
         own = diagnose(case.lines)
         found = diagnose([carry(number, line) for number, line in enumerate(case.lines)])
         if (found.cause, found.line) != (own.cause, own.line):
@@ -119,7 +119,7 @@ LEARNED: dict[str, Carry] = {
     "quoted": lambda n, line: f"> {line}",
     "indented": lambda n, line: f"    {line}",
 }
-"""Prefixes that no pattern is written for."""
+"""Prefixes for which there is no pattern."""
 
 
 @pytest.mark.parametrize("carry", LEARNED.values(), ids=LEARNED)

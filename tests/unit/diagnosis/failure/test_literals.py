@@ -70,7 +70,7 @@ def test_every_rule_has_literals() -> None:
 @pytest.mark.parametrize("letter", [*"xX1_. -[({~", "a.", "A.B", "a b "])
 def test_time_is_linear_in_the_log_length(letter: str) -> None:
     def seconds(length: int) -> float:
-        lines = [letter * (length // len(letter))] * (160_000 // length)  # as many characters in all
+        lines = [letter * (length // len(letter))] * (160_000 // length)  # the same number of characters in total
         times = []
         for _ in range(2):
             began = time.process_time()
@@ -78,4 +78,4 @@ def test_time_is_linear_in_the_log_length(letter: str) -> None:
             times.append(time.process_time() - began)
         return min(times)
 
-    assert seconds(4_000) < 6 * max(seconds(250), 0.01)  # 16 times, if it were the square
+    assert seconds(4_000) < 6 * max(seconds(250), 0.01)  # 16 times if it were quadratic

@@ -1,4 +1,4 @@
-"""Which failures the keeper does not retry."""
+"""Failures that the keeper does not retry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_launchers.keeper.records import NotRetryable
 
 
 def found(log: str) -> NotRetryable | None:
-    """As the keeper searches."""
+    """Search like the keeper."""
     return next((one for one in NOT_RETRYABLE if re.search(one.pattern, log, re.IGNORECASE | re.MULTILINE)), None)
 
 

@@ -28,9 +28,10 @@ def found(
     steady: bool = False,
     **known: Any,
 ) -> dict[str, Finding]:
-    """What is found of two minutes with a growing queue; ``itl`` has tokens per second by their gap (seconds).
+    """Findings of two minutes with a growing queue; ``itl`` maps gaps in seconds to tokens per second.
 
-    ``at_last`` is the usage of the last twenty seconds. With a ``steady`` queue each request waits five seconds in it.
+    ``at_last`` is the KV cache usage of the last twenty seconds. With a ``steady`` queue, each request waits five
+    seconds in it.
     """
     frames = Frames()
     for at in range(49):
@@ -58,7 +59,7 @@ def found(
 SLOW = {0.15: 400.0}
 FAST = {0.03: 2000.0}
 SPIKES = {0.03: 2000.0, 0.4: 60.0}
-"""Most gaps are short, and the p99 is far above its objective: single steps are slow."""
+"""Most gaps are short, but the p99 is far above its objective because single steps are slow."""
 
 
 def test_slow_steps_offer_neither_more_nor_fewer_sequences() -> None:
@@ -102,7 +103,7 @@ def test_sequence_limit_is_the_cause_when_the_cache_has_room() -> None:
 
 
 def test_full_cache_finding_shows_the_values_that_raised_it() -> None:
-    """Not by the newest values, while the finding is kept for another half minute."""
+    """And not the newest values, while the finding is kept for another half minute."""
     finding = found(FAST, usage=0.95, at_last=0.75)["oversubscribed_memory"]
     assert "the KV cache is 95% full" in finding.symptom
     assert [one.value for one in finding.measures if one.name == "KV cache usage"] == ["95%"]

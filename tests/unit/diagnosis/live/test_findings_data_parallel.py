@@ -25,17 +25,17 @@ BUSY = EngineSample(
     requests_running=60, requests_waiting=0, kv_cache_usage=0.3, preemptions_total=0, prompt_tokens_total=3000,
     generation_tokens_total=4000, requests_finished_total=10,
 )  # fmt: skip
-"""What each engine does in two and a half seconds."""
+"""What each engine does in 2.5 seconds."""
 
 
 def found(
     one: EngineSample, *, engines: int = 4, growth: float = 0.0, prompt: float = 150.0, answer: float = 300.0,
     cache: int = 50_000, **known: Any,
 ) -> dict[str, Finding]:  # fmt: skip
-    """The findings after two minutes with equal samples on each engine, whose queue grows in each sample.
+    """Findings after two minutes with equal samples on each engine, whose queue grows by ``growth`` per sample.
 
-    ``cache`` is what each holds, ``prompt`` and ``answer`` are the lengths of each request; without an answer no
-    lengths are known.
+    ``cache`` is each engine's KV cache in tokens; ``prompt`` and ``answer`` are the lengths of all requests, which are
+    unknown if ``answer`` is 0.
     """
     frames = Frames()
     for at in range(49):
@@ -84,7 +84,7 @@ def test_fewer_sequences_fit_the_cache_of_each_engine() -> None:
     pressed = replace(BUSY, requests_running=100, kv_cache_usage=0.99, preemptions_total=1)
     finding = found(pressed, prompt=300, answer=400, flags={"max-num-seqs": 128})["preempting"]
     (fix,) = [one for one in finding.fixes if "max-num-seqs" in one.changes.set]
-    # Each holds its prompt and half of its answer or more, some 500 tokens: 85 are within the objective.
+    # Each sequence holds its prompt and at least half of its output, about 500 tokens: 85 are within the objective.
     assert 48 <= int(fix.changes.set["max-num-seqs"]) <= 88
     assert "sequences in each engine" in fix.why
     alone = found(pressed, engines=1, prompt=300, answer=400, flags={"max-num-seqs": 128})["preempting"]
@@ -122,10 +122,10 @@ def test_context_that_no_engine_can_hold() -> None:
 
 
 def test_context_is_not_unused_when_no_shorter_one_can_be_offered() -> None:
-    short = {"prompt": 50.0, "answer": 50.0, "cache": 4000}  # 200 tokens at most, as far as their buckets say
+    short = {"prompt": 50.0, "answer": 50.0, "cache": 4000}  # at most 200 tokens according to their buckets
     assert found(BUSY, max_model_len=2048, **short)["context_unused"].fixes[0].changes.set == {"max-model-len": 1024}
     assert "context_unused" not in found(BUSY, max_model_len=1024, **short)
-    above = {**short, "prompt": 6000.0}  # in no bucket that has an end: it may be of any length
+    above = {**short, "prompt": 6000.0}  # in the unbounded last bucket: could be of any length
     assert "context_unused" not in found(BUSY, max_model_len=65_536, **above)
 
 
@@ -180,9 +180,9 @@ def test_hang_of_all_engines_is_confirmed_by_a_request() -> None:
 
 
 def uneven(ranks: dict[str, tuple[float, float, float]], *, lockstep: bool = False) -> Finding | None:
-    """The finding after two minutes with so many running and queued requests per rank, and its KV cache usage.
+    """The finding after two minutes with these running requests, queued requests and KV cache usage per rank.
 
-    ``lockstep``: all requests of a rank end together, so that none waits every third second.
+    With ``lockstep``, all requests of a rank end together, so that none waits every third second.
     """
     frames = Frames()
     for at in range(121):

@@ -38,7 +38,7 @@ SILENT = replace(SERVING, prompt_tokens_total=0, generation_tokens_total=0, requ
 
 
 def frames_of(*grown: EngineSample) -> tuple[Frame, ...]:
-    """Frames with these counts each, from samples every 2.5 seconds."""
+    """Frames with these counts, from samples every 2.5 seconds."""
     frames, counted = Frames(), EngineSample()
     for at, one in enumerate(grown):
         if at == 0:
@@ -53,7 +53,7 @@ def frames_of(*grown: EngineSample) -> tuple[Frame, ...]:
 def evidence(
     gpu: Callable[[int], Gpu | None] = lambda _: GOOD, grown: EngineSample = SERVING, **known: Any
 ) -> Evidence:
-    """Two minutes of equal frames; ``gpu`` returns each sample, every five seconds."""
+    """Two minutes of equal frames; ``gpu`` returns the GPU for each sample, every five seconds."""
     samples = [(at, gpu(at)) for at in range(2 * COUNT)]
     moments = tuple(GpuMoment(START + 5 * at + 1, (seen,)) for at, seen in samples if seen is not None)
     frames = frames_of(*[grown] * COUNT)
@@ -111,7 +111,7 @@ def test_finding_has_a_measure_and_a_fix(case: str) -> None:
     code, gpu, known, severity = CASES[case]
     finding = find(evidence(lambda _: gpu, **known), code)
     assert finding.severity is severity
-    assert finding.since == (START + 50 if case == "idle" else START)  # a whole minute of traffic is idle
+    assert finding.since == (START + 50 if case == "idle" else START)  # "idle" needs a full minute of traffic
     assert finding.measures
     assert finding.fixes
 
@@ -143,9 +143,9 @@ def test_one_sample_or_none_gives_no_finding(case: str) -> None:
     [
         GOOD,
         Gpu(index=0),
-        replace(GOOD, throttle=("power limit",)),  # at nearly its highest clock: that is normal
+        replace(GOOD, throttle=("power limit",)),  # at nearly its maximum clock, which is normal
         replace(GOOD, throttle=("idle",), utilization=40.0),
-        replace(GOOD, pcie_generation=1, pcie_width=8, utilization=30.0),  # a link that rests saves power
+        replace(GOOD, pcie_generation=1, pcie_width=8, utilization=30.0),  # an idle link saves power
         replace(GOOD, used_by=None, free_gib=None, utilization=None, throttle=None),
         replace(GOOD, claims=(replace(CLAIM, mine=True),)),
     ],
@@ -159,7 +159,7 @@ def test_growing_foreign_process_is_named_with_its_owner() -> None:
     assert "anna" in finding.symptom
     assert "python train.py" in finding.symptom
     assert any("→" in measure.value for measure in finding.measures)
-    assert all(fix.changes.empty for fix in finding.fixes)  # nothing takes what others hold
+    assert all(fix.changes.empty for fix in finding.fixes)  # no fix takes what others hold
     assert "anna, pid 99" in finding.fixes[0].why
     assert finding.severity is Severity.WARNING  # less than a GiB is left
 
@@ -185,7 +185,7 @@ def test_own_growing_server_can_be_stopped() -> None:
 
 
 def test_ending_finding_keeps_its_last_values() -> None:
-    """It lasts until three frames in a row are good; the newest sample no longer shows it."""
+    """It lasts until three consecutive frames are good, but the newest sample no longer shows it."""
     hot = replace(GOOD, throttle=("too hot (hardware)",), temperature_c=96.0)
     ending = find(evidence(lambda at: hot if at < 2 * COUNT - 2 else GOOD), "gpu_throttled")
     assert ending.severity is Severity.WARNING
@@ -210,7 +210,7 @@ def test_constant_processes_and_own_growth_are_not_contention(gpu: Callable[[int
 def test_memory_below_the_reserve_offers_what_the_server_can_free() -> None:
     short = evidence(flags={"gpu-memory-utilization": 0.9}, **RESERVE)
     finding = find(short, "gpu_memory_below_reserve")
-    # 5 GiB and a margin of 0.25 wanted, 4 free: 1.25 of 45 GiB are 3 %.
+    # Needed are 5 GiB and a margin of 0.25, and 4 are free: 1.25 of 45 GiB are 3%.
     assert finding.fixes[0].changes.set == {"gpu-memory-utilization": 0.87}
     assert finding.measures[0].source == "[reserve] of your settings"
     assert finding.symptom == "GPU 0 has 4.0 GiB free of the 5.0 GiB kept for others."
@@ -246,7 +246,7 @@ def test_dead_engine_is_reported_at_once_and_alone() -> None:
 
 def test_suspected_hang_is_reported_after_a_request_confirms_it() -> None:
     silent = evidence(grown=SILENT)
-    assert suspected_hang(silent.frames) == START + 10  # in the first frame the cache's usage may still have grown
+    assert suspected_hang(silent.frames) == START + 10  # in the first frame, the cache usage may still have grown
     assert "engine_hung" not in codes(silent)
     assert "engine_hung" not in codes(replace(silent, silent_seconds=4.0))
     assert "engine_hung" not in codes(replace(silent, silent_seconds=0.0))
@@ -277,8 +277,8 @@ def test_waiting_requests_while_none_runs() -> None:
     finding = find(evidence(grown=stuck), "not_admitted")
     assert finding.severity is Severity.CRITICAL
     assert "2 requests wait" in finding.symptom
-    assert "paused" in finding.fixes[0].why  # there is room for whatever they need
-    longer = evidence(grown=stuck, max_model_len=65_536, flags={"max-model-len": 65_536})  # the cache has 50,000
+    assert "paused" in finding.fixes[0].why  # there is enough memory for them
+    longer = evidence(grown=stuck, max_model_len=65_536, flags={"max-model-len": 65_536})  # the cache holds 50,000
     fixes = find(longer, "not_admitted").fixes
     assert fixes[-1].changes.set == {"max-model-len": 50_000}
     assert "not_admitted" not in codes(evidence(grown=replace(stuck, requests_running=1)))
@@ -294,7 +294,7 @@ def test_nothing_is_reported_after_a_restart_or_with_old_data() -> None:
 
 @pytest.mark.parametrize("free", [3.0, None])
 def test_memory_held_or_reserved_by_others_is_never_offered(free: float | None) -> None:
-    """Pressure on a GPU of which nothing can be spared."""
+    """Pressure on a GPU that has nothing to spare."""
     full = replace(SERVING, kv_cache_usage=0.95)
     flags = {"gpu-memory-utilization": 0.8, "max-num-seqs": 64}
     spare = {} if free is None else {0: free - 2.5}
@@ -313,7 +313,7 @@ def test_unconfirmable_hang_is_reported_as_apparent() -> None:
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
     assert found.symptom.startswith("It seems to hang: ")
     assert "read-only sends none" in found.cause
-    assert found.since == hung.frames[1].start  # the first frame after an equal one
+    assert found.since == hung.frames[1].start  # the first frame that equals the previous one
     short = frames_of(*[SERVING] * 6, *[SILENT] * 5)
     assert "engine_hung" not in codes(evidence(**known, frames=short, now=short[-1].end))
 
@@ -332,14 +332,14 @@ def test_removing_the_cache_limit_is_offered_only_if_memory_allows() -> None:
     fewer = (["max-num-seqs"], ())
     free = ([], ("num-gpu-blocks-override",))
     assert offered(cache_free_gib=3.0, spare_gib={0: 4.0}) == [free, fewer]
-    # Others hold that memory; there is no more of it; nothing is known of it.
+    # Others hold that memory; no more memory is free; free memory is unknown.
     assert offered(cache_free_gib=3.0, spare_gib={0: 2.0}) == [fewer]
     assert offered(cache_free_gib=1.05, spare_gib={0: 4.0}) == [fewer]
     assert offered(cache_free_gib=None, spare_gib={0: 4.0}) == [fewer]
 
 
 def test_fix_stays_unchanged_until_the_finding_ends() -> None:
-    """What it is worked out from drifts on: fewer requests run each minute."""
+    """The values that it is based on drift: fewer requests run each minute."""
     drifting = [replace(SERVING, kv_cache_usage=0.95, requests_running=64 - 2 * at) for at in range(25)]
     frames = frames_of(*drifting)
     shown = []
@@ -423,7 +423,7 @@ def test_paused_preemption_hides_no_other_finding() -> None:
 
 @pytest.mark.parametrize(("busy", "pause"), [(1, 2), (2, 3), (1, 5), (3, 9), (5, 7)])
 def test_no_finding_about_an_idle_gpu_in_sparse_traffic(busy: int, pause: int) -> None:
-    """Requests every 30 to 200 seconds: each of them reported it anew. A pause has no request in it."""
+    """Requests every 30 to 200 seconds once caused a new report each. A pause has no requests."""
     frames = frames_of(*([SERVING] * busy + [STOPPED] * pause) * 8)
     moments = tuple(GpuMoment(frame.start + 1, (replace(GOOD, utilization=5.0),)) for frame in frames)
     reported = [
@@ -441,7 +441,7 @@ def test_traffic_findings_end_with_the_traffic(idle: float, holds: bool) -> None
 
 
 def test_without_lengths_fewer_sequences_follow_the_fewest_running() -> None:
-    """Twelve were let in while they were short; five are what fits."""
+    """Twelve were admitted while they were short, but five is what fits."""
     frames = frames_of(*[FULL] * COUNT)
     crowded = (*frames[:-3], replace(frames[-3], running_max=12), *frames[-2:])
     found = evidence(frames=crowded, flags={"max-num-seqs": 16}, build="cpu")
@@ -460,7 +460,7 @@ def test_server_without_a_gpu_is_advised_another_machine() -> None:
 
 
 def test_canceling_clients_do_not_hide_a_hang() -> None:
-    """Their requests count as ended, and so does the one-token request of each console."""
+    """Their requests count as finished, as does the one-token request of each console."""
     gives_up = replace(SILENT, requests_finished_total=1)
     assert suspected_hang(frames_of(SERVING, *[gives_up] * 6)) is not None
     hung = evidence(grown=replace(gives_up, requests_waiting=9), silent_seconds=30.0)
@@ -489,7 +489,8 @@ def fix(found: Evidence, code: str) -> Any:
 
 
 def test_reason_for_fewer_sequences_matches_their_number() -> None:
-    """``--max-num-seqs 1: 1 sequences fit into the KV cache`` was once shown while 12 ran: one frame had one."""
+    """``--max-num-seqs 1: 1 sequences fit into the KV cache`` was once shown while 12 ran, because one frame had
+    one."""
     frames = frames_of(*[TIGHT] * COUNT)
     alone = replace(frames[-2], usage_max=0.05, grown=replace(frames[-2].grown, requests_running=1))
     seen = evidence(frames=(*frames[:-2], alone, frames[-1]), flags={"max-num-seqs": 16}, build="cpu")
@@ -516,7 +517,7 @@ def test_fewer_sequences_for_speed_do_not_mention_the_kv_cache() -> None:
 
 
 def slow_frames(served: EngineSample) -> tuple[Frame, ...]:
-    """Frames in each of which these gaps between tokens were observed."""
+    """Frames with these observed gaps between tokens."""
     return tuple(
         replace(frame, grown=replace(frame.grown, histograms=served.histograms))
         for frame in frames_of(*[served] * COUNT)
@@ -561,7 +562,7 @@ TIMES = (0.5, 0.9, 1.1, 3.0, float("inf"))
 
 
 def first_tokens(*counts: tuple[float, ...]) -> tuple[Frame, ...]:
-    """Frames in each of which these times to the first token were observed."""
+    """Frames with these observed times to the first token."""
     return tuple(
         replace(frame, grown=replace(frame.grown, histograms={"ttft": Histogram(TIMES, one, one[-1])}))
         for frame, one in zip(frames_of(*[SERVING] * len(counts)), counts, strict=True)
@@ -569,7 +570,8 @@ def first_tokens(*counts: tuple[float, ...]) -> tuple[Frame, ...]:
 
 
 def test_latency_within_its_objective_again_is_recovering_without_fixes() -> None:
-    """``TTFT p99 is 938ms again; the objective is 1.0s`` was a warning with fixes: it was not below four fifths yet."""
+    """``TTFT p99 is 938ms again; the objective is 1.0s`` was once a warning with fixes because it was above 80% of the
+    limit."""
     slow, near = (0.0, 0.0, 0.0, 100.0, 100.0), (0.0, 100.0, 100.0, 100.0, 100.0)
     objectives = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
     known: dict[str, Any] = {"preset_objectives": objectives, "quantized": False, "compute_capability": (8, 9)}
@@ -586,7 +588,7 @@ def test_latency_within_its_objective_again_is_recovering_without_fixes() -> Non
 
 
 def busy_api_server(waiting: float) -> tuple[Frame, ...]:
-    """Frames with 2 s to the first token, of which 0.2 s are in the engine, and gaps of 20 ms."""
+    """Frames with a TTFT of 2 s, of which 0.2 s are in the engine, and gaps of 20 ms."""
     bounds = (0.05, 0.5, 1.9, 2.1, float("inf"))
 
     def all_at(seconds: float, count: float) -> Histogram:
@@ -608,13 +610,13 @@ def test_ttft_outside_the_engine_is_due_to_the_api_server() -> None:
 
 
 def test_api_server_is_not_blamed_while_requests_wait_in_the_engine() -> None:
-    """vLLM counts the time in the queue when a request ends: those that wait now are not among them yet."""
+    """vLLM counts queue time when a request finishes, so requests waiting now are not included yet."""
     finding = find(evidence(frames=busy_api_server(12)), "slow_first_token")
     assert "API server" not in finding.cause
 
 
 def test_earlier_engine_queue_is_not_blamed_on_the_api_server() -> None:
-    """The end of a burst with long outputs: nothing waits, and the ended requests had hardly waited."""
+    """At the end of a burst with long outputs nothing waits, and the finished requests had hardly waited."""
     frames = busy_api_server(0)
     earlier = [replace(one, waiting_max=40.0) for one in frames[:-6]]
     assert "API server" not in find(evidence(frames=(*earlier, *frames[-6:])), "slow_first_token").cause

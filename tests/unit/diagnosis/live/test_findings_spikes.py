@@ -38,10 +38,11 @@ def found(
     block: int = 16,
     mm_item: int = 0,
 ) -> dict[str, Finding]:
-    """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each.
+    """Findings if every ten seconds two prompts arrive, with ``prompt_tokens`` in total, and are computed in 0.2 s
+    each.
 
     ``idle`` spans of ten seconds without a token follow, with ``running_idle`` requests running. With ``calm``, every
-    third span has those gaps and a quarter of the requests. With a large ``block`` the model has linear layers.
+    third span has those gaps and a quarter of the requests. A large ``block`` means that the model has linear layers.
     """
     grown = EngineSample(
         requests_running=running, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0,
@@ -138,7 +139,7 @@ def test_steps_keep_room_for_a_whole_video() -> None:
     ],
 )
 def test_earlier_step_reductions_are_recognized(before: int | None, now: int | None, code: str, kept: bool) -> None:
-    """The workload proposed 2048 tokens right after this finding's fix had reduced 4096 to 512."""
+    """The workload once proposed 2048 tokens right after this finding's fix had reduced 4096 to 512."""
 
     def flags(tokens: int | None) -> dict[str, int]:
         return {"max-num-batched-tokens": tokens} if tokens is not None else {}
@@ -152,14 +153,15 @@ def test_earlier_step_reductions_are_recognized(before: int | None, now: int | N
 
 @pytest.mark.parametrize("limit", [2048, 4096])
 def test_prompts_shorter_than_a_step_delay_nobody(limit: int) -> None:
-    """A busy host causes spikes too; a smaller limit, which no step reaches, would change nothing."""
+    """A busy host also causes spikes; a smaller limit that no step reaches would change nothing."""
     codes = set(found(120, limit))
     assert "prefill_contention" not in codes
     assert "slow_tokens" in codes
 
 
 def test_rare_slow_steps_are_not_blamed_on_sequences() -> None:
-    """On a busy machine, ``--max-num-seqs 16 -> 4`` was offered while the median gap was a third of the objective."""
+    """On a busy machine, ``--max-num-seqs 16 -> 4`` was once offered while the median gap was a third of the
+    objective."""
     finding = found(120, running=16)["slow_tokens"]
     assert finding.fixes == ()
     assert finding.cause == (
@@ -187,7 +189,7 @@ def test_limit_above_every_step_is_not_a_fix() -> None:
 
 
 PAUSE = 30
-"""Frames in five minutes."""
+"""Number of frames in five minutes."""
 
 
 def at(seconds: float) -> str:
@@ -222,7 +224,7 @@ def test_nothing_is_reported_after_five_minutes_without_requests(prompt_tokens: 
 
 
 def test_slow_sparse_traffic_is_one_finding_until_it_improves() -> None:
-    """A request every hundred seconds: the finding used to appear and end with each, in every console."""
+    """One request every hundred seconds: the finding once began and ended with each of them, in every console."""
     slow = EngineSample(generation_tokens_total=105, requests_running=1, histograms={"itl": SPIKES})
     well = replace(SPIKES, counts=(105.0,) * len(BOUNDS), sum=2.0)
     none = replace(SPIKES, counts=(0.0,) * len(BOUNDS), sum=0.0)
@@ -238,12 +240,12 @@ def test_slow_sparse_traffic_is_one_finding_until_it_improves() -> None:
         seen = Evidence(now=frames[count - 1].end, ready_at=START - 60, frames=frames[:count])
         if "slow_tokens" in {finding.code for finding in findings(seen)}:
             open_at.append(count - 1)
-    # It begins with the third minute that is bad, and ends with the third that is good.
+    # It begins with the third bad minute and ends with the third good one.
     assert open_at == list(range(3, 43))
 
 
 def test_missed_objective_persists_while_running_requests_get_no_token() -> None:
-    """Nobody's gap is counted until its token is there."""
+    """A gap is only counted once its token arrives."""
     symptom = found(120, idle=9, running_idle=3)["slow_tokens"].symptom
     assert "nothing was measured since" in symptom
 

@@ -1,4 +1,4 @@
-"""Healthy is what keeps every objective: a KV cache that stays over its limit is not, one that peaks is."""
+"""Healthy means that all objectives are met: KV cache usage that stays above its limit is not healthy, a peak is."""
 
 from __future__ import annotations
 

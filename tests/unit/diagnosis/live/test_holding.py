@@ -1,4 +1,4 @@
-"""When a finding begins and ends: three of four bad, three good in a row, silent for minutes, without reports."""
+"""When a finding begins and ends: three of four frames bad, three in a row good, minutes of silence, or no samples."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def since(verdicts: str) -> float | None:
         ("bbb", 0.0),
         ("gbgbb", 10.0),
         ("bgbgbgbg", None),  # alternating frames are not a finding
-        ("bbbggb", 0.0),  # two good ones do not end it
+        ("bbbggb", 0.0),  # two good frames do not end it
         ("bbbggg", None),
         ("bbb---", 0.0),
-        ("bbbg-gg", None),  # intermediate frames do not interrupt the good ones
+        ("bbbg-gg", None),  # indifferent frames do not interrupt the good ones
         ("bbbgggbbb", 60.0),
         ("bbb??", 0.0),
         ("bbb???", None),
         ("bb?b", 0.0),
         (f"bbb{PAUSE}", 0.0),  # a pause is ignored
-        (f"bbb{PAUSE}s", None),  # a longer one is the end
+        (f"bbb{PAUSE}s", None),  # a longer pause ends it
         (f"bbb{PAUSE}-{PAUSE}b{PAUSE}", 0.0),
         (f"bbbgg{PAUSE}g", None),  # good frames still end it
-        (f"bb{PAUSE}b", None),  # and it begins no earlier for a pause
+        (f"bb{PAUSE}b", None),  # a pause does not make it begin earlier
     ],
 )
 def test_finding_begins_and_ends(verdicts: str, begun: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What is offered after a failure carries the figures of the log, and never what the server has already."""
+"""Fixes offered after a failure contain the values in the log, and never what the server already has."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_memory_held_by_another_process_is_reported_first(place: str) -> None:
 
 
 def test_process_that_may_be_the_servers_own_is_not_called_another() -> None:
-    """In a container it does not know its own pid outside, and lists itself like the others."""
+    """In a container it does not know its own pid outside, and lists itself like other processes."""
     assert of(OUT + OTHER).fixes[0].why.startswith("Process 4711 holds 18.0 of the GPU's 23.6 GiB: unless it is this")
     for alone in ("Process 1 has 22.10 GiB memory in use. ", "Process 7 has 300.00 MiB memory in use. " + OWN, OWN, ""):
         assert not any("rocess" in fix.why for fix in of(OUT + alone).fixes), alone
@@ -625,7 +625,7 @@ def test_non_python_arguments_are_skipped(odd: str) -> None:
 
 
 LONG = "9" * 400
-"""More than a float holds, and more than can be counted up to."""
+"""Too large for a float, and for counting."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which of several findings comes first."""
+"""The order of several findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIX = (Fix(Changes({"max-num-seqs": 24}), "More run at once."),)
 
 
 class Held:
-    """A finding that holds since its first bad frame."""
+    """A finding that has lasted since its first bad frame."""
 
     def __init__(self, code: str, begins: int, fixes: tuple[Fix, ...] = FIX) -> None:
         self.code, self.begins, self.fixes = code, begins, fixes

@@ -28,7 +28,7 @@ def frames_of(
     *, caching: bool | None = True, step: int | None = 16, hits: float = 0.0, looked_up: float | None = 1000.0,
     short: float = 1.0, cache_tokens: int = 1_000_000, preempted: float = 0.0,
 ) -> tuple[Frame, ...]:  # fmt: skip
-    """Frames with two requests a second of 500 tokens each; ``short`` is the share of prompts up to 1,000 tokens."""
+    """Frames with two requests per second of 500 tokens each; ``short`` is the share of prompts up to 1,000 tokens."""
     frames = Frames()
     for second in range(MINUTES * 60 + 1):
         counts = tuple(2.0 * second * (short if bound <= 1000 else 1.0) * (bound >= 500) for bound in BOUNDS)
@@ -93,7 +93,7 @@ def test_prefix_match_unit_is_offered_only_where_it_helps(known: Mapping[str, An
 
 
 def test_with_a_match_unit_prompts_may_still_share_prefixes() -> None:
-    """A hybrid keeps the state at the end of a prompt, and of shared beginnings whole blocks only."""
+    """A hybrid model keeps the state at the end of a prompt, but only whole blocks of shared prefixes."""
     found = find(evidence({**HYBRID, "flags": {"prefix-match-unit": 64}}, step=64), "prefix_cache_idle")
     assert found is not None
     assert "or one that is not kept" in found.cause

@@ -20,7 +20,7 @@ BAD = (("400 Bad Request", 40),)
 
 
 def frames(answers: Sequence[Responses | None], kv_cache_tokens: int = 100_000) -> tuple[Frame, ...]:
-    """Frames of ten seconds until now; tokens arrive, so the server is healthy except for refused requests."""
+    """Frames of ten seconds until now; tokens are generated, so the server is healthy except for refused requests."""
     served = EngineSample(generation_tokens_total=100.0, requests_running=1.0, requests_waiting=0.0)
     begin = NOW - 10 * len(answers)
     return tuple(
@@ -45,10 +45,10 @@ def refused(refusals: Refusals, **more: object) -> Finding:
         ([Responses(10.0, 10.0)] * 12, True),
         ([Responses(0.0, 10.0)] * 12, True),
         ([Responses(10.0, unauthorized=10.0)] * 12, True),
-        ([Responses(1000.0, 10.0)] * 12, False),  # one in a hundred
+        ([Responses(1000.0, 10.0)] * 12, False),  # one percent
         ([Responses(1.0, 1.0), *[Responses(0.0)] * 5] * 2, False),  # too few to tell
         ([None] * 12, False),
-        ([*[Responses(10.0, 10.0)] * 6, *[Responses(10.0)] * 6], False),  # none within the last minute
+        ([*[Responses(10.0, 10.0)] * 6, *[Responses(10.0)] * 6], False),  # none in the last minute
     ],
 )
 def test_refused_share_of_the_requests_in_a_minute(answers: list[Responses | None], found: bool) -> None:
@@ -71,7 +71,7 @@ def test_unserved_model_name_is_reported_but_not_added_to_the_server(name: str) 
     assert name in finding.cause
     assert "org/model" in finding.cause
     assert [fix.why for fix in finding.fixes] == ["Have these clients ask for org/model."]
-    # vLLM would take "org/model gpt-4" for one name, and serve neither of the two.
+    # vLLM would take "org/model gpt-4" as one name, and serve neither of the two.
     assert finding.fixes[0].changes.empty
 
 
@@ -94,10 +94,10 @@ def test_missing_key_is_not_a_flag_problem() -> None:
     [
         (5000, 32_768, 8192),
         (None, 32_768, 8192),
-        (5000, 6000, 6000),  # the model ends there
-        (50_000, 32_768, None),  # too long for it in any case
+        (5000, 6000, 6000),  # the model's maximum
+        (50_000, 32_768, None),  # too long in any case
         (5000, 4096, None),
-        (5000, None, None),  # nothing is known of the model
+        (5000, None, None),  # nothing is known about the model
     ],
 )
 def test_longer_context_is_offered_where_it_fits(longest: int | None, most: int | None, length: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What would make the next start shorter."""
+"""What would make the next startup faster."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_gpu_problems_are_reported(gpu: Gpu, message: str) -> None:
 def test_normal_gpus_are_not_reported(recorded: Callable[[str], Host]) -> None:
     for name in ("8xh100", "4xa6000", "8xl40s", "1xrtx4090", "1xa100-mig"):
         assert hardware_warnings(recorded(name)) == []
-    # An idle GPU's PCIe falls back to generation 1, and a missing bridge is not a broken one.
+    # An idle GPU's PCIe link drops to generation 1, and a missing bridge is not a broken one.
     down = tuple(NvLink(number, active=False) for number in range(4))
     assert (
         hardware_warnings(Host(gpus=(Gpu(0, pcie_generation=1, pcie_generation_max=4, utilization=0, nvlinks=down),)))

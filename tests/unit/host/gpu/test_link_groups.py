@@ -1,4 +1,4 @@
-"""Links in one line if groups of GPUs are linked alike, and as a matrix otherwise."""
+"""Links in one line if groups of GPUs are linked equally, and as a matrix otherwise."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_groups_give_the_kind_of_every_pair(case: tuple[int, list[str]]) -> None
 
 @given(st.lists(st.sampled_from((0, 1, 2, 3)), min_size=2, max_size=8))
 def test_nested_groups_are_always_found(places: list[int]) -> None:
-    """GPUs below switches below nodes: the distance of two follows from where their paths separate."""
+    """GPUs below switches below nodes: the distance of two GPUs follows from where their paths separate."""
     kinds = {
         (a, b): "PIX" if places[a] == places[b] else "NODE" if places[a] // 2 == places[b] // 2 else "SYS"
         for a, b in combinations(range(len(places)), 2)

@@ -1,4 +1,4 @@
-"""Accelerators of other vendors get one sentence about what works with them, and no guessed name."""
+"""For accelerators of other vendors, one sentence says what works with them; no name is guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved matrices: as terminals, logs and web pages leave them."""
+"""Saved matrices as copied from terminals, logs and web pages."""
 
 from __future__ import annotations
 

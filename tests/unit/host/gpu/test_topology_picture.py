@@ -1,4 +1,4 @@
-"""The matrix of every recorded host as it is drawn at 80×24 and 120×40, and what makes it fit."""
+"""The matrix of every recorded host as drawn at 80×24 and 120×40, and how it is made to fit."""
 
 from __future__ import annotations
 

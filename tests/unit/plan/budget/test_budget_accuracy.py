@@ -1,4 +1,4 @@
-"""The program that measures the budget against real start-ups, on a folder of our own."""
+"""The benchmark that compares the budget with real startups, run on a folder of test data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes, blocks and concurrency of the KV cache, against sums done by hand after vLLM's rules."""
+"""Bytes, blocks and concurrency of the KV cache, compared with manual calculations according to vLLM's rules."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ WINDOWED = dense(layers=(SLIDING, SLIDING, SLIDING, FULL) * 8, kv_heads=32, wind
 
 
 def test_sliding_layers_hold_their_window_and_a_step() -> None:
-    # Groups of 8 layers: 1 full, 3 sliding. 8 × 16 × 16,384 bytes a block.
+    # Groups of 8 layers: 1 full, 3 sliding. A block has 8 × 16 × 16,384 bytes.
     blocks = int(28.02 * GIB) // (8 * 16 * 16384)
     tokens, concurrency = given_cache(WINDOWED, 28.02, (0, 11, 2), max_model_len=32768, max_num_batched_tokens=8192)
     sliding = -(-(4095 + 8192) // 16) + 1
@@ -144,7 +144,7 @@ def test_disable_sliding_window_limits_the_context_to_the_window() -> None:
 
 
 def test_layers_are_padded_to_whole_groups() -> None:
-    # 10 full and 25 sliding layers: groups of 10, the third of the sliding ones half empty but as dear.
+    # 10 full and 25 sliding layers: groups of 10; the third sliding group is half empty but costs as much.
     uneven = dense(layers=(FULL,) * 10 + (SLIDING,) * 25, window=1024)
     _, concurrency = given_cache(uneven, 10.0, max_model_len=16384, max_num_batched_tokens=2048)
     blocks = int(10 * GIB) // (10 * 16 * 4096)
@@ -152,7 +152,7 @@ def test_layers_are_padded_to_whole_groups() -> None:
 
 
 def test_nearly_equal_kinds_share_the_longer_group() -> None:
-    # 12 sliding and 13 full: two groups of 13, not two of 12 and a third.
+    # 12 sliding and 13 full layers: two groups of 13, not two of 12 and a third.
     alike = dense(layers=(FULL,) * 13 + (SLIDING,) * 12, window=128)
     _, concurrency = given_cache(alike, 10.0, max_model_len=16384, max_num_batched_tokens=2048)
     blocks = int(10 * GIB) // (13 * 16 * 4096)
@@ -160,7 +160,7 @@ def test_nearly_equal_kinds_share_the_longer_group() -> None:
 
 
 def test_full_layers_with_their_own_heads_get_longer_blocks() -> None:
-    # Sliding: 8 heads of 256, 8,192 bytes; full: 2 of 512, 4,096 bytes: their blocks hold 32 tokens.
+    # Sliding: 8 heads of 256, 8,192 bytes; full: 2 of 512, 4,096 bytes, so their blocks hold 32 tokens.
     other = dense(layers=((SLIDING,) * 5 + (FULL,)) * 5, window=1024, head_dim=256, full_kv_heads=2, full_head_dim=512)
     _, concurrency = given_cache(other, 83.89, max_model_len=262144, max_num_batched_tokens=2496)
     blocks = int(83.89 * GIB) // (5 * 16 * 8192)
@@ -200,7 +200,7 @@ STATES = dense(
 
 
 def test_states_make_blocks_long_and_take_one_each() -> None:
-    # 2,146,304 bytes of state against 4,096 per token: 528 tokens (a multiple of 16).
+    # 2,146,304 bytes of state at 4,096 per token: 528 tokens (a multiple of 16).
     blocks = int(15.85 * GIB) // (8 * 528 * 4096)
     tokens, concurrency = given_cache(STATES, 15.85, (0, 18, 0), max_model_len=8192)
     assert concurrency == pytest.approx(blocks / (16 + 3))
@@ -226,7 +226,7 @@ def test_speculative_tokens_take_states_too() -> None:
     config = '{"method": "mtp", "num_speculative_tokens": 3}'
     state = 32 * 128 * 128 * 4 + 8192 * 3 * 2 + 3 * 8192 * 2
     block = -(-state // (16 * 4096)) * 16
-    blocks = int(10 * GIB) // (9 * block * 4096)  # the draft's layer is a ninth full one
+    blocks = int(10 * GIB) // (9 * block * 4096)  # the draft's layer counts as a ninth full one
     _, concurrency = given_cache(STATES, 10.0, (0, 25, 0), max_model_len=8192, speculative_config=config)
     assert concurrency == pytest.approx(blocks / (-(-8192 // block) + 3 * (1 + 3)))
 

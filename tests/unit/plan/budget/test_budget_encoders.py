@@ -124,7 +124,7 @@ def test_tensor_parallelism_splits_the_encoder_except_its_residual() -> None:
     whole, half = measured(facts, {})[0], measured(facts, {"tensor-parallel-size": 2})[0]
     assert whole / 2 < half < whole
     data = measured(facts, {"tensor-parallel-size": 2, "mm-encoder-tp-mode": "data"})[0]
-    assert data == whole  # one large picture cannot be shared
+    assert data == whole  # one large picture cannot be split
 
 
 def test_data_parallel_encoders_share_items() -> None:
@@ -135,7 +135,7 @@ def test_data_parallel_encoders_share_items() -> None:
 
 
 def test_embeddings_are_kept_while_the_language_model_runs() -> None:
-    """With long steps the language model has the peak, and the embeddings are added to it."""
+    """With long steps, the language model has the peak, and the embeddings are added to it."""
     facts = seeing("gemma3")
     settings = settings_of(facts, {"max-num-batched-tokens": 16384, "max-num-seqs": 1})
     text = replace(facts, multimodal=False, encoder=None)

@@ -1,4 +1,4 @@
-"""Weights, overhead and KV cache of whole launches."""
+"""Weights, overhead and KV cache of complete launches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_weights_are_the_files_bytes() -> None:
 
 def test_sum_matches_vllm() -> None:
     budget = plan(max_num_seqs=64)
-    inside = budget.overhead_gib - 0.45  # the CUDA context exists before vLLM counts
+    inside = budget.overhead_gib - 0.45  # the CUDA context exists before vLLM starts to count
     assert budget.kv_gib == pytest.approx(23.6 * 0.92 - budget.weights_gib - inside - budget.graphs_gib)
 
 
@@ -153,7 +153,7 @@ def test_tensor_parallelism_splits_weights() -> None:
 
 
 def test_pipeline_stages_split_layers_like_vllm() -> None:
-    # 32 layers over 3 stages: 10, 11 and… vLLM gives the rest to the stages before the last.
+    # 32 layers over 3 stages: vLLM gives the remaining layers to the stages before the last.
     uneven = plan(pipeline_parallel_size=3)
     first, second, last = (gpu.weights_gib for gpu in uneven.per_gpu)
     embedding = 128256 * 4096 * 2 / GIB
@@ -385,12 +385,12 @@ def test_estimate_is_fast_enough_for_every_keystroke() -> None:
     begun = time.process_time()
     for _ in range(20):
         plan(facts, LARGE, tensor_parallel_size=8, max_model_len="auto")
-    assert (time.process_time() - begun) / 20 < 0.05  # measured: about a fiftieth of it
+    assert (time.process_time() - begun) / 20 < 0.05  # measured: about a fiftieth of that
 
 
 def test_adapters_are_reserved_in_full() -> None:
     few, many = plan(enable_lora=True), plan(enable_lora=True, max_loras=8, max_lora_rank=64)
-    # Of rank 16: 32 layers, 16 bits, widths of the inputs and outputs of seven matrices.
+    # Rank 16: 32 layers, 16 bits, widths of the inputs and outputs of seven matrices.
     widths = (5 * 4096 + 4096 + 14336) + (4096 + 2 * 1024 + 2 * 4096 + 2 * 14336)
     assert few.overhead_gib - plan().overhead_gib == pytest.approx(16 * 32 * 2 * widths / GIB)
     assert many.overhead_gib - plan().overhead_gib == pytest.approx(8 * 4 * 16 * 32 * 2 * widths / GIB)

@@ -123,7 +123,7 @@ def test_more_tensor_parallelism_never_takes_more_of_a_gpu(
     facts: ModelFacts, flags: dict[str, Any], gpu: GpuShape, release: tuple[int, int, int], sizes: tuple[int, int]
 ) -> None:
     plain = replace(facts, layers=(LayerKind.FULL,) * len(facts.layers))
-    flags = {**flags, "pipeline-parallel-size": 1}  # of several stages another one may decide
+    flags = {**flags, "pipeline-parallel-size": 1}  # with several stages, another one may be decisive
     few, many = (budget_of(plain, {**flags, "tensor-parallel-size": size}, gpu, release) for size in sizes)
     assert few.kv_bytes_per_token is not None
     assert many.kv_bytes_per_token is not None
@@ -166,7 +166,7 @@ def test_missing_facts_are_named_and_not_fatal(
     empty = ModelFacts(model="made/up-7B")
     known = replace(facts, **{name: getattr(empty, name) for name in gone - {"model"}})
     budget = estimate(known, flags, [gpu], release=release)
-    assert budget is not None  # the name tells the parameters
+    assert budget is not None  # the name contains the number of parameters
     assert all(math.isfinite(value) for value in (budget.weights_gib, budget.overhead_gib, budget.kv_gib))
     if budget.kv_tokens is None:
         assert any("tokens that fit" in sentence for sentence in budget.assumed)

@@ -1,4 +1,4 @@
-"""What vLLM's log reports about memory, over its releases, and estimate and report side by side."""
+"""What vLLM's log reports about memory, for all of its releases, and estimate and report side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters that clients may load: off by default, and a plan names the clients that could load them."""
+"""LoRA adapters that clients may load: off by default, and a plan says which clients could load them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_variable_without_the_flag_has_no_effect(plan: Callable[..., Plan]) -> N
 def test_adapters_need_the_flag_that_loads_them(
     plan: Callable[..., Plan], flags: dict[str, Any], refused: bool
 ) -> None:
-    """vLLM accepts the flags, and ends once the model is loaded."""
+    """vLLM accepts the flags, but exits once the model is loaded."""
     found = [(one.code, one.level, one.fix) for one in adapter_findings(plan(set=flags), PlanInputs())]
     assert found == [("adapters_off", Level.ERROR, Changes(set={LORA: True}))] * refused
 

@@ -60,7 +60,7 @@ def test_override_unrelated_to_the_context(find: Find) -> None:
 
 
 def test_fix_next_to_single_keys_is_a_single_key(find: Find) -> None:
-    """vLLM drops a whole object then."""
+    """vLLM then drops a whole object."""
     keys = {"hf-overrides.rope_parameters.rope_type": "yarn", "hf-overrides.rope_parameters.factor": 4}
     finding = over(find, {"hf-overrides": '{"hidden_act": "silu"}', **keys})
     assert finding is not None
@@ -93,7 +93,7 @@ def test_override_that_lowers_the_context_counts(find: Find, flags: dict[str, An
     assert "exceeds the 2,048 tokens that --hf-overrides sets" in finding.message
     assert finding.fix == Changes(set={"max-model-len": 2048})
     assert over(find, {"max-model-len": 2048, **flags}, facts=model) is None
-    assert over(find, {"max-model-len": 4096, **flags}) is None  # a rotary embedding may stretch it
+    assert over(find, {"max-model-len": 4096, **flags}) is None  # rotary embeddings may extend it
 
 
 @pytest.mark.parametrize("rope", [{"rope_type": "llama3", "factor": 8.0}, {"rope_type": "default"}])

@@ -111,14 +111,14 @@ def test_dissimilar_name_is_refused_without_a_fix() -> None:
 
 
 def test_name_between_two_similar_ones_is_not_corrected() -> None:
-    """``max-loras`` and ``max-cpu-loras`` are equally near."""
+    """``max-loras`` and ``max-cpu-loras`` are equally similar."""
     finding = only({"max-xpu-lora": 1})
     assert finding.code == "flag_unknown"
     assert "did you mean --max-cpu-loras?" in finding.message
 
 
 def test_value_of_the_misspelled_flag_wins() -> None:
-    """The preset sets it, and the person meant to change it."""
+    """The preset sets the flag, and the user meant to change it."""
     fix = only({"max-num-seqs": 256, "max-num-sequences": 32}).fix
     assert fix == Changes({"max-num-seqs": 32}, ("max-num-sequences",))
 
@@ -144,7 +144,7 @@ def test_ambiguous_prefix_is_refused() -> None:
     ],
 )
 def test_log_requests_over_the_releases(version: str, code: str, level: Level, part: str) -> None:
-    """Gone in 0.17; 0.33 reads every ``disable-x`` as the opposite of ``enable-x``."""
+    """Removed in 0.17; 0.33 reads every ``disable-x`` as the opposite of ``enable-x``."""
     finding = only({"disable-log-requests": True}, version=version)
     assert (finding.code, finding.level) == (code, level)
     assert part in finding.message
@@ -188,7 +188,7 @@ def test_accepted_flag_without_effect_is_a_warning() -> None:
 
 
 def test_replacement_missing_in_this_release_is_not_offered() -> None:
-    """``kv-offloading-size`` came with 0.11.2."""
+    """``kv-offloading-size`` was added in 0.11.2."""
     assert only({"swap-space": 4}, version="0.11.0").fix == Changes(unset=("swap-space",))
     assert only({"swap-space": 4}, version="0.18.1").fix == Changes({"kv-offloading-size": 4}, ("swap-space",))
 
@@ -259,7 +259,7 @@ def test_fix_of_a_value_is_not_that_of_another_problem() -> None:
 
 
 def with_keys(name: str, *parts: FlagSpec) -> FlagTable:
-    """The newest release, with what an installation's source says of a JSON flag's keys."""
+    """The newest release, with a JSON flag's keys as learned from an installation's source."""
     table = release_table("0.32.0")
     return replace(table, flags={**table.flags, name: replace(table.flags[name], parts=parts)})
 

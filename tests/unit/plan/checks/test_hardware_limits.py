@@ -1,4 +1,4 @@
-"""GPUs that a vLLM has no code for: by its own files if installed, by the table of releases otherwise."""
+"""GPUs that a vLLM has no code for: according to its own files if installed, otherwise to the table of releases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def findings(
 
 
 def test_installed_pytorch_overrides_the_release():
-    """A custom build for an old GPU is accepted, and a published one without code for it is not started."""
+    """A custom build for an old GPU is accepted, and a published one without code for it is refused."""
     own = FlagTable("0.33.0", "installation", {}, limits=Limits(architectures=("sm_70", "sm_75")))
     assert findings("7.0", own) == []
     published = FlagTable("0.33.0", "installation", {}, limits=Limits(architectures=CUDA_13))

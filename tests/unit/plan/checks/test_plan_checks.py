@@ -43,7 +43,7 @@ BF16 = ModelFacts(
     layers=(LayerKind.FULL,) * 32, hidden_size=4096, intermediate_size=14336, heads=32, kv_heads=8, head_dim=128,
     vocabulary=128_256, max_context=131_072, dtype="bfloat16", weight_bytes=16 * 10**9, bytes_to_download=0,
 )  # fmt: skip
-"""As Llama 3.1 8B."""
+"""Like Llama 3.1 8B."""
 AWQ = replace(BF16, quantization=Quantization("awq", 4, 128), weight_bytes=57 * 10**8, dtype="float16")
 GPTQ = replace(AWQ, quantization=Quantization("gptq", 4, 128))
 MODELOPT = replace(BF16, quantization=Quantization("modelopt_fp4", 4, 16), weight_bytes=6 * 10**9)
@@ -54,7 +54,7 @@ HUB = replace(BF16, model="org/eight", source="hub", folder=None, bytes_to_downl
 SEVENTY = replace(BF16, layers=(LayerKind.FULL,) * 80, heads=64, hidden_size=8192, intermediate_size=28672,
                   weight_bytes=141 * 10**9)  # fmt: skip
 NEARLY_FULL = replace(BF16, weight_bytes=468 * 10**8)
-"""It fits only with more than 0.95 of 48 GiB."""
+"""It only fits with more than 0.95 of 48 GiB."""
 
 PAIR = machine(gpu(0), gpu(1))
 APART = machine(gpu(0), gpu(1), kind="SYS")
@@ -114,7 +114,7 @@ GOOD: list[dict[str, Any]] = [
     {"facts": None, "host": None},
     {"environment": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, "set": {"max-model-len": 140_000}, "host": H100},
 ]
-"""Launches that have nothing wrong with them; each check is silent on all of them."""
+"""Valid launches; no check fires on any of them."""
 
 MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("engine_version_unknown", Level.WARNING, {"version": None, "note": "a wrapper"}),
@@ -339,7 +339,7 @@ def test_no_more_gpus_are_offered_than_named(find: Find, code: str, fix: Changes
 
 
 def test_offered_blocks_fit_on_every_stage(find: Find) -> None:
-    """The first stage lacks more memory, the second one has to give up a larger part of its cache."""
+    """The first stage lacks more memory, but the second one must give up a larger part of its cache."""
     case: dict[str, Any] = {
         "facts": BF16, "host": machine(gpu(0), gpu(1, free_gib=12.0, used_gib=36.0)), "gpus": (0, 1),
         "environment": {"VLLM_PP_LAYER_PARTITION": "24,8"},
@@ -357,7 +357,7 @@ def test_refused_utilization_is_the_only_error(find: Find) -> None:
 
 
 def test_fix_for_a_small_cache_is_the_longest_context(find: Find) -> None:
-    """The longest context that still fits, and no longer one."""
+    """And not a shorter one."""
     case: dict[str, Any] = {"facts": BF16, "host": SMALL}
     (found,) = [one for one in find(set={"max-model-len": 131_072}, **case) if one.code == "kv_too_small"]
     assert found.fix is not None
@@ -563,7 +563,7 @@ def test_more_kv_copies_than_heads_are_allowed(find: Find) -> None:
 
 
 def test_every_rank_group_is_judged_separately(find: Find) -> None:
-    """Pipeline stages exchange little: two pairs that NVLink joins may be far apart."""
+    """Pipeline stages exchange little: two pairs joined by NVLink may be far apart."""
     links = (Link(0, 1, "NV4"), Link(2, 3, "NV4"), *(Link(a, b, "SYS") for a in (0, 1) for b in (2, 3)))
     host = Host(gpus=tuple(map(gpu, range(4))), links=links, islands=((0, 1), (2, 3)))
     far = find(host=host, gpus=(0, 1, 2, 3), set={"tensor-parallel-size": 4})
@@ -615,7 +615,7 @@ def test_only_gpus_named_by_the_environment_are_judged(find: Find, devices: str 
         ("GPU-0,GPU-1,GPU-2", (), "and CUDA_VISIBLE_DEVICES names 3"),
         ("0,1,2,3", (), None),
         ("0,1,2,3,4,5,6,7", (), None),
-        ("0", (0, 1, 2, 3), None),  # GPUs that the launch is given replace the variable
+        ("0", (0, 1, 2, 3), None),  # GPUs assigned to the launch replace the variable
         (None, (), None),
     ],
 )
@@ -692,9 +692,9 @@ def test_empty_cache_size_is_refused_or_ignored_like_vllm(
     ("workload", "itl", "flags", "gpus", "reason"),
     [
         (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 2, "a second vLLM that only computes prompts"),
-        (Workload(40_000, 1000, 0.1, 16), 0.035, {}, 2, ""),  # without the prompts it would be missed, too
+        (Workload(40_000, 1000, 0.1, 16), 0.035, {}, 2, ""),  # would be missed even without the prompts
         (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 1, ""),  # there is no GPU for it
-        (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config": "{}"}, 2, ""),  # it is done already
+        (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config": "{}"}, 2, ""),  # already in use
         (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config.kv_connector": "NixlConnector"}, 2, ""),
         (Workload(4000, 1000, 0.1, 16), 0.04, {}, 2, ""),  # prompts are not what takes the time
         (Workload(40_000, 1000, 0.1, 16), 0.08, {}, 2, ""),  # the objective is met
@@ -708,7 +708,7 @@ def test_empty_cache_size_is_refused_or_ignored_like_vllm(
 def test_workload_that_suits_another_tool_names_it_with_the_reason(
     workload: Workload, itl: float, flags: dict[str, Any], gpus: int, reason: str
 ) -> None:
-    """A launch in which a token takes 20 ms with one request, 60 ms with all, and 38 ms of that without prompts."""
+    """A launch in which a token takes 20 ms with one request, and 60 ms with all, or 38 ms without their prompts."""
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
     full = workload.concurrency
     paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06), Pace(full, 0.038, full / 0.038))
@@ -764,7 +764,7 @@ MOE = replace(
     FP8, architecture="Qwen3MoeForCausalLM", quantization=Quantization("fp8", 8, block=(128, 128)), kv_heads=4,
     experts=128, experts_per_token=8, expert_intermediate_size=768, weight_bytes=31 * 10**9,
 )  # fmt: skip
-"""As Qwen3-30B-A3B-FP8: its experts can't be cut over 4 GPUs."""
+"""Like Qwen3-30B-A3B-FP8: its experts can't be split over 4 GPUs."""
 FOUR = machine(*map(gpu, range(4)))
 SMALL_FOUR = machine(*(gpu(index, gib=24.0) for index in range(4)))
 VLLM_REFUSES = {
@@ -774,7 +774,7 @@ VLLM_REFUSES = {
 
 
 def newly_refused(find: Find, case: dict[str, Any]) -> list[tuple[str, Changes]]:
-    """The fixes of a launch after which vLLM would refuse something that it accepts now."""
+    """Fixes of a launch after which vLLM would refuse something that it accepts now."""
 
     def key(one: PlanFinding) -> tuple[str, str]:
         return one.code, one.message if one.code == "flag_value" else ""
@@ -865,7 +865,7 @@ def test_no_fix_is_refused_for_any_set_flags(
 
 @pytest.mark.parametrize(("free", "starts"), [(42.9, False), (43.2, True)])
 def test_required_memory_is_a_share_of_what_cuda_sees(find: Find, free: float, starts: bool) -> None:
-    """47.5 of 48 GiB, of which 0.9 are 42.8; and what CUDA takes before vLLM measures."""
+    """47.5 of 48 GiB, of which 0.9 are 42.8; plus what CUDA takes before vLLM measures."""
     held = machine(gpu(free_gib=free, used_gib=48.0 - free, used_by=(Holder(1, "anna", 4.0, command="x"),)))
     found = [one.message for one in find(host=held, set={"gpu-memory-utilization": 0.9}) if one.code == "memory_held"]
     assert (found == []) is starts

@@ -1,4 +1,4 @@
-"""Models and hosts to choose flags for, modeled on well-known ones."""
+"""Models and hosts for flag choices, modeled on well-known ones."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_suggestion_ignores_noise(models: dict[str, ModelFacts]) -> None:
 
 def test_sufficient_step_is_kept(models: dict[str, ModelFacts]) -> None:
     runs = {**RUNS, "enable-prefix-caching": True, "max-model-len": 4096, "max-num-batched-tokens": 1024}
-    assert seen(models, None, runs) == {}  # 64 streams and their prompts take 192 tokens a step
+    assert seen(models, None, runs) == {}  # 64 streams and their prompts take 192 tokens per step
     assert set(seen(models, None, {**runs, "max-num-batched-tokens": 256})) == {"max-num-batched-tokens"}
     short = {**runs, "max-num-batched-tokens": 256}
     inputs = ChoiceInputs(CHAT, models["8b"], None, (0, 33, 0), "cuda")
@@ -112,7 +112,7 @@ def test_suggestion_does_not_change_the_gpus(
     found = suggest(RUNS, ChoiceInputs(crowd, models["8b"], hosts["8xh100"](), (0, 33, 0), "cuda"))
     names = {choice.flag for choice in found}
     assert names.isdisjoint({"data-parallel-size", "tensor-parallel-size", "pipeline-parallel-size"})
-    assert "kv-cache-dtype" not in names  # a decision about answers, which is a person's
+    assert "kv-cache-dtype" not in names  # it affects the quality of outputs, so it is left to the user
 
 
 def test_set_flag_without_a_suggestion_is_kept(models: dict[str, ModelFacts]) -> None:

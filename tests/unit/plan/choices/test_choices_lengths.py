@@ -1,4 +1,4 @@
-"""Context, requests at once, tokens per step, prefixes and chunks follow from the traffic."""
+"""Context, number of sequences, tokens per step, prefix caching and chunked prefill follow from the traffic."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_sequences_are_limited_by_a_set_step(chosen: Chosen) -> None:
     ],
 )
 def test_steps_keep_up_with_the_prompts(chosen: Chosen, host: str, workload: Workload, tokens: int) -> None:
-    # 200 streams that each bring 80 prompt tokens per answer token need 16,200 tokens a step.
+    # 200 streams that each bring 80 prompt tokens per output token need 16,200 tokens per step.
     found = chosen("4b", host, workload, budget=holds(500.0))
     assert found["max-num-batched-tokens"].value == tokens
 
@@ -136,7 +136,7 @@ def test_a100_takes_small_steps_like_vllm(chosen: Chosen, hosts: dict[str, Calla
 
 
 def test_requests_never_exceed_the_context(chosen: Chosen) -> None:
-    # The traffic's p95 is three times what the model can do: requests of the model's full length count.
+    # The traffic's p95 is three times the model's limit, so requests of the model's full length count.
     found = chosen("8b-awq", "a6000", work(122_880, 2048, 0.05, 2))
     assert found["max-model-len"].value == 131_072
     short = replace_context(chosen, 32_768)

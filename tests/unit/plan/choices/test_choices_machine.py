@@ -1,4 +1,4 @@
-"""How a model is laid on GPUs, and in which number formats, with reason and trade-off."""
+"""How a model is placed on GPUs, and in which number formats, with reason and trade-off."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def laid(found: dict[str, Choice]) -> tuple[Any, ...]:
         ("8b", "8xh100", CHAT, (1, 1, 1)),
         ("8b-awq", "2xa6000", FEW, (1, 1, 1)),
         ("70b", "8xh100", FEW, (2, 1, 1)),  # 131 GiB need two of 80 GiB
-        ("70b", "8xh100", CHAT, (4, 1, 1)),  # and two leave too little for 64 conversations
+        ("70b", "8xh100", CHAT, (4, 1, 1)),  # two leave too little for 64 conversations
         ("32b", "2xa6000", FEW, (2, 1, 1)),
         ("32b", "2xl40s", FEW, (2, 1, 1)),
-        ("32b", "2xa6000-apart", FEW, (1, 2, 1)),  # nothing near: stages
+        ("32b", "2xa6000-apart", FEW, (1, 2, 1)),  # no fast link: pipeline stages
         ("70b", "8xl40s", FEW, (2, 2, 1)),  # pairs on a PCIe switch: both
         ("8b", "2xa6000", BATCH, (1, 1, 1)),  # fits one; others want the second
         ("odd-heads", "2xa6000", FEW, (1, 2, 1)),  # 2 does not divide 25 heads
@@ -105,7 +105,7 @@ def test_experts_stay_whole_if_their_parts_would_be_thin(chosen: Chosen) -> None
 
 
 def joined(count: int, gib: float, able: str, name: str, kind: str) -> Host:
-    """Idle GPUs, each pair joined by one kind of link, which has the speed that it has with these GPUs."""
+    """Idle GPUs with links of one kind between all pairs, at that kind's speed with these GPUs."""
     gpus = tuple(
         Gpu(i, f"GPU-{i}", name, gib, gib, (), compute_capability=able, pcie_generation_max=4, pcie_width=16)
         for i in range(count)
@@ -155,7 +155,7 @@ def test_barely_fitting_weights_are_staged_without_fast_links(
     assert laid(found) == (1, 2, 1)
     reason = found["pipeline-parallel-size"].reason
     assert f"tokens/s with {held} requests" in reason
-    assert "; DP 2" in reason  # and what copies would reach
+    assert "; DP 2" in reason  # and the throughput of replicas
 
 
 def test_a_tenth_of_the_throughput_is_traded_for_a_faster_stream(chosen: Chosen) -> None:
@@ -173,7 +173,7 @@ def test_copies_of_a_mixture_share_experts_and_stay_close(chosen: Chosen, hosts:
 
 
 def test_only_free_gpus_count(hosts: Hosts) -> None:
-    # GPU 0 of the pair (0, 1) is at work: three are free, two of them joined.
+    # GPU 0 of the pair (0, 1) is in use: three are free, two of them connected.
     pool = pool_of(hosts["4xa6000"]())
     assert pool is not None
     assert pool.groups == ((1,), (2, 3))
@@ -239,7 +239,7 @@ PRESET = {"kv-cache-dtype": FlagSetting(value="fp8", why="the preset's own")}
         ("a6000", {"set": {"attention-backend": "FLASHINFER"}}, "fp8", Source.PRESET),
         ("a6000", {"set": {"attention-backend": "TRITON_ATTN"}}, None, Source.MACHINE),
         ("a6000", {"environment": {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, "release": (0, 13, 0)}, "fp8", "preset"),
-        ("a6000", {"environment": {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}}, None, Source.MACHINE),  # no longer read
+        ("a6000", {"environment": {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}}, None, Source.MACHINE),  # ignored now
         ("l40s", {}, "fp8", Source.PRESET),
         ("h100", {}, "fp8", Source.PRESET),
         (None, {}, "fp8", Source.PRESET),

@@ -1,4 +1,4 @@
-"""Whatever the model, machine and traffic: the choices are what vLLM accepts."""
+"""For any model, machine and traffic, vLLM accepts the choices."""
 
 from __future__ import annotations
 

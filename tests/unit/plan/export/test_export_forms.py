@@ -37,7 +37,7 @@ def pod_of(text: str) -> dict[str, Any]:
 
 
 def settings_of(unit: str) -> dict[str, str]:
-    """The unit's settings, the last of each name."""
+    """The unit's settings; the last value of each name."""
     joined = unit.replace("\\\n", " ")
     return dict(line.split("=", 1) for line in joined.splitlines() if "=" in line and not line.startswith("#"))
 
@@ -226,7 +226,7 @@ def test_compose_publishes_no_more_than_the_plan(host: str, published: str, make
 
 
 def mounted(text: str) -> dict[str, bool]:
-    """Folders of this machine inside a Compose service, and whether they can be written to."""
+    """Folders of this machine inside a Compose service, and whether they are writable."""
     volumes = [volume for volume in service_of(text)["volumes"] if isinstance(volume, dict)]
     return {v["target"]: not v.get("read_only") for v in volumes if v["source"] == v["target"]}
 
@@ -304,7 +304,7 @@ def test_open_service_is_reported_as_open(make: Make) -> None:
 
 
 def test_probes_use_the_keepers_timeout(make: Make) -> None:
-    """A busy API server answers /health after seconds."""
+    """A busy API server may take seconds to respond to /health."""
     (container,) = pod_of(kubernetes(make()))["containers"]
     waits = {container[name]["timeoutSeconds"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert waits == {health.DEADLINE_SECONDS}

@@ -1,4 +1,4 @@
-"""A plan over several machines in other tools' forms: a script for each, and a LeaderWorkerSet."""
+"""A plan over several machines, exported for other tools: a script for each machine, and a LeaderWorkerSet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NASTY = "$HOME $(x) 'q'"
 
 
 def over_nodes(plan: Plan, rank: int = 0, address: str = "10.0.0.1") -> Plan:
-    """The plan as that of one of two machines."""
+    """The plan of one of two machines."""
     workload = read_presets(None)[0]["chatbot"].workload
     nodes = nodes_plan(plan, NodesRequest(2, rank, address), None, workload, fits_one=False)
     return replace(plan, nodes=nodes, flags=nodes.nodes[rank].flags, argv=nodes.nodes[rank].argv)
@@ -62,7 +62,7 @@ def test_compose_does_not_support_several_machines(make: Any) -> None:
 
 
 def pods_of(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The LeaderWorkerSet's two pod templates, after its own fields were compared with those of its API (v1)."""
+    """The LeaderWorkerSet's two pod templates, after comparing its own fields with those of its API (v1)."""
     documents = {one["kind"]: one for one in yaml.safe_load_all(export(plan, Form.KUBERNETES))}
     found = documents["LeaderWorkerSet"]
     assert found["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
@@ -73,7 +73,7 @@ def pods_of(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     selector = documents["Service"]["spec"]["selector"].items()
     assert selector <= group["leaderTemplate"]["metadata"]["labels"].items()
     assert not selector <= group["workerTemplate"]["metadata"]["labels"].items()
-    assert documents["Service"]["metadata"]["name"] != found["metadata"]["name"]  # which is the name of its own service
+    assert documents["Service"]["metadata"]["name"] != found["metadata"]["name"]  # that is the name of its own service
     return group["leaderTemplate"], group["workerTemplate"]
 
 
@@ -101,7 +101,7 @@ def test_kubernetes_accepts_every_pod_field(make: Any, tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not available here")
     for pod in pods_of(over_nodes(make(LAYOUT, secrets=("HF_TOKEN",)))):
-        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"  # as kubectl writes a quantity
+        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"  # as written by kubectl
         labels = pod["metadata"]["labels"]
         spec = {"selector": {"matchLabels": labels}, "template": pod}
         document = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": spec}

@@ -1,4 +1,4 @@
-"""Servers as configuration of proxies, each read back strictly; and never a secret."""
+"""Servers exported as proxy configurations, each parsed strictly; and never a secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = "hunter2-hunter2"
 
 
 def pair(make: Make, old_gpus: tuple[int, ...] = (0,), **more: Any) -> list[ProxiedServer]:
-    """The two of a rolling update, the new one first."""
+    """The two servers of a rolling update, the new one first."""
     flags = {"served-model-name": "qwen"}
     new = make(flags | {"max-num-seqs": 7}, port=8001, gpus=(1,), **more)
     return [ProxiedServer("chat-2", new), ProxiedServer("chat", make(flags, gpus=old_gpus, **more))]
@@ -133,7 +133,7 @@ def test_no_failover_between_different_models_is_reported(make: Make, form: Prox
 
 
 def test_name_with_a_space_is_one_name(make: Make) -> None:
-    """vLLM gets it as one argument, and does not answer to its parts."""
+    """vLLM gets it as one argument, and does not serve its parts."""
     servers = [
         ProxiedServer("a", make({"served-model-name": "new qwen"})),
         ProxiedServer("b", make({"served-model-name": "qwen"})),
@@ -156,7 +156,7 @@ def test_first_of_several_names_is_used_by_clients_of_a_proxy(make: Make) -> Non
 
 
 def named(make: Make, *names: str) -> list[ProxiedServer]:
-    """Servers that answer to these names, each a JSON list or one name."""
+    """Servers with these served names, each a JSON list or one name."""
     return [ProxiedServer(f"s{at}", make({"served-model-name": name}, port=8000 + at)) for at, name in enumerate(names)]
 
 

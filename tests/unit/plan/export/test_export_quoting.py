@@ -1,4 +1,4 @@
-"""Every word is read back unchanged by the other tool's own parser."""
+"""Every argument is read back unchanged by the other tool's own parser."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MODELS = WORDS.filter(lambda m: m.strip() != "" and not m.startswith(("-", "~", 
 
 @st.composite
 def plans(draw: Any) -> Plan:
-    """Plans with any words that a process can be given."""
+    """Plans with arbitrary arguments that a process can have."""
     flags = draw(FLAGS)
     model = draw(MODELS)
     command = ("/opt/a dir/$x%h/vllm",) if draw(st.booleans()) else ("/usr/bin/vllm",)
@@ -71,7 +71,7 @@ def expected_in_container(plan: Plan) -> list[str]:
 
 
 def words_of_a_shell(text: str) -> list[str]:
-    """As a shell reads them, but that nothing is run: what ``printf`` gives is put in here."""
+    """Arguments as a shell reads them, but without running anything: the output of ``printf`` is inserted here."""
     given = re.compile(r"\"\$\(printf '((?:\\[0-7]{3})+)'\)\"")
     return shlex.split(given.sub(lambda found: shlex.quote(of_octals(found[1])), text))
 
@@ -100,7 +100,7 @@ def test_real_shell_runs_exactly_these_words(plan: Plan) -> None:
 
 
 def config_argv(text: str) -> list[str]:
-    """How vLLM reads a config file, in every release: ``x: true`` a switch, ``x: false`` nothing (before 0.28)."""
+    """How every vLLM release reads a config file: ``x: true`` is a switch, ``x: false`` is nothing (before 0.28)."""
     words: list[str] = []
     for key, value in yaml.safe_load(text).items():
         if isinstance(value, bool):
@@ -128,7 +128,7 @@ def test_config_file_and_its_command_contain_all_flags(plan: Plan) -> None:
 
 
 def ansi_split(command: str) -> list[str]:
-    """As bash reads the words of one line, ``$'…'`` among them."""
+    """Arguments as bash reads them from one line, including ``$'…'``."""
     script = f"printf '%s\\0' {command}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=True, timeout=30)
     return done.stdout.decode().split("\0")[:-1]
@@ -164,7 +164,7 @@ def test_compose_passes_exactly_these_words_to_the_container(plan: Plan) -> None
 
 
 def interpolated(text: str) -> str:
-    """As Compose reads a text: ``$$`` is a dollar, and a lone one would be a variable."""
+    """A text as Compose reads it: ``$$`` is a dollar, and a single one would be a variable."""
     assert not re.search(r"(?<!\$)\$(?:\$\$)*(?!\$)", text)
     return text.replace("$$", "$")
 
@@ -180,7 +180,7 @@ def test_kubernetes_passes_exactly_these_words_to_the_container(plan: Plan) -> N
 
 
 def systemd_words(text: str) -> list[str]:
-    """Words as ``systemd.syntax(7)`` and ``systemd.service(5)`` have them: quotes, C escapes, ``%%``."""
+    """Arguments according to ``systemd.syntax(7)`` and ``systemd.service(5)``: quotes, C escapes, ``%%``."""
     words: list[str] = []
     for found in re.finditer(r'"((?:[^"\\]|\\.)*)"|([^\s"\\]+)', text, re.DOTALL):
         if found[2] is not None:
@@ -256,7 +256,7 @@ def test_labels(name: str, written: str) -> None:
 
 @pytest.mark.parametrize("form", [config_yaml, compose, kubernetes, lambda plan: systemd_unit(plan, user=True)])
 def test_non_utf8_bytes_are_refused_by_name(form: Callable[[Plan], str], make: Callable[..., Plan]) -> None:
-    plan = make({"chat-template": "whole"})  # which a plan refuses itself, when asked for it
+    plan = make({"chat-template": "whole"})  # a plan itself refuses this
     argv = tuple("a\udcffb" if word == "whole" else word for word in plan.argv)
     with pytest.raises(ExportError, match="not UTF-8"):
         form(msgspec.structs.replace(plan, argv=argv, flags={**plan.flags, "chat-template": "a\udcffb"}))

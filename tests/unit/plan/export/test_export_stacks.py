@@ -1,7 +1,7 @@
-"""A plan for KServe, llm-d and production-stack: fields that their schemas know, and everything that the plan says.
+"""A plan for KServe, llm-d and production-stack: only fields in their schemas, and everything in the plan.
 
-The names of fields are those that KServe 0.20 (``InferenceService`` v1beta1), llm-d-modelservice 0.4.12 and vllm-stack
-0.1.12 have in their schemas and templates; whole exports were validated against these when this was written.
+The field names come from the schemas and templates of KServe 0.20 (``InferenceService`` v1beta1), llm-d-modelservice
+0.4.12 and vllm-stack 0.1.12; complete exports were validated against these when this was written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def documents(plan: Plan, form: Form) -> list[dict[str, Any]]:
 
 
 def words_of(plan: Plan, form: Form) -> list[str]:
-    """The command line that the pod gets."""
+    """The command line in the pod."""
     found = documents(plan, form)[-1]
     if form is Form.KSERVE:
         (one,) = found["spec"]["predictor"]["containers"]
@@ -71,7 +71,7 @@ def test_pod_runs_the_planned_command(form: Form, make: Any) -> None:
 def test_production_stack_keeps_prefix_caching_on_by_default(make: Any) -> None:
     plan = make({})
     plan = replace(plan, flags={flag: value for flag, value in plan.flags.items() if flag != "enable-prefix-caching"})
-    assert "--enable-prefix-caching" in words_of(plan, Form.PRODUCTION_STACK)  # without it the chart turns it off
+    assert "--enable-prefix-caching" in words_of(plan, Form.PRODUCTION_STACK)  # without it, the chart turns it off
 
 
 @pytest.mark.parametrize("form", STACKS)
@@ -98,7 +98,7 @@ def test_fields_match_the_schemas(make: Any) -> None:
     assert set(predictor) <= PREDICTOR
     (one,) = predictor["containers"]
     assert set(one) <= CONTAINER
-    assert one["name"] == "kserve-container"  # by which KServe identifies its own pods
+    assert one["name"] == "kserve-container"  # KServe identifies its own pods by this name
     (values,) = documents(plan, Form.LLM_D)
     assert set(values["decode"]["containers"][0]) <= CONTAINER | {"modelCommand", "mountModelVolume"}
     assert values["decode"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}

@@ -117,7 +117,7 @@ def decoded(file: Path, document: Any, *words: str) -> Any:
 
 
 def without_empty(value: Any) -> Any:
-    """An object without what a reader of it adds: empty fields."""
+    """An object without the empty fields that a reader adds."""
     if isinstance(value, dict):
         inner = {key: without_empty(one) for key, one in value.items()}
         return {key: one for key, one in inner.items() if one not in ({}, None)}
@@ -132,7 +132,7 @@ def test_kubernetes_accepts_every_field(flags: Any, make: Make, tmp_path: Path) 
     objects = {document["kind"]: document for document in yaml.safe_load_all(text)}
     deployment = objects["Deployment"]
     inside = deployment["spec"]["template"]["spec"]["containers"][0]
-    inside["resources"]["limits"]["nvidia.com/gpu"] = "2"  # as kubectl writes a quantity
+    inside["resources"]["limits"]["nvidia.com/gpu"] = "2"  # kubectl writes quantities as strings
     read = decoded(tmp_path / "deployment.yaml", deployment, "image", "vllm=another")
     inside["image"] = "another"
     assert read == without_empty(deployment)
@@ -152,6 +152,5 @@ def test_kubernetes_refuses_a_field_of_another_type(make: Make, tmp_path: Path) 
 
 
 def test_test_words_need_quoting(make: Make) -> None:
-    """The test words are not plain."""
     assert shlex.quote(NASTY) != NASTY
     assert make(FLAGS).flags["served-model-name"] == NASTY

@@ -1,4 +1,4 @@
-"""What a server reports may be any number, as of a broken or hostile one: it is drawn or left out, and ends nothing."""
+"""A broken or hostile server may report any number: it is drawn or omitted, and never crashes the console."""
 
 from __future__ import annotations
 

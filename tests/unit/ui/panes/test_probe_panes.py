@@ -29,7 +29,7 @@ def text(strips: object) -> str:
 
 @pytest.fixture
 def recorded(fakes):
-    """A server with the records of its probe."""
+    """A server with its probe's records."""
     return replace(fakes.chat(fakes.NOW), probe=fakes.probe_at(fakes.NOW), series=fakes.series_at(fakes.NOW, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""The table and the panes as text: which columns, which figures, which marks."""
+"""The table and the panes as text: columns, values, and marks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_row_marks_missed_objectives(fakes):
 
 
 def test_marks_and_findings_agree(fakes):
-    """ "Healthy … 55 % (limit 85 %)" was once shown above a pane with 91 % in red: one peak."""
+    """For a single peak, "Healthy … 55 % (limit 85 %)" was once shown above a pane with 91 % in red."""
     chat = fakes.chat(fakes.NOW)
     calm = replace(chat.window, kv_cache_usage=0.91, kv_cache_usage_max=0.91, preemption_share=0.0, latencies={})
     peak = fakes.judged(replace(chat, window=calm, findings=()), held=0.55)
@@ -92,7 +92,7 @@ def test_marks_and_findings_agree(fakes):
     pane = text(kv_cache_lines(peak, fakes.NOW, 60, 12))
     assert "last minute: sustained 55% · now 91%" in pane
     assert "!" not in pane
-    narrow = text(kv_cache_lines(peak, fakes.NOW, 38, 12))  # the width of the pane on a terminal of 120 columns
+    narrow = text(kv_cache_lines(peak, fakes.NOW, 38, 12))  # the width of the pane in a terminal with 120 columns
     assert " sustained 55% " in narrow
     earlier = replace(peak, moment=fakes.NOW)
     assert "minute to 12:41: sustained 55% · then 91%" in text(kv_cache_lines(earlier, fakes.NOW, 60, 12))
@@ -132,7 +132,7 @@ def test_rows_say_why_there_are_no_numbers(fakes):
 
 
 def test_row_of_a_moment_before_ready_has_no_values(fakes):
-    """The minute before a restart is one of the run before."""
+    """The minute before a restart belongs to the previous run."""
     view = replace(fakes.chat(fakes.NOW), moment=fakes.NOW - 60, sample=None)
     for state in (State.STARTING, State.FAILED, State.STOPPED):
         shown = row_text(replace(view, then=StateThen(state, fakes.NOW - 60, 3)), fakes.NOW, 120)

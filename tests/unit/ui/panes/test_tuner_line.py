@@ -1,4 +1,4 @@
-"""The line of a tuner at work: what is tried now is kept longest."""
+"""The line of a running tuner: the current trial is kept longest."""
 
 from __future__ import annotations
 

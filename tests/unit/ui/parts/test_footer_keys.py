@@ -1,4 +1,4 @@
-"""The footer shows what applies to the selection, the most important first."""
+"""The footer shows the keys that apply to the selection, the most important ones first."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_tuning_bar_hides_keys_with_another_meaning(fakes):
 
 
 async def test_custom_keys_are_shown(fakes):
-    use_keys(chosen_keys("default", {"stop": "S,f8", "quit": "f10"}))  # in this test's context alone
+    use_keys(chosen_keys("default", {"stop": "S,f8", "quit": "f10"}))  # only in the context of this test
     assert "S stop" in shown(fakes.chat(fakes.NOW))
     assert [f"{key} {text}" for key, text, *_ in tail_hints()] == ["? help", "f10 quit"]
 

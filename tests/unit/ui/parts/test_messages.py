@@ -1,4 +1,4 @@
-"""Messages are kept once: an answer to a key and an equal event are one."""
+"""Messages are kept once: a result of a key and an equal event are one message."""
 
 from __future__ import annotations
 

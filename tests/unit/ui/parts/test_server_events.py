@@ -1,4 +1,4 @@
-"""What happened between two snapshots."""
+"""Events between two snapshots."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_returning_to_the_start_unsets_an_unset_flag(there: str) -> None:
     [("max-num-seqs", 256), ("enable-prefix-caching", True), ("enable-chunked-prefill", True)],
 )
 def test_common_default_is_staged_for_an_unset_flag(flag: str, value: FlagValue) -> None:
-    """It may not be the default of this GPU, model and release."""
+    """It may differ from the default for this GPU, model and release."""
     fix = Fix(Changes({flag: value}), "why")
     assert steps_of({}, fix) == (StagedStep(flag, value),)
     assert steps_of({flag: value}, fix) == ()

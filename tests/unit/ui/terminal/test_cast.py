@@ -1,4 +1,4 @@
-"""Recordings of a terminal."""
+"""Terminal recordings."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from vllm_console.ui.terminal.driver import ConsoleDriver, WakingEvent
 
 
 def test_event_is_readable_while_it_is_set() -> None:
-    """A thread that waits for keys is woken by it, once or for as long as it is set."""
+    """It wakes a thread that waits for keys, once or for as long as it is set."""
     event = WakingEvent()
     assert not select.select([event.descriptor], [], [], 0)[0]
     event.set()
@@ -19,11 +19,11 @@ def test_event_is_readable_while_it_is_set() -> None:
     event.clear()
     assert not select.select([event.descriptor], [], [], 0)[0]
     assert not event.is_set()
-    event.clear()  # of one that is not set: nothing to read, and it does not wait
+    event.clear()  # clearing an unset event: nothing to read, and it does not block
 
 
 def test_keys_are_read_after_invalid_utf8(monkeypatch) -> None:
-    """As of a terminal with another encoding, or a paste of anything."""
+    """For example from a terminal with another encoding, or after pasting binary data."""
     driver = ConsoleDriver.__new__(ConsoleDriver)
     reads, writes = os.pipe()
     driver.fileno, driver._debug = reads, False

@@ -1,4 +1,4 @@
-"""Output to a terminal: in order, never waited for, and known to be behind or lost. Pipes replace the terminal."""
+"""Output to a terminal: in order, never blocking, with known delay or loss. Pipes replace the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 120.0
 
 
 class Pipe:
-    """An output writer into a pipe, with the events that it reported."""
+    """An output writer to a pipe, with the events that it reported."""
 
     def __init__(self) -> None:
         self.reads, self.writes = os.pipe()
@@ -47,7 +47,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def filled(pipe: Pipe, more: int = WAITING_BYTES + 1) -> int:
-    """Write until the pipe is full and so much more waits; returns the amount."""
+    """Write until the pipe is full and ``more`` bytes are queued; returns the number of bytes."""
     count = fcntl.fcntl(pipe.writes, fcntl.F_GETPIPE_SZ) + more
     pipe.output.write(b"x" * count)
     return count
@@ -71,7 +71,7 @@ def test_writer_never_waits_and_is_notified_when_caught_up(pipe: Pipe) -> None:
 
 
 def test_nobody_is_notified_without_a_request(pipe: Pipe) -> None:
-    """Only a writer that skips frames needs to know when the next would be accepted."""
+    """Only a writer that skips frames needs to know when the next one would be accepted."""
     pipe.read(filled(pipe))
     pipe.output.write(b"end")
     assert pipe.read(3) == b"end"

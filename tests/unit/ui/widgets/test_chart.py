@@ -1,4 +1,4 @@
-"""Charts: what lands in which cell, on which scale, under which clock time and mark."""
+"""Charts: what is in each cell, and on which scale, with which clock times and marks."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_nothing_reported_differs_from_not_read_yet():
 
 
 def test_lines_differ_without_styles():
-    """Without colors names and order tell them apart."""
+    """Without colors, names and order distinguish them."""
     series = made(ttft_p50=0.1, ttft_p99=0.9)
     strips = chart_of(series, LATENCY, 60, 6, seconds)
     plain = [Strip([segment._replace(style=Style()) for segment in strip]) for strip in strips]

@@ -1,4 +1,4 @@
-"""Pure drawing: what lands in which cell."""
+"""Pure drawing: what is in each cell."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_repainting_the_spans_gives_the_new_line(old, new):
 
 
 def by_cell(text: str) -> list[str]:
-    """Each cell's character with its accents; the second cell of a wide one is empty."""
+    """Each cell's character with its accents; the second cell of a wide character is empty."""
     found: list[str] = []
     for char in text:
         if cell_len(char):

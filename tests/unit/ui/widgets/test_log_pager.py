@@ -40,14 +40,14 @@ def test_moment_shows_only_the_lines_up_to_it(log, rows, access):
 
 @pytest.fixture
 def long_lines(tmp_path):
-    """Lines of one, two, three, one, … rows of 40 cells."""
+    """Lines that take one, two, three, one, … rows of 40 cells."""
     path = tmp_path / "server.log"
     path.write_text("".join(f"{'x' * 40 * (number % 3)} line {number}\n" for number in range(100)))
     return LogFile(path)
 
 
 def rows_of(page: LogPage, rows: int) -> list[tuple[int, int]]:
-    """The rows on the screen: each its line's number, and which row of the line it is."""
+    """The rows on the screen: the number of the line, and which row of the line it is."""
     found = [(int(line.text.split()[-1]), row) for line in page.lines for row in range(-(-len(line.text) // 40))]
     return found[-rows:] if page.from_end else found[:rows]
 
@@ -80,7 +80,7 @@ def test_moment_stays_at_the_bottom_after_wrapping_and_resizing(log):
 
 
 def busy_log(folder, runs: int, requests: int) -> LogFile:
-    """A line every ten seconds, each followed by so many access lines."""
+    """A line every ten seconds, each followed by ``requests`` access lines."""
     path = folder / "server.log"
     access = 'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK\n'
     stamps = (f"11-22 03:{second // 60:02}:{second % 60:02}" for second in range(0, 10 * runs, 10))

@@ -1,4 +1,4 @@
-"""How many lines match a search, and which one the reader is at."""
+"""How many lines match a search, and the index of the current one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory bar: its parts are to scale and differ without color, and its values are never rounded up."""
+"""The memory bar: its parts are to scale and distinguishable without color, and its values are never rounded up."""
 
 from __future__ import annotations
 

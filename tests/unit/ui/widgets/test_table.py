@@ -1,4 +1,4 @@
-"""Tables: columns as wide as they need, and a last one that wraps."""
+"""Tables: columns as wide as needed, and a last one that wraps."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 Files = Mapping[str, str]
 
 FILLERS = 30
-"""Flags that only make up the number: the few that a test needs would not be accepted as vLLM's."""
+"""Additional flags, because the few that a test needs would not be recognized as vLLM's."""
 
 UTILS = """
     from pydantic import ConfigDict
@@ -57,7 +57,7 @@ ENVIRONMENT = """
 
 
 def write_package(folder: Path, files: Files) -> Path:
-    """Write modules, each by its path, with an ``__init__.py`` in every folder; the package's folder."""
+    """Write modules by path, with an ``__init__.py`` in every folder; returns the package's folder."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def write_package(folder: Path, files: Files) -> Path:
 
 
 def filler_fields() -> str:
-    """Fields of a configuration class, as many as it takes."""
+    """`FILLERS` fields of a configuration class."""
     return "".join(f'\n        filler_{number}: bool = False\n        """Nothing."""' for number in range(FILLERS))
 
 
@@ -104,10 +104,10 @@ class AsyncEngineArgs(EngineArgs):
 
 
 def modern(config: str, registration: str, more: Files | None = None) -> dict[str, str]:
-    """A package in the style of recent releases: ``config`` and ``registration`` are what a test is about.
+    """A package in the style of recent releases, with the given code under test.
 
-    ``config`` are lines of ``vllm/config/made.py``, ``registration`` lines of ``EngineArgs.add_cli_args`` that have
-    ``parser`` at hand.
+    ``config`` are lines of ``vllm/config/made.py``; ``registration`` are lines of ``EngineArgs.add_cli_args``, which
+    can use ``parser``.
     """
     lines = textwrap.indent(textwrap.dedent(registration), " " * 8)
     return {
@@ -138,7 +138,7 @@ def modern(config: str, registration: str, more: Files | None = None) -> dict[st
 
 @pytest.fixture
 def make_package(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a package of recent style: ``make_package(config, registration)`` returns its folder."""
+    """Write a package in recent style: ``make_package(config, registration)`` returns its folder."""
 
     def make(config: str, registration: str, more: Files | None = None) -> Path:
         return write_package(tmp_path / "source" / "vllm", modern(config, registration, more))
@@ -148,7 +148,6 @@ def make_package(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def write_files() -> Callable[[Path, Files], Path]:
-    """Writes a package's modules."""
     return write_package
 
 
@@ -166,7 +165,7 @@ MADE_FLAGS = """
 
 
 class FakeEnvironment:
-    """A virtual environment by its files alone: ``bin``, ``site-packages``, vLLM's metadata and package."""
+    """A virtual environment that consists only of files: ``bin``, ``site-packages``, vLLM's metadata and package."""
 
     def __init__(self, root: Path, version: str = "0.32.0+cpu") -> None:
         self.root, self.version = root, version
@@ -181,18 +180,18 @@ class FakeEnvironment:
         (self.site / f"vllm-{version}.dist-info").mkdir()
 
     def script(self, text: str, name: str = "vllm") -> Path:
-        """A command in ``bin``."""
+        """Write a command in ``bin``."""
         path = self.root / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
         return path
 
     def install(self, files: Files | None = None) -> Path:
-        """Put the package in; its folder."""
+        """Write the package; returns its folder."""
         return write_package(self.site / "vllm", files or modern(MADE_CONFIG, MADE_FLAGS))
 
     def engine(self, *command: str) -> Engine:
-        """It, as the machine room finds it."""
+        """The environment's engine, as it would be found."""
         words = command or (str(self.command),)
         return Engine(EngineKind.VLLM, words, self.version, "cpu", words[0])
 
@@ -215,7 +214,6 @@ def _table(*specs: FlagSpec, version: str = "0.32.0") -> FlagTable:
 
 @pytest.fixture
 def make_table() -> Callable[..., FlagTable]:
-    """A table of the given flags."""
     return _table
 
 

@@ -31,7 +31,7 @@ def tool() -> ModuleType:
 
 @pytest.fixture
 def read_back(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], FlagTable]:
-    """The newest release of other data, as the program reads it."""
+    """The newest release in other data, as the program reads it."""
 
     def read_back(data: dict[str, Any]) -> FlagTable:
         monkeypatch.setattr(releases, "_data", lambda: data)

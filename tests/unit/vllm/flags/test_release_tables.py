@@ -1,4 +1,4 @@
-"""The table of releases: what each vLLM has, and which release speaks for a version."""
+"""The table of releases: the flags of each vLLM, and which release applies to a version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model folders and caches of our own making."""
+"""Generated model folders and caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Files = Mapping[str, bytes | str | dict[str, Any]]
 
 
 class Maker:
-    """Makes model folders below ``root``; its cache is ``root/hub``."""
+    """Creates model folders below ``root``; its cache is ``root/hub``."""
 
     config: Mapping[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -33,7 +33,7 @@ class Maker:
         self.root = root
 
     def folder(self, name: str, files: Files) -> Path:
-        """Write files: bytes and text as they are, objects as JSON."""
+        """Write files: bytes and text unchanged, objects as JSON."""
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         for one, content in files.items():
@@ -43,7 +43,7 @@ class Maker:
         return folder
 
     def cached(self, model: str, files: Files, hub: str = "hub") -> Path:
-        """Put a model into a Hugging Face cache, linked as its tools link; what is there of it stays."""
+        """Add files of a model to a Hugging Face cache, linked like the hub's tools do; existing files stay."""
         name = f"{hub}/models--{model.replace('/', '--')}"
         self.folder(f"{name}/blobs", {f"blob-{one}": content for one, content in files.items()})
         snapshot = self.folder(f"{name}/snapshots/{self.commit}", {})
@@ -54,7 +54,7 @@ class Maker:
 
     @staticmethod
     def safetensors(tensors: Mapping[str, tuple[str, int]]) -> bytes:
-        """A file with these tensors (name to type and bytes), as safetensors lays it out."""
+        """A file with these tensors (name to type and bytes) in the safetensors format."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, (kind, size) in tensors.items():
@@ -65,12 +65,11 @@ class Maker:
 
     @staticmethod
     def index(count: int, total: int) -> dict[str, Any]:
-        """An index over this many shards, with the bytes of all."""
+        """An index of this many shards with this total size in bytes."""
         names = {f"layer.{one}": f"model-{one:05d}-of-{count:05d}.safetensors" for one in range(1, count + 1)}
         return {"metadata": {"total_size": total}, "weight_map": names}
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Maker:
-    """Make model folders below ``tmp_path``."""
     return Maker(tmp_path)

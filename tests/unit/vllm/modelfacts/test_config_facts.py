@@ -1,4 +1,4 @@
-"""A config describes a model in many dialects; each is read like vLLM reads it."""
+"""Configs describe models in many dialects; each is read like vLLM reads it."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_linear_model_has_a_state_size() -> None:
     assert read(**delta).state_bytes == 3 * row + 4 * 16 * 8 * 2
     assert read(**delta).state_bytes_per_draft_token == row
     assert read(**delta, mamba_ssm_dtype="float32").state_bytes == 3 * row + 4 * 16 * 8 * 4
-    # The pages of Qwen3.5-9B have 528 tokens of 4096 bytes: the least multiple of 16 that holds this state.
+    # The pages of Qwen3.5-9B have 528 tokens of 4096 bytes: the smallest multiple of 16 that holds this state.
     published = read(model_type="qwen3_5_text", hidden_size=4096, head_dim=256)
     assert published.state_bytes == 2_146_304
     assert -(-published.state_bytes // 4096 // 16) * 16 == 528

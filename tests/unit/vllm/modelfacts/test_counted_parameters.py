@@ -1,4 +1,4 @@
-"""Parameters counted from configs, against the totals that publishers state for their checkpoints."""
+"""Parameters counted from configs, compared with the totals that publishers state for their checkpoints."""
 
 from __future__ import annotations
 

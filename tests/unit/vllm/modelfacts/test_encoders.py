@@ -1,4 +1,4 @@
-"""Encoders read from the configs of model families and from their processors' settings."""
+"""Encoders, read from the configs of model families and from their processors' settings."""
 
 from __future__ import annotations
 

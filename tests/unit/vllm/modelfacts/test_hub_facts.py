@@ -1,4 +1,4 @@
-"""The hub is asked only when a person asks; here it is a small server on the loopback."""
+"""The hub is only contacted on request; here it is a small server on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = "/{}/resolve/main/{}"
 
 @dataclass
 class Hub:
-    """What it answers by path, (status, body) or a location to go to; and what it was asked, with which token."""
+    """Responses by path: (status, body) or a redirect location; records requests and their tokens."""
 
     answers: dict[str, tuple[int, bytes] | str] = field(default_factory=dict)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
@@ -33,12 +33,12 @@ class Hub:
         self.answers[FILE.format(model, "config.json")] = (200, json.dumps(config).encode())
 
     def read(self, model: str, **more: Any) -> ModelFacts:
-        """Ask this hub."""
+        """Read facts from this hub."""
         return facts_from_hub(model, endpoint=self.endpoint, environ={}, **more)
 
 
 def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    """What serves ``hub``."""
+    """The request handler of ``hub``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -69,7 +69,6 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub on the loopback."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     served = Hub()

@@ -1,4 +1,4 @@
-"""The models on this machine, listed without the network and within bounds."""
+"""Models on this machine, listed without the network and within bounds."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_number_of_models_and_names_is_limited(tmp_path: Path, make: Any, monkey
     assert len(found.models) == 3
     assert "more than 3 entries" in found.problems[0]
     monkeypatch.setattr(local, "MOST_ENTRIES", 100)
-    monkeypatch.setattr(local, "MOST_FOLDERS", 4)  # one is the top
+    monkeypatch.setattr(local, "MOST_FOLDERS", 4)  # including the top folder
     found = listed(tmp_path, tmp_path / "many")
     assert len(found.models) == 3
     assert "more than 4 folders" in found.problems[0]

@@ -1,4 +1,4 @@
-"""What this machine knows of a model: from a folder, the Hugging Face cache, or a table and its name."""
+"""What this machine knows about a model: from a folder, the Hugging Face cache, or a table and its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_launchers.vllm.modelfacts.read import model_facts
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No network access is allowed; threads left by an earlier test are only refused."""
+    """No network access is allowed; for threads left by an earlier test it is only refused."""
     here, asked = threading.get_ident(), []
 
     def refuse(*words: object, **_: object) -> None:
@@ -32,7 +32,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def read(model: str, tmp_path: Path, **more: Any) -> ModelFacts:
-    """Facts with a cache of our own."""
+    """Facts read with a separate cache."""
     return model_facts(model, environ={"HF_HUB_CACHE": str(tmp_path / "hub"), "HOME": str(tmp_path)}, **more)
 
 
@@ -54,7 +54,7 @@ def test_folder_without_weights_is_reported(tmp_path: Path, make: Any) -> None:
     facts = read(str(folder), tmp_path)
     assert facts.files_missing == ("*.safetensors",)
     assert facts.weight_bytes is None
-    assert facts.parameters == facts.counted == 139_584  # the config is surer than the name
+    assert facts.parameters == facts.counted == 139_584  # the config is more reliable than the name
     assert "size of the weights, counted from its config" in facts.missing
 
 

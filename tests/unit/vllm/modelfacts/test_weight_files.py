@@ -1,4 +1,4 @@
-"""Which weight files vLLM would load, how large they are, and whether they are whole."""
+"""Which weight files vLLM would load, their sizes, and whether they are complete."""
 
 from __future__ import annotations
 
