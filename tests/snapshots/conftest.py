@@ -1,4 +1,4 @@
-"""What all pictures share: the console on a made fleet, one screen alone, and waiting until nothing moves."""
+"""Shared by all screenshots: the console on a fake fleet, a single screen, and waiting until nothing changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_console.ui.theme import CONSOLE_THEME
 
 
 async def _settled(pilot: Pilot[Any]) -> None:
-    """Wait for the first look, for the verdict on what is staged, and until everything is drawn."""
+    """Wait for the first snapshot, for the verdict on staged changes, and until everything is drawn."""
     app = pilot.app
     assert isinstance(app, ConsoleApp)
     for _ in range(500):
@@ -48,13 +48,13 @@ def _pressing(*keys: str) -> Callable[[Pilot[Any]], Any]:
 
 @pytest.fixture
 def pressing() -> Callable[..., Callable[[Pilot[Any]], Any]]:
-    """For ``run_before``: settle, press the keys if there are any, settle."""
+    """For ``run_before``: settle; press the keys, if any, and settle again."""
     return _pressing
 
 
 @pytest.fixture
 def app(fakes: ModuleType) -> Callable[..., ConsoleApp]:
-    """Makes the console on a fleet of these servers, or of one in every state; ``gpus`` are the fleet's."""
+    """Make the console on a fleet of these servers, by default one in every state; ``gpus`` are the fleet's GPUs."""
 
     def make(*servers: Any, gpus: Any = None, **options: Any) -> ConsoleApp:
         fleet = fakes.FakeFleet(*(servers or fakes.EVERY_STATE))
@@ -75,12 +75,12 @@ LIGHT = TerminalTheme(
     [(90, 90, 90), (220, 50, 47), (60, 150, 50), (170, 125, 0), (40, 110, 210), (165, 70, 165), (0, 140, 150),
      (255, 255, 255)],
 )  # fmt: skip
-"""The sixteen colors of a terminal with a light background. The console uses no others."""
+"""The sixteen colors of a terminal with a light background; the console uses no others."""
 
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, bool]]:
-    """Draws as on a ``light`` terminal, with ``no-color`` or in ``ascii``; what it gives is for `app`."""
+    """Draw as on a ``light`` terminal, with ``no-color`` or in ``ascii``; returns options for `app`."""
 
     def choose(name: str) -> dict[str, bool]:
         if name == "light":
@@ -93,8 +93,6 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, bool]]:
 
 
 class Host(App[None]):
-    """One screen, and nothing else."""
-
     CSS = "Screen { background: ansi_default; color: ansi_default; }"
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -110,5 +108,5 @@ class Host(App[None]):
 
 @pytest.fixture
 def alone() -> Callable[[Callable[[], Any]], App[None]]:
-    """Makes an app that shows one screen, which the function given makes."""
+    """Make an app that shows one screen, which the given function creates."""
     return Host

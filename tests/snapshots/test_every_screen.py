@@ -1,6 +1,6 @@
-"""Pictures of the console's screens and dialogs: each at every size, and on light, colorless and ASCII terminals.
+"""Screenshots of the console's screens and dialogs: each at every size, and on light, colorless and ASCII terminals.
 
-The launch screen, the flag editor, the log and the comparison have theirs beside those of their states.
+Those of the launch screen, the flag editor, the log and the comparison are in separate files by state.
 """
 
 from __future__ import annotations
@@ -66,16 +66,14 @@ KEYS = {
     "palette": ("colon", *"la"),
     "palette-refused": ("colon", *"set max-num-seqs=many"),
 }
-"""Each screen, and what leads to it. Where it takes a thread to open it, the picture waits for that."""
+"""Each screen, and the keys that open it. If a thread opens it, the screenshot waits for that."""
 
 STAYS = {"servers", "staged", "tuning", "gpus"}
-"""What is a state of the operations screen itself."""
+"""States of the operations screen itself."""
 
 
 @pytest.fixture
 def made(app: Callable[..., ConsoleApp], fakes: ModuleType) -> Callable[..., ConsoleApp]:
-    """The console for a screen."""
-
     def make(screen: str, **options: Any) -> ConsoleApp:
         servers = () if screen == "servers" else (fakes.pressed, fakes.coder, fakes.docs)
         console = app(*servers, gpus={"host": read_host(Path("4xa6000")), "host_recorded": True}, **options)
@@ -92,7 +90,7 @@ def made(app: Callable[..., ConsoleApp], fakes: ModuleType) -> Callable[..., Con
 def opened(
     pressing: Callable[..., Callable[[Pilot[Any]], Any]], fakes: ModuleType
 ) -> Callable[[str], Callable[[Pilot[Any]], Any]]:
-    """Opens a screen and waits until it is complete."""
+    """Open a screen and wait until it is complete."""
 
     def of(screen: str) -> Callable[[Pilot[Any]], Any]:
         async def run(pilot: Pilot[Any]) -> None:
@@ -119,7 +117,7 @@ def opened(
 
 
 def _complete(console: ConsoleApp) -> bool:
-    """Whether all is there that threads bring."""
+    """Whether everything that comes from threads is shown."""
     strips = console.screen._compositor.render_strips()
     text = "\n".join("".join(segment.text for segment in strip) for strip in strips)
     if isinstance(console.screen, PaletteScreen):

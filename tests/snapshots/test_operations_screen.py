@@ -1,4 +1,4 @@
-"""Pictures of the operations screen in its states; `test_every_screen` has it at every size and in every look."""
+"""Screenshots of the operations screen in its states; `test_every_screen` has it at every size and appearance."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_themes(snap_compare, app, pressing, fakes, monkeypatch, theme):
 
 
 async def _steady_cursor(pilot: Pilot[Any]) -> None:
-    """Or the picture depends on the moment at which it is taken."""
+    """Otherwise the screenshot depends on when it is taken."""
     pilot.app.screen.query_one(Input).cursor_blink = False
     await pilot.pause()
 

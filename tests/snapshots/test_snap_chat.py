@@ -1,4 +1,4 @@
-"""A picture of a chat: reasoning, a tool call, an answer that broke off, and two servers beside each other."""
+"""Screenshots of a chat: reasoning, a tool call, an interrupted response, and two servers side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of the comparison of two runs."""
+"""Screenshots of the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_console.ui.screens.compare import CompareScreen
 
 
 def with_bounds(window, at):
-    """A minute whose TTFT scatters wildly, and whose median gap is known only to be below 10 ms."""
+    """A minute whose TTFT scatters widely, and whose median ITL is only known to be below 10 ms."""
     figures = {key: value for key, value in window.figures.items() if key != "itl_p50"}
     wild = (0.1, 3.0, 40.0, 0.2, 3.0, 9.0, 0.1, 3.0, 20.0, 4.0)[at % 10]
     return replace(window, figures=figures | {"ttft_mean": wild, "itl_p50_below": 0.01})

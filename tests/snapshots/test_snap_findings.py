@@ -1,4 +1,4 @@
-"""Pictures of findings, fixes and starts at three sizes."""
+"""Screenshots of findings, fixes and startups at three sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of the GPU pane on every recorded host, alone and beside others, and of what stands there without GPUs."""
+"""Screenshots of the GPU pane on every recorded host, alone and next to others, and without GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of the panes that show what a server's probe has recorded."""
+"""Screenshots of the panes that show a server's probe records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of a ramp that has ended."""
+"""Screenshots of an ended ramp."""
 
 from __future__ import annotations
 

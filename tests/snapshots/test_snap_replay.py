@@ -1,4 +1,4 @@
-"""Pictures of a run that is replayed, and of the question before its server is removed."""
+"""Screenshots of a replayed run, and of the question before its server is removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOKS = ["light", "no-color", "ascii"]
 
 @pytest.fixture
 def replayed(fakes, pressing):
-    """The console on a run, its figures read; ``keys`` are pressed then."""
+    """The console on a run whose metrics were read; then ``keys`` are pressed."""
 
     def make(removed: bool = True, *keys: str, **options: Any) -> tuple[ConsoleApp, Any]:
         replay = fakes.REPLAY if removed else replace(fakes.REPLAY, name="chat@2", removed=False)

@@ -1,4 +1,4 @@
-"""Pictures of the launch screen, the flag editor and the log, at three sizes and without colour."""
+"""Screenshots of the launch screen, the flag editor and the log, at three sizes and without color."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ LOG = "".join(
 
 
 LOOKS = 4
-"""How often nothing may have changed until a screen is complete: a log is read in steps 10 ms apart."""
+"""How many times in a row nothing must change until a screen is complete; a log is read in steps 10 ms apart."""
 
 
 def planning(screen: object) -> bool:
-    """Whether the launch screen still works out what its choices come to."""
+    """Whether the launch screen is still planning the current choices."""
     return isinstance(screen, LaunchScreen) and not screen.planner.fresh
 
 
 def working(app: App[None]) -> bool:
-    """Whether anything is on the way: a plan, an answer of the fleet, a part of a log."""
+    """Whether anything is pending: a plan, a response of the fleet, a part of a log."""
     return (
         planning(app.screen)
         or any(worker.is_running for worker in app.workers if worker.group != "log")
@@ -66,7 +66,7 @@ def working(app: App[None]) -> bool:
 
 
 def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
-    """Press keys, and wait until a text stands on the screen and nothing moves any more."""
+    """Wait until a text is shown, press keys, and wait until nothing changes."""
 
     async def run(pilot: Pilot[None]) -> None:
         deadline = time.monotonic() + 60
@@ -74,7 +74,7 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
         def text() -> str:
             return "\n".join("".join(s.text for s in strip) for strip in pilot.app.screen._compositor.render_strips())
 
-        while ready not in text() or planning(pilot.app.screen):  # keys are for what is planned
+        while ready not in text() or planning(pilot.app.screen):  # keys apply to what is planned
             assert time.monotonic() < deadline, text()
             await asyncio.sleep(0.02)
         await pilot.press(*keys)
@@ -83,7 +83,7 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
             assert time.monotonic() < deadline, text()
             await asyncio.sleep(0.012)
             for field in pilot.app.screen.query(Input):  # a key may have added one
-                field.cursor_blink = False  # or the picture depends on the moment at which it is taken
+                field.cursor_blink = False  # otherwise the screenshot depends on when it is taken
             await pilot.pause()
             now = "" if working(pilot.app) else text()
             same = same + 1 if now and now == before else 0
@@ -182,7 +182,7 @@ def test_launch_adding(snap_compare, alone, fleet):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_launch_choosing_a_model(snap_compare, alone, fleet, size):
-    """The models of this machine, with what the plan says of each."""
+    """The models of this machine with the plan's verdict on each."""
     known = (
         ("Qwen/Qwen3-8B-AWQ", 6.1, ModelFacts("", parameters=8_190_000_000, quantization=Quantization("awq", 4))),
         ("meta-llama/Llama-3.1-8B-Instruct", 15.0, ModelFacts("", parameters=8_030_000_000, dtype="bfloat16")),

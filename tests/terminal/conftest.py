@@ -36,7 +36,7 @@ def state(home: dict[str, str]) -> Path:
 
 @pytest.fixture
 def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Callable[..., Any]]:
-    """Opens ``vllm-console`` with arguments in a terminal of a given size."""
+    """Open ``vllm-console`` with arguments in a terminal of a given size."""
     opened: list[Any] = []
 
     def open_terminal(*words: str, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None) -> Any:
@@ -51,7 +51,7 @@ def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Call
 
 @pytest.fixture
 def command(home: dict[str, str], state: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Runs ``vllm-console`` with arguments; its servers end with the test."""
+    """Run ``vllm-console`` with arguments; its servers end with the test."""
 
     def run(*words: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
         return run_command(with_own_port(words), {**os.environ, **home, **(env or {})})

@@ -44,7 +44,6 @@ class Page:
         return "\n".join(line.rstrip() for line in self._screen.display) if self._screen is not None else ""
 
     def forget(self) -> None:
-        """Clear the rows."""
         assert self.text
         self._screen = None
 
@@ -70,7 +69,7 @@ class Page:
 
 @pytest.fixture
 def served(home: dict[str, str]) -> Iterator[Any]:
-    """``vllm-console web``, running, and its link."""
+    """A running ``vllm-console web`` and its link."""
     program = [sys.executable, "-m", "vllm_console", "--refresh", "0.5", "web"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env={**os.environ, **home})
     assert process.stdout is not None

@@ -29,7 +29,7 @@ FAKES = Path(__file__).parents[1] / "fakes" / "fake_fleet.py"
 
 @pytest.fixture
 def terminal(terminal_module: ModuleType) -> Iterator[Any]:
-    """The app on two servers, at 120×40."""
+    """The app with two servers, at 120×40."""
     terminal = terminal_module.Terminal([sys.executable, "-c", PROGRAM, str(FAKES)], 120, 40, {"LANG": "C.UTF-8"})
     try:
         terminal.wait_for("4 Throughput")
@@ -58,7 +58,7 @@ def test_app_ends_when_terminal_closes(terminal: Any) -> None:
 
 def test_refresh_sends_only_changed_cells(terminal: Any) -> None:
     """A refresh changes some values; the screen has 4,800 cells, and a full paint takes about 15,000 bytes. On a busy
-    machine the first refresh may come late."""
+    machine the first refresh may be late."""
     start = len(terminal.raw)
     end = time.monotonic() + 3
     while time.monotonic() < end or (len(terminal.raw) == start and time.monotonic() < end + DEADLINE):
