@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ENDPOINT = "https://huggingface.co"
 _REFUSED = (401, 403)
+_QUANT_CONFIG = "hf_quant_config.json"
 
 
 def facts_from_hub(
@@ -33,11 +34,11 @@ def facts_from_hub(
     revision: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ModelFacts:
-    """Query the hub for a model's config and file sizes: two requests of a few kilobytes, ``timeout`` seconds each.
+    """Query the hub for a model's config and file sizes: a few kilobytes in up to four requests.
 
-    ``endpoint`` defaults to ``HF_ENDPOINT``, else the public hub. ``gated`` is True if access was not granted; the
-    shape is then that of a known model, or unknown. Raises :class:`ModelFactsError` if there is no such model, the hub
-    does not answer, or ``HF_HUB_OFFLINE`` is set.
+    Each may take ``timeout`` seconds. ``endpoint`` defaults to ``HF_ENDPOINT``, else the public hub. ``gated`` is True
+    if access was not granted; the shape is then that of a known model, or unknown. Raises :class:`ModelFactsError` if
+    there is no such model, the hub does not answer, or ``HF_HUB_OFFLINE`` is set.
     """
     import httpx
 
@@ -96,8 +97,16 @@ def _ask(hub: _Hub, model: str, revision: str) -> ModelFacts:
     config: Config = parse_json(body, where)
     if where.endswith("params.json"):
         config = config_from_params(config)
-    facts = replace(_sized(facts_from_config(model, config), about), source="hub", gated=False)
-    return with_parameters(facts)
+    facts = facts_from_config(model, config, _quant_config(hub, model, revision, about))
+    return with_parameters(replace(_sized(facts, about), source="hub", gated=False))
+
+
+def _quant_config(hub: _Hub, model: str, revision: str, about: Config) -> Config | None:
+    """The file that Model Optimizer writes beside the config, if there is one."""
+    if not any(text(entry, "rfilename") == _QUANT_CONFIG for entry in objects(about.get("siblings"))):
+        return None
+    status, body = hub.get(f"{model}/resolve/{revision}/{_QUANT_CONFIG}")
+    return parse_json(body, f"{hub.base}/{model}/{_QUANT_CONFIG}") if status == 200 else None
 
 
 def _about(hub: _Hub, model: str, revision: str) -> Config:

@@ -83,7 +83,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     thread.join()
 
 
-ABOUT = {
+ABOUT: dict[str, Any] = {
     "gated": False,
     "siblings": [
         {"rfilename": "model-00001-of-00002.safetensors", "size": 3000},
@@ -120,6 +120,15 @@ def test_packed_numbers_of_a_quantized_model_are_not_its_parameters(hub: Hub, ma
     facts = hub.read("org/some-7b")
     assert facts.quantization == Quantization("awq", 4)
     assert (facts.weight_bytes, facts.parameters) == (4000, None)
+
+
+def test_quantization_of_model_optimizer_is_in_a_file_of_its_own(hub: Hub, make: Any) -> None:
+    name = "hf_quant_config.json"
+    quantized = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    hub.puts("org/some", make.config, {**ABOUT, "siblings": [*ABOUT["siblings"], {"rfilename": name, "size": 70}]})
+    hub.answers[FILE.format("org/some", name)] = (200, json.dumps(quantized).encode())
+    facts = hub.read("org/some")
+    assert (facts.quantization, facts.parameters) == (Quantization("modelopt", 8), None)
 
 
 def test_mistral_file_as_a_fallback(hub: Hub) -> None:
