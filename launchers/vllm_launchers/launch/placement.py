@@ -102,8 +102,11 @@ def find_place(
             raise NoPlaceError(f"{ranking.problem}{_way_out(sets[0], wanted, host, shares) if sets else ''}", sets)
         return replace(_place(best, wanted, host, sets, shares), chosen=True)
     if place:
-        named = rank_placements(with_claims(host, {}), wanted.gpus, need_gib=wanted.need, shares=shares).placements
-        found = next((one for one in named if one.mig is not None and one.mig.uuid == place), None)
+        # A ranking of the whole host has few of the slices that are alike.
+        named = tuple(replace(gpu, mig=(part,)) for gpu in host.gpus for part in gpu.mig if part.uuid == place)
+        alone = with_claims(replace(host, gpus=named), {})
+        ranked = rank_placements(alone, wanted.gpus, need_gib=wanted.need, shares=shares).placements
+        found = next((one for one in ranked if one.mig is not None), None)
         if found is None:
             raise NoPlaceError(f"no MIG slice {place[:60]} that fits this server", sets)
         return _place(found, wanted, host, sets, shares)

@@ -144,6 +144,15 @@ def test_mig_slice_is_set_by_uuid_and_kept_over_restarts() -> None:
     assert kept_slice({"CUDA_VISIBLE_DEVICES": "0,1"}) == {}
 
 
+def test_each_of_many_equal_slices_can_be_named() -> None:
+    host = read_host(Path("1xa100-mig"))
+    (gpu,) = host.gpus
+    parts = tuple(replace(gpu.mig[0], uuid=f"MIG-{number}") for number in range(7))
+    for part in parts:
+        found = place(replace(host, gpus=(replace(gpu, mig=parts),)), part.uuid, gpu_memory_utilization=0.5)
+        assert found.environment["CUDA_VISIBLE_DEVICES"] == part.uuid
+
+
 def test_each_of_unequal_gpus_needs_its_own_share() -> None:
     host = read_host(Path("4xa6000"))
     small = [replace(gpu, name="NVIDIA L4", memory_gib=22.5, free_gib=22.1, used_gib=0.4) for gpu in host.gpus[2:]]
