@@ -18,12 +18,14 @@ FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+\+?)?$"
 A suffix that ends with ``+`` (``compilation-config.custom_ops+``) adds to the key's list."""
 
 ENVIRONMENT_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-LENGTH_PATTERN = r"^(auto|-1|[0-9]{1,18}[kKmMgGtT]?|[0-9]{1,18}\.[0-9]{1,18}[kmgt])$"
-"""``max-model-len`` as vLLM parses it: ``4k`` is 4,000, ``4K`` 4,096 and ``1.5k`` 1,500; there is no ``1.5K``."""
+_TOKENS = r"[0-9]{1,18}[kKmMgGtT]?|[0-9]{1,18}\.[0-9]{1,18}[kmgt]"
+"""A count as vLLM parses it: ``4k`` is 4,000, ``4K`` 4,096 and ``1.5k`` 1,500; there is no ``1.5K``."""
 
 FLAG_NAME = lazy_pattern(FLAG_NAME_PATTERN)
 ENVIRONMENT_NAME = lazy_pattern(ENVIRONMENT_NAME_PATTERN)
-LENGTH = lazy_pattern(LENGTH_PATTERN)
+TOKENS = lazy_pattern(rf"^({_TOKENS})$")
+LENGTH = lazy_pattern(rf"^(auto|-1|{_TOKENS})$")
+"""For ``max-model-len`` only."""
 
 MANAGED_FLAGS: Mapping[str, str] = {
     "model": "set the model with 'model' in a preset, or with --model on the command line",
@@ -65,7 +67,9 @@ class FlagRule(msgspec.Struct, frozen=True):
             noun += f" of {self.minimum:g} or more"
         if self.maximum is not None:
             noun += f", {self.maximum:g} at most" if self.maximum < 1_000_000 else ""
-        return noun + (", or a length such as 16k, 16K or auto" if self.also is LENGTH else "")
+        if self.also is None:
+            return noun
+        return f"{noun}, or a length such as {'16k, 16K or auto' if self.also is LENGTH else '16k or 16K'}"
 
     def allows(self, value: object) -> bool:
         """Whether vLLM can accept the value."""
@@ -103,7 +107,7 @@ FLAG_RULES: Mapping[str, FlagRule] = {
     ),
     "max-num-seqs": _count("requests that run at the same time, at most"),
     "max-num-batched-tokens": FlagRule(
-        int, "tokens computed in one step, at most", minimum=1, maximum=MAX_TOKENS, also=LENGTH
+        int, "tokens computed in one step, at most", minimum=1, maximum=MAX_TOKENS, also=TOKENS
     ),
     "enable-prefix-caching": FlagRule(bool, "share the cache of prompts that begin alike"),
     "enable-chunked-prefill": FlagRule(bool, "compute long prompts in pieces, between other requests' tokens"),

@@ -34,6 +34,7 @@ BASE = 'extends = "chatbot"\n'
         (BASE + "[flags]\ngpu-memory-utilization = nan", ["finite"]),
         (BASE + "[flags]\nenable-prefix-caching = 1", ["expected true or false, not 1"]),
         (BASE + '[flags]\nmax-model-len = "long"', ["16k"]),
+        (BASE + '[flags]\nmax-num-batched-tokens = "auto"', ["or a length such as 16k or 16K, not 'auto'"]),
         (BASE + "[flags]\nseed = 1979-05-27", ["flags.seed: expected true, false, a number or text, not a date"]),
         (BASE + '[flags]\n"--max_num_seqs" = 1', ["without leading dashes", "'max-num-seqs'"]),
         (BASE + "[flags]\nmax_num_seqs = 1", ["'max-num-seqs'"]),
