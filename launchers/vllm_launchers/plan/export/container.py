@@ -76,8 +76,12 @@ def container(plan: Plan) -> Container:
         raise ExportError(f"{IMAGE} is for NVIDIA GPUs, and this plan is for a {plan.engine.build} build")
     if plan.model.startswith(("./", "../", "~")):
         raise ExportError(f"a container has no folder of its own: give the whole path of the model {plan.model}")
-    version = plan.engine.version.partition("+")[0] if plan.engine.version else None
-    notes = () if version else ("Which vLLM the plan is for was not known: put its version in place of 'latest'.",)
+    version = plan.engine.public_version
+    notes: tuple[str, ...] = ()
+    if version is None:
+        notes = ("Which vLLM the plan is for was not known: put its version in place of 'latest'.",)
+    elif ".dev" in version:
+        notes = (f"vLLM {version} is a development build without an image: put a release in place of 'latest'.",)
     address = () if plan.flags.get("headless") is True else ("--host", "0.0.0.0", "--port", str(plan.port))
     words = redact_argv((plan.model, *address, *flag_words(plan.flags)))
     own = {k: v for k, v in redact_environment(plan.environment).items() if k not in _HOST_ONLY}
@@ -85,7 +89,7 @@ def container(plan: Plan) -> Container:
     for name, value in environment.items():
         checked(value, name)
     return Container(
-        image=f"{IMAGE}:{f'v{version}' if version else 'latest'}",
+        image=f"{IMAGE}:{'latest' if notes else f'v{version}'}",
         arguments=tuple(checked(word, "the command") for word in words),
         environment=environment,
         mounts=tuple(dict.fromkeys(_mounts(plan))),

@@ -7,6 +7,7 @@ from vllm_launchers.plan.export.quoting import ExportError, checked, comment, la
 from vllm_launchers.plan.export.shell import node_comment, split_argv
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import redact_argv, redact_environment
+from vllm_launchers.vllm.flags.changes import whole_number
 
 STOP_SECONDS = 60
 """Time for a server to stop, in addition to the time for finishing its requests (``--shutdown-timeout``)."""
@@ -46,8 +47,7 @@ def systemd_unit(plan: Plan, user: bool, *, name: str = "") -> str:
 
 def stop_seconds(plan: Plan) -> int:
     """Seconds to wait for the server's exit before killing it."""
-    drain = plan.flags.get("shutdown-timeout", 0)
-    return STOP_SECONDS + (drain if isinstance(drain, int) and drain > 0 else 0)
+    return STOP_SECONDS + whole_number(plan.flags, "shutdown-timeout", 0)
 
 
 def _secrets_file(unit: str, *, user: bool) -> str:

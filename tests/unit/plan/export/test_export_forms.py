@@ -166,6 +166,7 @@ def test_requests_get_time_to_finish(make: Make) -> None:
     plan = make({"shutdown-timeout": 120})
     assert settings_of(systemd_unit(plan, user=True))["TimeoutStopSec"] == "180"
     assert service_of(compose(plan))["stop_grace_period"] == "180s"
+    assert service_of(compose(make({"shutdown-timeout": True})))["stop_grace_period"] == "60s"
     assert pod_of(kubernetes(plan))["terminationGracePeriodSeconds"] == 180
 
 
@@ -330,6 +331,12 @@ def test_unknown_version_is_reported(make: Make) -> None:
     assert service_of(text)["image"].endswith(":latest")
     assert "put its version in place of 'latest'" in text
     assert service_of(compose(make(version="0.20.1+cu129")))["image"].endswith(":v0.20.1")
+
+
+def test_development_build_has_no_image(make: Make) -> None:
+    text = compose(make(version="0.33.1.dev5+g0123abc"))
+    assert service_of(text)["image"].endswith(":latest")
+    assert "# vLLM 0.33.1.dev5 is a development build without an image" in text
 
 
 # What cannot be exported
