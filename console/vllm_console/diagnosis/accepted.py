@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.vllm.flags.changes import Flags
-from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 
@@ -21,16 +19,7 @@ def accepted(
     if all(fix.changes.empty for fix in fixes):
         return tuple(fixes)
     from vllm_launchers.plan.proposals import Target, newly_refused
+    from vllm_launchers.vllm.flags.releases import release_table
 
-    target = Target(_table(version) if version else None, facts)
+    target = Target(release_table(version), facts)
     return tuple(fix for fix in fixes if fix.changes.empty or not newly_refused(target, flags, fix.changes))
-
-
-@lru_cache(maxsize=8)
-def _table(version: str) -> FlagTable | None:
-    from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
-
-    try:
-        return release_table(version)
-    except UnknownReleaseError:
-        return None

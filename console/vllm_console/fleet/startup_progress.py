@@ -35,7 +35,7 @@ from vllm_launchers.vllm.fast_loaders import FastLoader, fast_loaders
 from vllm_launchers.vllm.flags.cache import FlagCache
 from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
-from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
+from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.startup_reports import StartupReportStore, remembered
 
 DOWNLOAD_BYTES = 8 << 20
@@ -224,10 +224,7 @@ def _flags(engine: Engine) -> FlagTable | None:
     """Its flags as learned, else those of its release."""
     if engine.kind is EngineKind.VLLM and (known := FlagCache().get(engine)) is not None:
         return known
-    try:
-        return release_table(engine.version) if engine.version is not None else None
-    except UnknownReleaseError:
-        return None
+    return release_table(engine.version)
 
 
 def _loaders(engine: Engine, table: FlagTable | None, details: Details) -> tuple[FastLoader, ...]:

@@ -28,7 +28,7 @@ from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.cache import FlagCache
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
-from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
+from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
 from vllm_launchers.vllm.ray_cluster import RayCluster, RayClusters
@@ -169,16 +169,16 @@ class PlanInputsReader:
     def flags(self, engine: Engine) -> FlagTable | None:
         """An engine's flags, learned from its files or of its release, or None. Starts learning if needed."""
         if engine.kind is EngineKind.SIMULATED or not engine.path:
-            return _of_release(engine)
+            return release_table(engine.version)
         if (known := self._cache.get(engine)) is not None:
             return known
         if self._patient:
             try:
                 return self._cache.learn(engine)
             except FlagsUnknownError:
-                return _of_release(engine)
+                return release_table(engine.version)
         self._learn_soon(engine)
-        return _of_release(engine)
+        return release_table(engine.version)
 
     def _learn_soon(self, engine: Engine) -> None:
         """Learn in the background, once per installation and process: a failed attempt is not repeated."""
@@ -234,15 +234,6 @@ def _flags(request: ResolvedRequest) -> Flags:
     """
     chosen = overlay(request.preset.flags, request.changes)
     return {name: choice.value for name, choice in chosen.items() if choice.value is not None}
-
-
-def _of_release(engine: Engine) -> FlagTable | None:
-    if engine.version is None:
-        return None
-    try:
-        return release_table(engine.version)
-    except UnknownReleaseError:
-        return None
 
 
 def _read(model: str, revision: str | None, folder: str | None, environment: Mapping[str, str]) -> Model:

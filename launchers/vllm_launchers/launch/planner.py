@@ -47,7 +47,7 @@ from vllm_launchers.presets.load import PresetError, find_preset, read_presets
 from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.vllm.engines import Engine, EngineKind, engine_at, engine_problems, find_engines, simulated_engine
 from vllm_launchers.vllm.flags.changes import Changes, Flags
-from vllm_launchers.vllm.flags.releases import parse_release
+from vllm_launchers.vllm.release_defaults import parse_release
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
 
 LOOPBACK = "127.0.0.1"

@@ -16,7 +16,7 @@ from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
 from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagTable
-from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
+from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import NEWEST, Release
 
@@ -51,10 +51,7 @@ class Target(msgspec.Struct, frozen=True):
 
 def release_flags(release: Release | None) -> FlagTable | None:
     """The flags of a release, or of the newest one if it is unknown; None if it is too old."""
-    try:
-        return release_table(".".join(map(str, release or NEWEST)))
-    except UnknownReleaseError:
-        return None
+    return release_table(".".join(map(str, release or NEWEST)))
 
 
 def newly_refused(target: Target, flags: Flags, changes: Changes) -> tuple[tuple[str, str], ...]:

@@ -189,7 +189,9 @@ def _add_modeled(parser: argparse.ArgumentParser) -> None:
 
 def _add_ignored(parser: argparse.ArgumentParser) -> None:
     modeled = vars(parser.parse_args([]))
-    for name, flag in release_table(VERSION).flags.items():
+    table = release_table(VERSION)
+    assert table is not None
+    for name, flag in table.flags.items():
         if name.replace("-", "_") in modeled:
             continue
         nargs = "+" if flag.many else 0 if flag.kind is ValueKind.BOOL else "?" if flag.bare else None

@@ -20,6 +20,7 @@ import msgspec
 from vllm_launchers.errors import OperationError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.installed_packages import Distribution, installed_vllm, script_interpreter, which
+from vllm_launchers.vllm.release_defaults import Release, parse_release
 
 MARKER = "vllm-console-complete"
 """File created as the last step of an installation; an environment without it is not used."""
@@ -156,20 +157,9 @@ class Engine(msgspec.Struct, frozen=True):
     lacks: tuple[str, ...] = ()
 
     @property
-    def release(self) -> tuple[int, int, int] | None:
+    def release(self) -> Release | None:
         """The version as comparable numbers, or None: ``(0, 32, 0)`` for ``0.32.0+cpu``."""
-        if self.version is None:
-            return None
-        numbers: list[int] = []
-        for part in self.version.partition("+")[0].split(".")[:3]:
-            digits = part[: len(part) - len(part.lstrip("0123456789"))]
-            if not digits:
-                break
-            numbers.append(int(digits))
-        if not numbers:
-            return None
-        major, minor, patch = (*numbers, 0, 0)[:3]
-        return major, minor, patch
+        return parse_release(self.version or "")
 
     @property
     def label(self) -> str:

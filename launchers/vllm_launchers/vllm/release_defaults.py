@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
+from vllm_launchers.patterns import lazy_pattern
+
 Release = tuple[int, int, int]
 """Major, minor and patch number."""
 
 NEWEST: Release = (0, 33, 0)
 """The newest release examined; an unknown one is treated like it."""
+
+_VERSION = lazy_pattern(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[.+\-a-z][a-zA-Z0-9.+_-]*)?", re.ASCII)
+
+
+def parse_release(version: str) -> Release | None:
+    """The numbers of a version, or None: ``(0, 32, 0)`` for ``0.32.0+cpu`` and ``v0.32``."""
+    found = _VERSION.fullmatch(version.strip())
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
 
 _UTILIZATION: tuple[tuple[Release, float], ...] = (((0, 20, 0), 0.92), ((0, 0, 0), 0.9))
 

@@ -21,9 +21,10 @@ from vllm_launchers.units import GIB
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.check_value import problem
-from vllm_launchers.vllm.flags.releases import RELEASES, parse_release, release_table
+from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 from vllm_launchers.vllm.modelfacts.known import known_facts
+from vllm_launchers.vllm.release_defaults import parse_release
 
 THIRTY = ModelFacts(
     model="/models/thirty", source="folder", architecture="LlamaForCausalLM", layers=(LayerKind.FULL,) * 60,

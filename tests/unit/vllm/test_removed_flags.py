@@ -11,7 +11,8 @@ import pytest
 from fakes.flag_history import last_release
 from vllm_launchers.plan.flags import normalise_setting
 from vllm_launchers.vllm.flags.changes import Changes
-from vllm_launchers.vllm.flags.releases import RELEASES, parse_release, release_table, variable_releases
+from vllm_launchers.vllm.flags.releases import RELEASES, release_table, variable_releases
+from vllm_launchers.vllm.release_defaults import parse_release
 from vllm_launchers.vllm.removed_flags import (
     MISREAD_VARIABLES,
     NEVER,

@@ -157,12 +157,12 @@ def flags_in(text: str) -> Iterator[str]:
 
     Input appended by pydantic is ignored: it lists all settings, whether at fault or not.
     """
-    from vllm_launchers.vllm.flags.releases import NEWEST, OLDEST, release_table
+    from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 
-    tables = [release_table(".".join(map(str, numbers))).flags for numbers in (NEWEST, OLDEST)]
+    tables = [table for version in (RELEASES[0], RELEASES[-1]) if (table := release_table(version)) is not None]
     for found in _WORD.finditer(text.partition("[type=")[0]):
         name = (found["dashed"] or found["plain"]).replace("_", "-")
-        if any(name in table for table in tables):
+        if any(name in table.flags for table in tables):
             yield name
 
 

@@ -44,10 +44,10 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_c
 from vllm_launchers.vllm.flags.check_nested import part_at
 from vllm_launchers.vllm.flags.check_value import Given, problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.vllm.flags.releases import RELEASES, first_release, parse_release, release_table, variable_releases
+from vllm_launchers.vllm.flags.releases import RELEASES, first_release, release_table, variable_releases
 from vllm_launchers.vllm.flags.search import resolve_flag_name
 from vllm_launchers.vllm.flags.wording import listed
-from vllm_launchers.vllm.release_defaults import Release, default_utilization
+from vllm_launchers.vllm.release_defaults import Release, default_utilization, parse_release
 from vllm_launchers.vllm.removed_flags import (
     MISREAD_VARIABLES,
     NEVER,

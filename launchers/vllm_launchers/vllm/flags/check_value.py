@@ -22,12 +22,11 @@ from vllm_launchers.vllm.flags.bounds import out_of_bounds
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, Number, human_int, json_object
 from vllm_launchers.vllm.flags.check_nested import decoded, key_problem, nested_problem, part_at, with_plain_keys
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
-from vllm_launchers.vllm.release_defaults import WHOLE_PROMPTS_SINCE
+from vllm_launchers.vllm.release_defaults import WHOLE_PROMPTS_SINCE, parse_release
 
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")

@@ -11,15 +11,13 @@ etc.) are those of 0.32 and 0.33; earlier releases have only the few that always
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, Limits, ValueKind, VariableKind, VariableSpec
-from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.release_defaults import Release, parse_release
 
 RELEASES: tuple[str, ...] = (
     "0.8.5", "0.9.2", "0.10.0", "0.10.1.1", "0.10.2", "0.11.0.post2", "0.11.2", "0.12.0", "0.13.0", "0.14.1",
@@ -28,7 +26,6 @@ RELEASES: tuple[str, ...] = (
 )  # fmt: skip
 """Releases that the table was made from, oldest first. Its data for 0.8.5 and 0.9.2 is approximate."""
 
-_VERSION = lazy_pattern(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[.+\-a-z][a-zA-Z0-9.+_-]*)?", re.ASCII)
 _READS_ALL_SINCE: Release = (0, 11, 1)
 """First release in which ``enable_envs_cache`` evaluates every variable when the engine starts."""
 _ARCHITECTURES: tuple[tuple[Release, str], ...] = (
@@ -45,52 +42,23 @@ _LISTS = ("choices", "words", "aliases")
 _SWITCHES = ("negatable", "many", "nullable", "bare", "closed")
 
 
-class UnknownReleaseError(Exception):
-    """A vLLM older than the table, or not a version at all; the message is one clear sentence."""
-
-
-def parse_release(version: str) -> Release | None:
-    """The numbers of a version, or None: ``(0, 32, 0)`` for ``0.32.0+cpu`` and ``v0.32``."""
-    found = _VERSION.fullmatch(version.strip())
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
-
-
 _NUMBERS: tuple[Release, ...] = tuple(numbers for text in RELEASES if (numbers := parse_release(text)))
-OLDEST: Release = _NUMBERS[0]
-NEWEST: Release = _NUMBERS[-1]
 
 
-def nearest_release(version: str) -> str:
-    """The table's release that represents ``version``: the newest one that is not newer.
+def release_table(version: str | None) -> FlagTable | None:
+    """The flags of a vLLM version, as far as known; None if it is not a version, or older than 0.8.5.
 
-    If the table only has a later patch of the same minor release, that one, because flags change with minor releases
-    (0.17.1 represents ``0.17.0``, rather than 0.16.0). The newest release represents any vLLM newer than the table,
-    which callers should mention.
-
-    Raises:
-        UnknownReleaseError: it is not a version, or older than 0.8.5.
+    They are those of the table's newest release that is not newer. If the table only has a later patch of the same
+    minor release, that one, because flags change with minor releases (0.17.1 represents ``0.17.0``, rather than
+    0.16.0). The result's ``version`` is that release, so that a caller can mention a difference.
     """
-    wanted = parse_release(version)
-    if wanted is None:
-        raise UnknownReleaseError(f"'{version[:40]}' is not a version of vLLM; write it as in {RELEASES[-1]}")
-    if wanted < OLDEST:
-        raise UnknownReleaseError(f"vLLM {version} is older than what is known here; the oldest is {RELEASES[0]}")
-    not_newer = [index for index, numbers in enumerate(_NUMBERS) if numbers <= wanted]
-    index = not_newer[-1]
+    wanted = parse_release(version or "")
+    if wanted is None or wanted < _NUMBERS[0]:
+        return None
+    index = max(index for index, numbers in enumerate(_NUMBERS) if numbers <= wanted)
     if _NUMBERS[index][:2] != wanted[:2]:
         index = next((i for i, numbers in enumerate(_NUMBERS) if numbers[:2] == wanted[:2]), index)
-    return RELEASES[index]
-
-
-def release_table(version: str) -> FlagTable:
-    """The flags of a vLLM version: those of its `nearest_release`.
-
-    The result's ``version`` is that release, so that a caller can mention a difference.
-
-    Raises:
-        UnknownReleaseError: it is not a version, or older than 0.8.5.
-    """
-    return _table(RELEASES.index(nearest_release(version)))
+    return _table(index)
 
 
 def first_release(name: str) -> str | None:
@@ -132,7 +100,7 @@ def _table(index: int) -> FlagTable:
         for name, history in data["values"].items()
         if (current := next((change for since, change in reversed(history) if since <= index), None)) is not None
     }
-    reads_all = (parse_release(RELEASES[index]) or NEWEST) >= _READS_ALL_SINCE
+    reads_all = _NUMBERS[index] >= _READS_ALL_SINCE
     return FlagTable(RELEASES[index], "release", flags, variables, values, reads_all, _limits(data, index))
 
 
@@ -142,9 +110,8 @@ def _limits(data: dict[str, Any], index: int) -> Limits:
         for name, history in data["capabilities"].items()
         if (least := next((one for since, one in reversed(history) if since <= index), None)) is not None
     }
-    numbers = parse_release(RELEASES[index]) or NEWEST
-    architectures = next(words for since, words in reversed(_ARCHITECTURES) if since <= numbers)
-    block = next((size for since, size in reversed(_CPU_BLOCKS) if since <= numbers), None)
+    architectures = next(words for since, words in reversed(_ARCHITECTURES) if since <= _NUMBERS[index])
+    block = next((size for since, size in reversed(_CPU_BLOCKS) if since <= _NUMBERS[index]), None)
     return Limits(found, tuple(architectures.split()), block)
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from fakes.flag_history import last_release
 from vllm_launchers.vllm.flags import releases
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.release_defaults import parse_release
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "record_release.py"
 
@@ -36,6 +37,7 @@ def read_back(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Fla
     def read_back(data: dict[str, Any]) -> FlagTable:
         monkeypatch.setattr(releases, "_data", lambda: data)
         monkeypatch.setattr(releases, "RELEASES", tuple(data["releases"]))
+        monkeypatch.setattr(releases, "_NUMBERS", tuple(map(parse_release, data["releases"])))
         return releases._table.__wrapped__(len(data["releases"]) - 1)
 
     return read_back

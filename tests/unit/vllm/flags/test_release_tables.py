@@ -14,14 +14,11 @@ from vllm_launchers.vllm.flags import releases
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
 from vllm_launchers.vllm.flags.releases import (
     RELEASES,
-    UnknownReleaseError,
     first_release,
-    nearest_release,
-    parse_release,
     release_table,
     variable_releases,
 )
-from vllm_launchers.vllm.release_defaults import NEWEST, default_utilization
+from vllm_launchers.vllm.release_defaults import NEWEST, default_utilization, parse_release
 
 DATA = Path(releases.__file__).with_suffix(".json")
 
@@ -46,21 +43,18 @@ DATA = Path(releases.__file__).with_suffix(".json")
     ],
 )
 def test_nearest_release_for_a_version(version: str, spoken_for: str) -> None:
-    assert nearest_release(version) == spoken_for
     assert release_table(version).version == spoken_for
 
 
 @pytest.mark.parametrize("version", ["0.8.4", "0.6.6.post1", "0.0.1"])
 def test_older_releases_are_unknown(version: str) -> None:
-    with pytest.raises(UnknownReleaseError, match=rf"vLLM {version} is older than .* 0\.8\.5"):
-        release_table(version)
+    assert release_table(version) is None
 
 
 @pytest.mark.parametrize("version", ["", "latest", "0", "x.y", "0.33.0;rm", "٠.٣٣"])
 def test_invalid_version_is_refused(version: str) -> None:
     assert parse_release(version) is None
-    with pytest.raises(UnknownReleaseError, match="is not a version"):
-        release_table(version)
+    assert release_table(version) is None
 
 
 def test_releases_match_the_data_in_order() -> None:

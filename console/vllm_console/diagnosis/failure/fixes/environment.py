@@ -59,7 +59,8 @@ def engine_died(case: Case) -> tuple[Fix, ...]:
 
 def _variable(case: Case, name: str, value: int, what_for: str) -> tuple[Fix, ...]:
     """Advice to set a variable, if the log's vLLM reads it; for an unknown version, with the first one that does."""
-    from vllm_launchers.vllm.flags.releases import parse_release, variable_releases
+    from vllm_launchers.vllm.flags.releases import variable_releases
+    from vllm_launchers.vllm.release_defaults import parse_release
 
     span = variable_releases(name)
     if span is None:
@@ -166,13 +167,10 @@ _IN_MAIN_MEMORY = ("swap-space", "cpu-offload-gb", "kv-offloading-size")
 
 def _flags_of(case: Case, names: tuple[str, ...]) -> list[str]:
     """Those of the flags that the log's vLLM accepts; if its version is unknown, the newest release's."""
-    from vllm_launchers.vllm.flags.releases import RELEASES, UnknownReleaseError, release_table
+    from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 
-    try:
-        table = release_table(case.version or RELEASES[-1])
-    except UnknownReleaseError:
-        return []
-    return [f"--{name}" for name in names if name in table.flags]
+    table = release_table(case.version or RELEASES[-1])
+    return [f"--{name}" for name in names if table is not None and name in table.flags]
 
 
 def main_memory(case: Case) -> tuple[Fix, ...]:

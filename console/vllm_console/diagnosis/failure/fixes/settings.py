@@ -90,11 +90,10 @@ def _given(text: str) -> dict[str, FlagValue]:
 
 def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
     """The change to the present spelling of a removed flag, or to the flag with the most similar name."""
-    from vllm_launchers.vllm.flags.releases import RELEASES, UnknownReleaseError, release_table
+    from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 
-    try:
-        table = release_table(case.version or RELEASES[-1])
-    except UnknownReleaseError:
+    table = release_table(case.version or RELEASES[-1])
+    if table is None:
         return None
     if removed := REMOVED_FLAGS.get(name):
         changes = removed.carry({**case.flags, **given})
