@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -104,43 +103,6 @@ def replay_traffic(
         return _Replay(arrivals, limits, _ScheduledEngine(limits), cost, noise, since, until).run()
 
 
-class _Engine(Protocol):
-    """What a replay needs of an engine: accepting requests, and scheduling and completing iterations."""
-
-    waiting: deque[Request]
-
-    @property
-    def running(self) -> int:
-        """Number of running requests."""
-
-    @property
-    def full(self) -> bool:
-        """Whether the next iteration has no place for another request."""
-
-    @property
-    def context(self) -> int:
-        """Number of tokens that the running requests have computed."""
-
-    @property
-    def usage(self) -> float:
-        """Fraction of the KV cache in use, 0 to 1."""
-
-    def add(self, request: Request) -> None:
-        """Append a request to the queue. Raises ValueError if it could never fit."""
-
-    def decode_steps(self, most: int) -> int:
-        """How many next iterations, up to ``most``, only give each running request a token; the last may end some."""
-
-    def decode(self, steps: int, now: float) -> float:
-        """Account for ``steps`` of these iterations, ending at ``now``; return the usage in the last one."""
-
-    def schedule(self, now: float) -> Iteration:
-        """Choose the next iteration's work."""
-
-    def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
-        """Account for the scheduled iteration; return its number of tokens, and intervals with their counts."""
-
-
 class _ScheduledEngine:
     """An engine that schedules every iteration request by request, block by block."""
 
@@ -196,6 +158,9 @@ class _ScheduledEngine:
             (now - last, 1) for request, last in self._before if last is not None and request.last_token_at == now
         ]
         return len(advanced), intervals
+
+
+_Engine = CountedEngine | _ScheduledEngine
 
 
 class _Replay:
