@@ -579,7 +579,8 @@ def errors_of_plans(vllm: Path, table: FlagTable, model: Path, sets: Sequence[di
         absent = tuple(path for _, path in named_files(flags, str(model)) if not Path(path).exists())
         draft = facts if draft_model(flags) == str(model) else None
         inputs = PlanInputs(facts, table, environment=HostEnvironment(absent=absent), draft=draft)
-        found.append([one.message for one in check_plan(plan, inputs) if one.level is Level.ERROR])
+        every = check_plan(plan, inputs, preset.workload, lambda flags: None, preset.objectives)
+        found.append([one.message for one in every if one.level is Level.ERROR])
     return found
 
 

@@ -282,7 +282,7 @@ def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs,
     if plan.memory is None or inputs.facts is None:
         return plan
     choice_inputs = ChoiceInputs(
-        workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
+        workload, budget, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
         inputs.shares, environment={**inputs.environment.variables, **plan.environment},
     )  # fmt: skip
     sliced = bool(kept_slice(plan.environment))
@@ -340,8 +340,8 @@ def suggestions(
         return ()
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
     choice_inputs = ChoiceInputs(
-        request.workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
-        inputs.shares, _assumed_budget(request, inputs), seen=seen,
+        request.workload, _assumed_budget(request, inputs), inputs.facts, inputs.host, request.engine.release,
+        request.engine.build, request.gpus, inputs.shares, seen=seen,
     )  # fmt: skip
     return suggest(flags, choice_inputs, keep)
 
@@ -355,13 +355,13 @@ def _choices(
     devices = (request.environment if environment is None else environment).get(VISIBLE)
     choice_inputs = ChoiceInputs(
         request.workload or request.preset.workload,
+        budget,
         inputs.facts,
         on_slice(inputs.host, devices, inputs.shares),
         request.engine.release,
         request.engine.build,
         request.gpus,
         inputs.shares,
-        budget,
         environment={**inputs.environment.variables, **request.environment},
         nodes=request.nodes.count if request.nodes is not None else 1,
         network=request.nodes.link if request.nodes is not None else None,
@@ -441,7 +441,7 @@ class _Budget(msgspec.Struct, frozen=True):
     gpus: Sequence[Gpu | GpuShape]
     environment: Mapping[str, str]
     assumed: tuple[str, ...]
-    learned: EarlierReport | None
+    learned: EarlierReport | None = None
 
     def on(self, plan: Plan) -> _Budget:
         """The same on the GPUs of a plan, in its environment."""
@@ -491,7 +491,7 @@ def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
     if request.engine.kind is EngineKind.SIMULATED and not gpus:
         gpus = _pretended(environment)
         assumed = tuple(f"a simulated {gpu.name} ({PRETENDS} chooses another)" for gpu in gpus)
-    return _Budget(request, inputs, gpus, environment, assumed, inputs.learned)
+    return _Budget(request, inputs, gpus, environment, assumed)
 
 
 def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:

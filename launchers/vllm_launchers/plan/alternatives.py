@@ -7,8 +7,10 @@ checkpoint, if a quantized one is known. Each has the flag change that turns the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
@@ -113,7 +115,7 @@ def alternatives_of(
     base = {name: value for name, value in flags.items() if name not in _VARIED}
     current = {name: flags[name] for name in (EXPERTS, KV_DTYPE, QUANTIZATION) if name in flags}
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
-    search = _search(inputs, base, pool, budget_of, facts)
+    search = Search(inputs, base, pool)
     chosen = search.option(fixed_layout(flags)[0], {EXPERTS: False, **current})
     if chosen.budget is None:
         return ()
@@ -135,10 +137,6 @@ def alternatives_of(
 
 
 _VARIED = (*PARALLEL_FLAGS, EXPERTS, KV_DTYPE, QUANTIZATION)
-
-
-def _search(inputs: ChoiceInputs, base: Flags, pool: Pool, budget_of: BudgetOf, facts: ModelFacts) -> Search:
-    return Search(inputs, base, lambda flags, /: budget_of(facts, flags), pool)
 
 
 def _others(
@@ -216,7 +214,7 @@ def _siblings(
         return
     kept = {name: value for name, value in formats.items() if name == KV_DTYPE}
     for facts in sibling_facts(inputs.facts):
-        search = _search(inputs.with_facts(facts), base, pool, budget_of, facts)
+        search = Search(replace(inputs, facts=facts, budget=partial(budget_of, facts)), base, pool)
         layouts = [one for one in all_layouts(facts, pool.size) if one.total & (one.total - 1) == 0]
         layouts = [one for one in layouts if pool.holds(one, together=is_mixture(facts))]
         options = [search.option(one, kept) for one in sorted(layouts, key=lambda one: (one.total, one.pipeline))]

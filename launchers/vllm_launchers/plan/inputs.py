@@ -39,7 +39,6 @@ class PlanInputs(msgspec.Struct, frozen=True):
     host: Host | None = None
     shares: tuple[GpuShare, ...] = ()
     environment: HostEnvironment = msgspec.field(default_factory=HostEnvironment)
-    learned: EarlierReport | None = None
     draft: ModelFacts | None = None
     """Facts about the draft model, if the flags name a known one."""
     model_problem: str = ""

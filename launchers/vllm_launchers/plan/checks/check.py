@@ -44,9 +44,9 @@ THIS_MACHINE = frozenset(
 def check_plan(
     plan: Plan,
     inputs: PlanInputs,
-    workload: Workload | None = None,
-    budget: BudgetFor | None = None,
-    objectives: Objectives | None = None,
+    workload: Workload,
+    budget: BudgetFor,
+    objectives: Objectives,
 ) -> tuple[PlanFinding, ...]:
     """Return what blocks a plan, will hurt it or could be better, worst first.
 
@@ -61,7 +61,7 @@ def check_plan(
     return by_weight(found)
 
 
-def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     yield from engine_findings(plan)
     facts, build = inputs.facts, plan.engine.build
     engine = EngineFacts(

@@ -450,7 +450,7 @@ ENOUGH_TOKENS = 2048
 """Minimum number of tokens per step to offer: vLLM's own default on small GPUs."""
 
 
-def value_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def value_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
     """Invalid values (unless a flag table covers them), then contradictory ones.
 
     ``budget`` returns the memory with other flags, because a larger step needs more.
@@ -495,7 +495,7 @@ def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
         yield PlanFinding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))
 
 
-def _utilization(plan: Plan, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _utilization(plan: Plan, budget: BudgetFor) -> Iterator[PlanFinding]:
     share = utilization(plan)
     if share <= HIGHEST_UTILIZATION:
         return
@@ -508,7 +508,7 @@ def _utilization(plan: Plan, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     yield PlanFinding("utilization_high", Level.WARNING, text, None if too_little else lower)
 
 
-def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
     """vLLM's own conditions on ``max-num-batched-tokens``.
 
     ``SchedulerConfig.verify_max_model_len``, and ``MultiModalBudget`` for models whose images and videos are not
@@ -548,7 +548,7 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Itera
         yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={CHUNKED: True}))
 
 
-def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes:
+def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Changes:
     """Larger steps, or fewer sequences if larger steps do not fit in memory."""
     fewer = fewer_sequences(plan, inputs)
     too_little = fits_with(budget, apply_changes(plan.flags, larger)) is False
@@ -556,7 +556,7 @@ def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: Budg
 
 
 def _over_default_step(
-    plan: Plan, inputs: PlanInputs, sequences: int | None, budget: BudgetFor | None
+    plan: Plan, inputs: PlanInputs, sequences: int | None, budget: BudgetFor
 ) -> Iterator[PlanFinding]:
     """More sequences than vLLM's default tokens per step on these GPUs, which vLLM does not raise."""
     default = target_of(plan, inputs).derived(plan.flags).get(BATCHED)

@@ -49,9 +49,7 @@ SHORTEST = 1024
 MOST_TENSOR = 16
 
 
-def memory_findings(
-    plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None
-) -> Iterator[PlanFinding]:
+def memory_findings(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     """Memory in use, weights that do not fit, a KV cache too small for one request."""
     gpus = gpus_of(plan, inputs)
     yield from _unusable(plan, gpus)
@@ -100,7 +98,7 @@ def _free_share(gpus: tuple[Gpu, ...], inputs: PlanInputs) -> float:
     return min(HIGHEST_UTILIZATION, math.floor(min(shares, default=0.0) * 100) / 100)
 
 
-def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: BudgetFor) -> Iterator[PlanFinding]:
     """vLLM refuses to start unless its whole share is free on each GPU at startup. ``fitting`` is a share that is."""
     free, total, needed = available_gib(gpu, inputs.shares), cuda_gib(gpu), needed_gib(gpu, utilization(plan))
     who = format_held(gpu) or f"GPU {gpu.index}"
@@ -124,7 +122,7 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
 
 
 def _room(
-    plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
+    plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload, budget: BudgetFor
 ) -> Iterator[PlanFinding]:
     if memory.kv_gib <= 0:
         rest = memory.overhead_gib + memory.graphs_gib
@@ -148,7 +146,7 @@ def _room(
     yield PlanFinding("kv_too_small", Level.ERROR, text, fix, surely=False)
 
 
-def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: BudgetFor | None) -> PlanFinding | None:
+def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: BudgetFor) -> PlanFinding | None:
     """A KV cache of a fixed size, in blocks or bytes, that does not fit with the rest."""
     # Blocks take different amounts on GPUs with different stages. The GPU that must give up the largest part decides.
     gpu = min(memory.per_gpu, key=lambda one: one.free_gib / max(one.kv_gib, SLACK_GIB), default=None)
@@ -173,13 +171,13 @@ def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: Budget
 
 
 def _smaller(
-    plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
+    plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload, budget: BudgetFor
 ) -> tuple[Changes | None, str]:
     """The least costly fix: a shorter context while requests still fit, then an FP8 cache, then more GPUs."""
     if (rest := without_fixed_size(plan)) is not None and fits_with(budget, rest):
         fixed = fixed_size(plan)
         return Changes(unset=fixed), f"; {_set(plan, fixed)} limits it, and without it fits"
-    wanted = workload.input_tokens_p95 + workload.output_tokens_p95 if workload is not None else SHORTEST
+    wanted = workload.input_tokens_p95 + workload.output_tokens_p95
     longest = longest_context(plan.flags, memory, budget, longest_supported(plan, inputs))
     if longest is not None and longest >= min(wanted, memory.max_model_len or wanted):
         return Changes(set={LENGTH: longest}), f"; {longest:,} would fit"
@@ -198,21 +196,15 @@ def _set(plan: Plan, names: tuple[str, ...]) -> str:
     return " ".join(f"--{name} {plan.flags[name]}" for name in names)
 
 
-def longest_context(
-    flags: Flags, memory: MemoryBudget, budget: BudgetFor | None, supported: int | None = None
-) -> int | None:
+def longest_context(flags: Flags, memory: MemoryBudget, budget: BudgetFor, supported: int | None = None) -> int | None:
     """The largest ``max-model-len`` for one request: what is supported, or less in steps of 256; None if none fits."""
     most = memory.max_model_len
-    if most is not None and supported is not None and supported < most and budget is not None:
+    if most is not None and supported is not None and supported < most:
         if fits_with(budget, {**flags, LENGTH: supported}):
             return supported
         most = supported
     if most is None or memory.kv_gib <= 0:
         return None
-    if budget is None:
-        if memory.kv_tokens is None:
-            return None
-        return memory.kv_tokens // STEP * STEP or None
     low, high = 0, (most - 1) // STEP
     while low < high:
         middle = (low + high + 1) // 2
@@ -222,7 +214,7 @@ def longest_context(
     return low * STEP or None
 
 
-def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
+def _larger_share(plan: Plan, budget: BudgetFor) -> Changes | None:
     for share in LARGER_SHARES:
         more = {UTILIZATION: share}
         if share > utilization(plan) and fits_with(budget, {**plan.flags, **more}):
@@ -230,18 +222,18 @@ def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
     return None
 
 
-def _fewer(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
+def _fewer(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Changes | None:
     """vLLM's default number of sequences, if it fits with them; each takes memory in every step."""
     fewer = fewer_sequences(plan, inputs)
     return fewer if fewer is not None and fits_with(budget, apply_changes(plan.flags, fewer)) else None
 
 
-def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
+def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Changes | None:
     """The next larger tensor-parallel size with which it fits on the GPUs that were named.
 
     If none were named, on as many GPUs as have room for that share now.
     """
-    if budget is None or inputs.facts is None or inputs.host is None or "nnodes" in plan.flags:
+    if inputs.facts is None or inputs.host is None or "nnodes" in plan.flags:
         return None
     free = [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, inputs, gpu)]
     there = most_gpus(plan, inputs) or max(len(free), len(plan.gpus))

@@ -38,15 +38,13 @@ MOSTLY_SHARED = 0.8
 _STRUCTURED = ("structured-outputs-config", "guided-decoding-backend")
 
 
-def other_tools(
-    plan: Plan, inputs: PlanInputs, workload: Workload | None, objectives: Objectives | None = None
-) -> Iterator[PlanFinding]:
+def other_tools(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives) -> Iterator[PlanFinding]:
     """Yield the first advice that applies, if any; none if the GPUs are unknown."""
     gpus = gpus_of(plan, inputs)
     if simulated(plan) or not gpus or plan.engine.build not in ("cuda", None):
         return
     text = _old(gpus) or _larger(plan, inputs) or _single(gpus, inputs, workload)
-    if not text and workload is not None:
+    if not text:
         able = capability(gpus)
         text = _prefill_apart(plan, inputs, workload, objectives) or _latency(plan, able, objectives)
         text = text or _shared(plan, able, workload)
@@ -81,10 +79,10 @@ def _larger(plan: Plan, inputs: PlanInputs) -> str:
     )
 
 
-def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload | None) -> str:
+def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload) -> str:
     assert inputs.host is not None, "its GPUs are known"
     size = gpus[0].memory_gib
-    if workload is None or workload.concurrency > 1 or len(inputs.host.gpus) > 1 or size is None or size > SMALL_GIB:
+    if workload.concurrency > 1 or len(inputs.host.gpus) > 1 or size is None or size > SMALL_GIB:
         return ""
     return (
         f"for one request at a time on a GPU of {size:.0f} GiB llama.cpp or Ollama allow larger models: weights of "
@@ -92,11 +90,11 @@ def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload | None
     )
 
 
-def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives | None) -> str:
+def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives) -> str:
     """For long prompts that alone push ITL above the objective, if GPUs for a second vLLM are free."""
     full = plan.paces.full if plan.paces is not None else None
     apart = plan.paces.decoding if plan.paces is not None else None
-    if objectives is None or full is None or apart is None or TRANSFER in flag_names(plan.flags):
+    if full is None or apart is None or TRANSFER in flag_names(plan.flags):
         return ""
     limit = objectives.itl_p99_seconds
     long = workload.input_tokens_p95 >= LONG_PROMPTS * workload.output_tokens_p95
@@ -122,10 +120,10 @@ def _spare(plan: Plan, inputs: PlanInputs) -> int:
     )
 
 
-def _latency(plan: Plan, able: float | None, objectives: Objectives | None) -> str:
+def _latency(plan: Plan, able: float | None, objectives: Objectives) -> str:
     """For an objective barely above what these GPUs need for a single request."""
     one = plan.paces.one if plan.paces is not None else None
-    if objectives is None or one is None or able is None or able < AMPERE:
+    if one is None or able is None or able < AMPERE:
         return ""
     if not one.tpot_seconds <= objectives.itl_p99_seconds < TIGHT * one.tpot_seconds:
         return ""

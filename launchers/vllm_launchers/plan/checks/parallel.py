@@ -34,7 +34,7 @@ _CHECKED_SINCE: Release = (0, 32, 0)
 _OVERLAP = "enable-dbo"
 
 
-def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
     """Check sizes against the model, the GPUs, and the links between them."""
     if inputs.facts is not None:
         yield from _split(plan, inputs.facts)
@@ -89,7 +89,7 @@ def _largest(sizes: list[int]) -> Changes | None:
     return Changes(set={TENSOR: sizes[-1]}) if sizes else None
 
 
-def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
     """Compare the number of ranks with the chosen GPUs, or else with all available ones."""
     wanted = local_ranks(plan.flags)
     here, named = len(inputs.host.gpus) if inputs.host is not None else 0, most_gpus(plan, inputs)
@@ -115,9 +115,9 @@ def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator
         yield _unused(plan, inputs, wanted)
 
 
-def _has_room(plan: Plan, size: int, budget: BudgetFor | None) -> bool:
+def _has_room(plan: Plan, size: int, budget: BudgetFor) -> bool:
     """Whether it fits with this tensor-parallel size; True if unknown."""
-    found = budget({**plan.flags, TENSOR: size}) if budget is not None else None
+    found = budget({**plan.flags, TENSOR: size})
     return found is None or found.fits
 
 
@@ -208,7 +208,7 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[PlanFindin
     yield PlanFinding("tp_over_pcie", Level.WARNING if found is LinkLevel.SYS else Level.ADVICE, text, fix)
 
 
-def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
     """Check pipeline stages on a CPU, then launches on several machines."""
     stages, tensor = whole_number(plan.flags, PIPELINE), whole_number(plan.flags, TENSOR)
     if plan.engine.build == "cpu" and stages > 1 and not simulated(plan):
@@ -249,16 +249,10 @@ def _across(plan: Plan, nodes: NodesPlan) -> Iterator[PlanFinding]:
     yield PlanFinding("nodes_open", Level.ADVICE, _open(nodes))
 
 
-def _experts(plan: Plan, nodes: NodesPlan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _experts(plan: Plan, nodes: NodesPlan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
     """For a mixture of experts, suggest data parallelism over the nodes: a copy of the attention on each GPU."""
     facts, memory, ranks = inputs.facts, plan.memory, nodes.gpus_each * len(nodes.nodes)
-    if (
-        facts is None
-        or budget is None
-        or memory is None
-        or (facts.experts or 0) < ranks
-        or (facts.experts or 0) % ranks
-    ):
+    if facts is None or memory is None or (facts.experts or 0) < ranks or (facts.experts or 0) % ranks:
         return
     kept = {name: value for name, value in plan.flags.items() if name not in (*NODE_FLAGS, TENSOR, PIPELINE, EXPERTS)}
     other = budget({**kept, DATA: ranks, EXPERTS: True})

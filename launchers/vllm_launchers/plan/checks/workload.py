@@ -30,18 +30,14 @@ FAR_ABOVE = 4
 """Ratio of the model's length to the traffic's from which a limit is worthwhile."""
 
 
-def workload_findings(
-    plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None
-) -> Iterator[PlanFinding]:
+def workload_findings(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     """Too little room for the requests in flight, and a context too short or needlessly long for them."""
-    if workload is None:
-        return
     yield from _held(plan, workload, budget)
     yield from _far(plan)
     yield from _length(plan, inputs, workload, budget)
 
 
-def _held(plan: Plan, workload: Workload, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _held(plan: Plan, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     held = held_at_p95(plan.memory)
     if held is None:
         return
@@ -78,9 +74,9 @@ def _held(plan: Plan, workload: Workload, budget: BudgetFor | None) -> Iterator[
     yield PlanFinding("workload_not_held", level, text, fix)
 
 
-def _limited_by_blocks(plan: Plan, budget: BudgetFor | None) -> bool:
+def _limited_by_blocks(plan: Plan, budget: BudgetFor) -> bool:
     """Whether more requests would fit if the number of KV cache blocks were left to vLLM."""
-    if BLOCKS not in plan.flags or budget is None:
+    if BLOCKS not in plan.flags:
         return False
     now, free = plan.memory, budget({name: value for name, value in plan.flags.items() if name != BLOCKS})
     return now is not None and free is not None and (held_at_p95(free) or 0.0) > (held_at_p95(now) or 0.0)
@@ -146,7 +142,7 @@ def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None,
     return None, f"; {length:,} do not fit either: use more GPUs, or a smaller or quantized model"
 
 
-def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     wanted = workload.input_tokens_p95 + workload.output_tokens_p95
     most = longest_supported(plan, inputs) or (inputs.facts.max_context if inputs.facts is not None else None)
     asked = token_count(plan.flags.get(LENGTH))
@@ -155,7 +151,7 @@ def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFo
         fix, why = None, ""
         if most is not None and most < wanted:
             why = f", and the model supports at most {most:,}: split long requests or use another model"
-        elif budget is not None:
+        else:
             fix, why = _longer(plan, fitting, budget)
         text = f"--{LENGTH} {asked:,} is below the p95 request length ({wanted:,} tokens): longer ones are refused{why}"
         yield PlanFinding("context_below_traffic", Level.WARNING, text, fix)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import Interconnect
 from vllm_launchers.host.gpu.host import Host
@@ -89,16 +87,14 @@ WORKLOAD_FLAGS = (LENGTH, SEQUENCES, BATCHED, PREFIX, CHUNKED)
 PARALLEL_FLAGS = (TENSOR, PIPELINE, DATA)
 
 
-class BudgetFor(Protocol):
-    """Returns the memory of a launch with these flags; None if too little is known. Called for many sets of flags."""
-
-    def __call__(self, flags: Flags, /) -> MemoryBudget | None:
-        """The budget of the GPU with the least room, for one copy of the model (data-parallel rank)."""
+BudgetFor = Callable[[Flags], MemoryBudget | None]
+"""The memory budget of a launch with these flags, for one copy of the model (data-parallel rank) on the GPU with the
+least room; None if too little is known. Called for many sets of flags."""
 
 
-def fits_with(budget: BudgetFor | None, flags: Flags) -> bool | None:
+def fits_with(budget: BudgetFor, flags: Flags) -> bool | None:
     """Whether a launch with these flags fits in memory; None if unknown."""
-    found = budget(flags) if budget is not None else None
+    found = budget(flags)
     return found.fits if found is not None else None
 
 
@@ -137,17 +133,16 @@ class ChoiceInputs(msgspec.Struct, frozen=True):
     """One launch: its traffic, model, machine and engine.
 
     ``gpus`` are those given by a user; if empty, the choice is open. ``shares`` limit what this user may take of a GPU.
-    If ``budget`` is None, an estimate is used instead.
     """
 
     workload: Workload
+    budget: BudgetFor
     facts: ModelFacts | None = None
     host: Host | None = None
     release: Release | None = None
     build: str | None = None
     gpus: tuple[int, ...] = ()
     shares: Sequence[GpuShare] = ()
-    budget: BudgetFor | None = None
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The relevant part of the server's environment."""
     seen: SeenRoom | None = None
@@ -156,10 +151,6 @@ class ChoiceInputs(msgspec.Struct, frozen=True):
     """Number of equal machines that it is spread over; ``host`` and ``gpus`` are those of each."""
     network: Interconnect | None = None
     """The link between the machines, if there are several."""
-
-    def with_facts(self, facts: ModelFacts) -> ChoiceInputs:
-        """The same launch with another checkpoint."""
-        return replace(self, facts=facts)
 
     @property
     def request_tokens(self) -> int:

@@ -11,15 +11,12 @@ from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.choice import (
     PARALLEL_FLAGS,
     WORKLOAD_FLAGS,
-    BudgetFor,
     Choice,
     ChoiceInputs,
     Source,
     overlay,
 )
 from vllm_launchers.plan.choices.layout import (
-    LayoutFit,
-    budget_for,
     expert_choice,
     fit_layout,
     kv_choice,
@@ -146,7 +143,6 @@ class _Picked:
         self.inputs = inputs
         self.given = given
         self.before = before
-        self.ask: BudgetFor | None = None
         self.chosen: dict[str, Choice] = {}
         self.flags: dict[str, FlagValue] = {
             name: choice.value for name, choice in given.items() if choice.value is not None
@@ -167,9 +163,9 @@ class _Picked:
             self._put(kept)
         else:
             self._take(BATCHED, lambda: batched_tokens(inputs, self.flags, memory, name))
-        if self.ask is not None and SEQUENCES in self.chosen:
+        if SEQUENCES in self.chosen and (pool is not None or inputs.build == "cpu"):
             # Steps and sequences take memory too: check again what is left for the KV cache.
-            settled = self.ask(self.flags)
+            settled = inputs.budget(self.flags)
             self._take(SEQUENCES, lambda: sequences(inputs, self.flags, settled))
 
     def _machine(self) -> tuple[MemoryBudget | None, Pool | None]:
@@ -178,13 +174,9 @@ class _Picked:
         if inputs.build == "cpu":
             if inputs.nodes > 1 and PIPELINE not in self.given:
                 self._take(TENSOR, lambda: layout_on_cpu(inputs))
-            self.ask = inputs.budget
-            return (self.ask(self.flags) if self.ask is not None else None), None
+            return inputs.budget(self.flags), None
         pool = pool_of(inputs.host, inputs.gpus, inputs.shares)
-        found: LayoutFit | None = None
-        if pool is not None:
-            self.ask = budget_for(inputs, pool)
-            found = fit_layout(inputs, self.flags, pool, self.given)
+        found = fit_layout(inputs, self.flags, pool, self.given) if pool is not None else None
         formats = found.formats if found is not None else {}
         self._take(QUANTIZATION, lambda: quantization_choice(inputs, formats, pool))
         if found is not None and pool is not None:

@@ -15,9 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.plan.attention import fp8_cache_support, is_fp8
-from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
-from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
+from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.pool import Layout, Pool
 from vllm_launchers.plan.flags import BLOCKS, DATA, DECODE_CONTEXT, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces, timing_of
@@ -119,11 +118,10 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
 
     ``settled`` names the flags that are already decided: set in ``flags``, or unset.
     """
-    ask = budget_for(inputs, pool)
-    alone = ask(flags) if ask is not None else None
-    if ask is None or alone is None:
+    alone = inputs.budget(flags)
+    if alone is None:
         return None
-    if (unlimited := _fit_unlimited(inputs, flags, pool, settled, ask)) is not None:
+    if (unlimited := _fit_unlimited(inputs, flags, pool, settled)) is not None:
         return unlimited
     fixed = any(name in settled for name in PARALLEL_FLAGS)
     layouts = list(_layouts(inputs, flags, pool, alone.weights_gib))
@@ -131,7 +129,7 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
         layouts = _set_over_nodes(inputs, fixed_layout(flags)[0], pool, settled)
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
     for weights in ({}, *_online_fp8(inputs, pool, settled)):
-        search = Search(inputs, flags, ask, pool, settled)
+        search = Search(inputs, flags, pool, settled)
         tried = [search.option(layout, weights) for layout in layouts]
         options = tried if pool.exact or fixed else few(tried, wanted)
         chosen = best(options, wanted)
@@ -144,20 +142,18 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
             )  # fmt: skip
     largest = max(layouts, key=lambda layout: (layout.replica, layout.tensor), default=Layout())
     largest = largest if fixed or pool.exact else Layout(largest.tensor, largest.pipeline)
-    found = Search(inputs, flags, ask, pool, settled).option(largest, {})
+    found = Search(inputs, flags, pool, settled).option(largest, {})
     return LayoutFit(largest, found.formats, found.budget, fits=False, serves=False, fixed=fixed)
 
 
-def _fit_unlimited(
-    inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str], ask: BudgetFor
-) -> LayoutFit | None:
+def _fit_unlimited(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]) -> LayoutFit | None:
     """The layout for as many blocks as fit, if fewer are set: on more GPUs, these would hold no more tokens."""
     if not whole_number(flags, BLOCKS, 0):
         return None
     found = fit_layout(inputs, {name: value for name, value in flags.items() if name != BLOCKS}, pool, settled)
     if found is None or not found.fits or found.budget is None:
         return None
-    option = Search(inputs, flags, ask, pool, settled).option(found.layout, found.formats)
+    option = Search(inputs, flags, pool, settled).option(found.layout, found.formats)
     if option.budget is None or option.budget.kv_gib > found.budget.kv_gib:
         return None
     serves = option.serves(LONG_AT_ONCE * inputs.workload.concurrency)
@@ -173,12 +169,9 @@ def sizes(layout: Layout) -> dict[str, FlagValue]:
 class Search:
     """Evaluates layouts and formats; computes each budget only once."""
 
-    def __init__(
-        self, inputs: ChoiceInputs, flags: Flags, ask: BudgetFor, pool: Pool, settled: Collection[str] = ()
-    ) -> None:
+    def __init__(self, inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str] = ()) -> None:
         self.inputs = inputs
         self.flags = {name: value for name, value in flags.items() if name not in PARALLEL_FLAGS}
-        self.ask = ask
         self.pool = pool
         self.experts_settled = EXPERTS in settled
         self._budgets: dict[tuple[Layout, str], MemoryBudget | None] = {}
@@ -198,7 +191,7 @@ class Search:
         asked = layout if is_mixture(self.inputs.facts) else Layout(layout.tensor, layout.pipeline)
         key = asked, str(sorted(formats.items()))
         if key not in self._budgets:
-            self._budgets[key] = self.ask({**self.flags, **formats, **sizes(asked)})
+            self._budgets[key] = self.inputs.budget({**self.flags, **formats, **sizes(asked)})
         return self._budgets[key]
 
     def _paces(self, layout: Layout, formats: Flags, budget: MemoryBudget | None) -> Paces | None:
@@ -265,21 +258,6 @@ def held_at_p95(budget: MemoryBudget | None) -> float | None:
         return None
     known = [held for held in (budget.concurrency_p95, budget.max_concurrency) if held is not None]
     return max(known, default=None) if budget.concurrency_p95 is not None else None
-
-
-def budget_for(inputs: ChoiceInputs, pool: Pool) -> BudgetFor | None:
-    """The given budget, else an estimate for GPUs of this kind; None if too little is known."""
-    facts = inputs.facts
-    if inputs.budget is not None:
-        return inputs.budget
-    if facts is None or pool.memory_gib is None:
-        return None
-    gpu = GpuShape(pool.name, pool.memory_gib)
-
-    def budget(flags: Flags, /) -> MemoryBudget | None:
-        return estimate(facts, flags, [gpu], release=inputs.release, workload=inputs.workload, build=inputs.build)
-
-    return budget
 
 
 def is_mixture(facts: ModelFacts | None) -> bool:

@@ -99,6 +99,6 @@ def find() -> Callable[..., list[PlanFinding]]:
             )
 
         plan = replace(plan, memory=budget(plan.flags))
-        return list(check_plan(plan, inputs, chosen.workload, budget))
+        return list(check_plan(plan, inputs, chosen.workload, budget, chosen.objectives))
 
     return find

@@ -750,12 +750,12 @@ def test_other_tool_is_named_once_and_only_where_applicable(find: Find) -> None:
     small = machine(gpu(name="NVIDIA GeForce RTX 3060", gib=12.0, able="8.6"))
     one = PlanInputs(AWQ, host=small)
     alone, many = (Workload(500, 100, 0.0, concurrency) for concurrency in (1, 8))
+    lax = Objectives(1.0, 1.0, 0.9, 0.02)
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
     plan_of = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,))
-    assert "12 GiB" in next(other_tools(plan_of, one, alone)).message
-    assert list(other_tools(plan_of, one, many)) == []
-    assert list(other_tools(plan_of, one, None)) == []
-    assert list(other_tools(plan_of, PlanInputs(AWQ, host=PAIR), alone)) == []
+    assert "12 GiB" in next(other_tools(plan_of, one, alone, lax)).message
+    assert list(other_tools(plan_of, one, many, lax)) == []
+    assert list(other_tools(plan_of, PlanInputs(AWQ, host=PAIR), alone, lax)) == []
     (found,) = [one for one in find(host=P100, facts=SEVENTY) if one.code == "other_tool"]
     assert "does not support" in found.message
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from fakes.choice_inputs import choice_inputs
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
-from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs
+from vllm_launchers.plan.choices.choice import Choice
 from vllm_launchers.plan.choices.choose import choose
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.flags.changes import Changes
@@ -105,7 +106,7 @@ def chosen() -> Callable[..., Chosen]:
         facts = other.pop("facts", None) or (MODELS[model] if model else None)
         machine = HOSTS[host]() if isinstance(host, str) else host
         over_preset = other.pop("over_preset", False)
-        inputs = ChoiceInputs(workload, facts, machine, release, build, **other)
+        inputs = choice_inputs(workload, facts, machine, release, build, **other)
         return by_flag(choose(preset, changes, inputs, over_preset=over_preset))
 
     return chosen

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from fakes.choice_inputs import choice_inputs
 from vllm_launchers.host.gpu.host import Host
-from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.load import read_presets
@@ -43,7 +44,7 @@ def test_unset_flag_is_left_to_vllm(chosen: Chosen) -> None:
 
 def test_preset_order_is_kept_and_unset_flags_are_last(models: dict[str, ModelFacts]) -> None:
     preset = read_presets()[0]["chatbot"]
-    choices = choose(preset.flags, Changes({"seed": 1}), ChoiceInputs(CHAT, models["8b"], None, (0, 33, 0), "cuda"))
+    choices = choose(preset.flags, Changes({"seed": 1}), choice_inputs(CHAT, models["8b"], None, (0, 33, 0), "cuda"))
     names = [choice.flag for choice in choices]
     assert names[: len(preset.flags)] == list(preset.flags)
     assert names[len(preset.flags)] == "seed"
@@ -54,7 +55,7 @@ def test_preset_order_is_kept_and_unset_flags_are_last(models: dict[str, ModelFa
 @pytest.mark.parametrize("name", ["chatbot", "code-generation", "long-document", "batch"])
 def test_shipped_presets_are_unchanged(name: str, models: dict[str, ModelFacts]) -> None:
     preset = read_presets()[0][name]
-    choices = choose(preset.flags, Changes(), ChoiceInputs(preset.workload, models["8b"], None, (0, 33, 0), "cuda"))
+    choices = choose(preset.flags, Changes(), choice_inputs(preset.workload, models["8b"], None, (0, 33, 0), "cuda"))
     set_flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
     assert set_flags == {flag: setting.value for flag, setting in preset.flags.items()}
     assert all(choice.reason for choice in choices)
@@ -72,7 +73,7 @@ RUNS: Mapping[str, FlagValue] = {
 
 
 def seen(models: dict[str, ModelFacts], host: Host | None, runs: Mapping[str, FlagValue]) -> dict[str, Choice]:
-    return {c.flag: c for c in suggest(runs, ChoiceInputs(CHAT, models["8b"], host, (0, 33, 0), "cuda"))}
+    return {c.flag: c for c in suggest(runs, choice_inputs(CHAT, models["8b"], host, (0, 33, 0), "cuda"))}
 
 
 def test_suggestion_contains_only_differences(
@@ -98,10 +99,10 @@ def test_sufficient_step_is_kept(models: dict[str, ModelFacts]) -> None:
     assert seen(models, None, runs) == {}  # 64 streams and their prompts take 192 tokens per step
     assert set(seen(models, None, {**runs, "max-num-batched-tokens": 256})) == {"max-num-batched-tokens"}
     short = {**runs, "max-num-batched-tokens": 256}
-    inputs = ChoiceInputs(CHAT, models["8b"], None, (0, 33, 0), "cuda")
+    inputs = choice_inputs(CHAT, models["8b"], None, (0, 33, 0), "cuda")
     assert suggest(short, inputs, keep=("max-num-batched-tokens",)) == (), "a finding asked for short steps"
     long = Workload(input_tokens_p95=60_000, output_tokens_p95=4000, prefix_reuse=0.5, concurrency=64)
-    found = suggest(runs, ChoiceInputs(long, models["8b"], None, (0, 33, 0), "cuda"))
+    found = suggest(runs, choice_inputs(long, models["8b"], None, (0, 33, 0), "cuda"))
     assert {choice.flag: choice.value for choice in found}["max-num-batched-tokens"] == 8192
 
 
@@ -109,7 +110,7 @@ def test_suggestion_does_not_change_the_gpus(
     models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]
 ) -> None:
     crowd = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=500)
-    found = suggest(RUNS, ChoiceInputs(crowd, models["8b"], hosts["8xh100"](), (0, 33, 0), "cuda"))
+    found = suggest(RUNS, choice_inputs(crowd, models["8b"], hosts["8xh100"](), (0, 33, 0), "cuda"))
     names = {choice.flag for choice in found}
     assert names.isdisjoint({"data-parallel-size", "tensor-parallel-size", "pipeline-parallel-size"})
     assert "kv-cache-dtype" not in names  # it affects the quality of outputs, so it is left to the user

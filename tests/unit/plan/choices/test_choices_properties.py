@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.choice_inputs import choice_inputs
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
-from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs
+from vllm_launchers.plan.choices.choice import Choice
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.presets.rules import FLAG_RULES
@@ -113,7 +114,7 @@ def accepted(found: dict[str, Choice], facts: ModelFacts | None, host: Host | No
 def test_choices_are_accepted_by_vllm(
     facts: ModelFacts | None, host: Host | None, workload: Workload, release: Any, build: str | None
 ) -> None:
-    choices = choose({}, Changes(), ChoiceInputs(workload, facts, host, release, build))
+    choices = choose({}, Changes(), choice_inputs(workload, facts, host, release, build))
     found = {choice.flag: choice for choice in choices}
     assert len(found) == len(choices)
     accepted(found, facts, host if build != "cpu" else None, workload)
@@ -140,7 +141,7 @@ def test_choices_fit_the_set_flags(
 ) -> None:
     asked = {"max-num-seqs": sequences, "max-num-batched-tokens": batched, "max-model-len": length}
     mine = {name: value for name, value in {**asked, "enable-chunked-prefill": chunked}.items() if value is not None}
-    found = {c.flag: c for c in choose({}, Changes(mine), ChoiceInputs(workload, facts, host, (0, 33, 0), "cuda"))}
+    found = {c.flag: c for c in choose({}, Changes(mine), choice_inputs(workload, facts, host, (0, 33, 0), "cuda"))}
     for name, value in mine.items():
         assert found[name].value == value
     if sequences is None or batched is None:
@@ -154,9 +155,9 @@ def test_choices_fit_the_set_flags(
 def test_suggestions_are_stable(facts: ModelFacts, host: Host | None, workload: Workload) -> None:
     running: dict[str, Any] = {"max-model-len": 100, "max-num-seqs": 3, "max-num-batched-tokens": 512}
     for _ in range(2):
-        changes = suggest(running, ChoiceInputs(workload, facts, host, (0, 33, 0), "cuda"))
+        changes = suggest(running, choice_inputs(workload, facts, host, (0, 33, 0), "cuda"))
         running |= {choice.flag: choice.value for choice in changes}
-    assert suggest(running, ChoiceInputs(workload, facts, host, (0, 33, 0), "cuda")) == ()
+    assert suggest(running, choice_inputs(workload, facts, host, (0, 33, 0), "cuda")) == ()
     assert running["max-num-batched-tokens"] >= running["max-num-seqs"]
 
 
@@ -168,7 +169,7 @@ def test_more_traffic_never_shortens_the_context(facts: ModelFacts, workload: Wo
     lengths = [
         next(
             c.value
-            for c in choose(preset, Changes(), ChoiceInputs(one, facts, None, None, None))
+            for c in choose(preset, Changes(), choice_inputs(one, facts, None, None, None))
             if c.flag == "max-model-len"
         )
         for one in (workload, longer)
