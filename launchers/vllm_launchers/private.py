@@ -86,6 +86,20 @@ def open_file(path: Path, flags: int) -> int:
     return opened
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a private file beside ``path``, sync and rename it; a failure leaves the old file as it was."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with os.fdopen(open_file(fresh, os.O_WRONLY | os.O_EXCL), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading; refuses a folder or pipe in its place without blocking. Raises OSError."""
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -35,10 +35,10 @@ from vllm_console.fleet.remote_protocol import (
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
-from vllm_launchers.keeper.folders import NAME, replace_file
+from vllm_launchers.keeper.folders import NAME
 from vllm_launchers.keeper.records import State
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.private import open_regular, own_folder
+from vllm_launchers.private import open_regular, own_folder, replace_file
 from vllm_launchers.secrets import redact
 
 HOSTS = "hosts.json"

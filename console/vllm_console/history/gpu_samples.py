@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_launchers.private import open_file, open_regular
+from vllm_launchers.private import open_file, open_regular, replace_file
 from vllm_launchers.secrets import redact
 from vllm_launchers.typed_decoding import decode_json
 
@@ -122,11 +122,7 @@ class GpuSampleStore:
 
     def _tidy(self, now: float) -> None:
         kept = [line for line in _lines(self._path) if _at(line) >= now - KEPT_SECONDS]
-        new = self._path.with_name(self._path.name + ".new")
-        opened = open_file(new, os.O_WRONLY | os.O_TRUNC)
-        with open(opened, "wb") as file:  # noqa: PTH123 - a descriptor
-            file.writelines(line + b"\n" for line in kept)
-        new.replace(self._path)
+        replace_file(self._path, b"".join(line + b"\n" for line in kept))
 
 
 def read_gpu_samples(path: Path, since: float) -> list[Host]:

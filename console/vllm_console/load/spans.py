@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from vllm_console.load.tuner_progress import TunerProgress
 from vllm_launchers.keeper import processes
-from vllm_launchers.keeper.folders import replace_file
-from vllm_launchers.private import lock, open_file, open_regular
+from vllm_launchers.private import lock, open_file, open_regular, replace_file
 from vllm_launchers.procfs import stat
 from vllm_launchers.typed_decoding import decode_json
 

@@ -31,7 +31,7 @@ from vllm_launchers.keeper.errors import BadNameError, NewerRecordError, NoSuchS
 from vllm_launchers.keeper.files import LOCK, RECORD
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.private import make_folder, open_file, user_folder
+from vllm_launchers.private import make_folder, open_file, replace_file, user_folder
 
 STATE_VARIABLE = "VLLMCONSOLE_STATE"
 """Overrides the records folder. Not named ``VLLM_…``, because vLLM warns about unknown names with that prefix."""
@@ -151,21 +151,6 @@ def _way_out(folder: Path) -> str:
 def write_record(folder: Path, record: ServerRecord) -> None:
     """Replace the record atomically, after syncing it to disk. Raises OSError (disk full, folder gone)."""
     replace_file(folder / RECORD, wire.dumps(record))
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write, sync and rename; a failure leaves the old file as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def sweep(folder: Path) -> None:

@@ -29,10 +29,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vllm_launchers.keeper import folders, processes
+from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.files import OUTPUT
 from vllm_launchers.keeper.processes import Table
 from vllm_launchers.keeper.records import ProcessIdentity
+from vllm_launchers.private import replace_file
 from vllm_launchers.procfs import PROC, SHARED_MEMORY, MappedFile, ProcessStat, access_mode, descriptors, mapped_files
 from vllm_launchers.values import NOTHING, Value
 
@@ -296,7 +297,7 @@ def _write(group: ProcessGroup, members: Sequence[ProcessIdentity]) -> None:
             "members": [[member.pid, member.start_time] for member in members],
             "shared_memory": group.shared_memory,
         }
-        folders.replace_file(group.output.with_name(FILE), json.dumps(document).encode())
+        replace_file(group.output.with_name(FILE), json.dumps(document).encode())
 
 
 def _decoded(document: Mapping[str, Any]) -> RecordedGroup:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import asdict
 
-from vllm_launchers.private import close_to_others, locked, open_regular, own_folder
+from vllm_launchers.private import locked, open_regular, own_folder, replace_file
 from vllm_launchers.typed_decoding import decode_json
 from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 
@@ -172,19 +171,7 @@ class StartupReportStore:
 
     def _write(self, entries: list[StoredReport]) -> None:
         document = {"version": VERSION, "entries": [asdict(entry) for entry in entries]}
-        import tempfile  # not needed for reading
-
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 0600
-        close_to_others(handle)  # an umask can remove even that
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, separators=(",", ":"))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(self.path, json.dumps(document, separators=(",", ":")).encode())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from vllm_launchers.private import make_folder, open_file
+from vllm_launchers.private import make_folder, replace_file
 from vllm_launchers.secrets import holds_secret
 
 FILE = "commands.json"
@@ -63,7 +62,4 @@ class RecentCommands:
         if self._path is None:
             return
         make_folder(self._path.parent)
-        fresh = self._path.with_name(f".{FILE}.{os.getpid()}")
-        with os.fdopen(open_file(fresh, os.O_WRONLY | os.O_TRUNC), "wb") as file:
-            file.write(msgspec.json.encode(self._texts))
-        fresh.replace(self._path)
+        replace_file(self._path, msgspec.json.encode(self._texts))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from vllm_launchers.private import make_folder, open_file, open_regular, user_folder
+from vllm_launchers.private import make_folder, open_regular, replace_file, user_folder
 from vllm_launchers.typed_decoding import decode_json
 from vllm_launchers.vllm.engines import Engine
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
@@ -100,15 +100,7 @@ class FlagCache:
     def _write(self, place: Path, kept: _Kept) -> None:
         path = self._path(place)
         make_folder(path.parent)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        try:
-            handle = open_file(fresh, os.O_WRONLY | os.O_EXCL)
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(kept))
-            fresh.replace(path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
+        replace_file(path, msgspec.json.encode(kept))
 
 
 def default_folder() -> Path:
