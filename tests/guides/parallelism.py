@@ -5,10 +5,11 @@ from __future__ import annotations
 from guides.claim import Claim, Outcome, Source, Verdict, gained, rising
 from guides.memory import APART, LLAMA_70B, LLAMA_70B_AWQ, LLAMA_70B_FP8, MISTRAL, RELEASE
 from guides.serving import Served, Server, Traffic, closed_loop
-from vllm_launchers.engine_model.gpus import Interconnect, over_pcie
+from vllm_launchers.engine_model.gpus import PCIE_LANE_GBS, Interconnect, over_pcie_slot
 from vllm_launchers.plan.attention import fp8_cache_support
 
 H100 = "H100 80GB HBM3"
+SLOT = PCIE_LANE_GBS[5] * 16e9
 SIZES = (2, 4, 8)
 
 
@@ -22,7 +23,7 @@ def links() -> Outcome:
     """Throughput and p99 ITL of 32 clients by interconnect and group size."""
     figures: dict[str, float] = {}
     rates: dict[str, list[float]] = {}
-    by = {"nvlink": None, "switch": over_pcie(5), "cpu": over_pcie(5, by_cpu=True)}
+    by = {"nvlink": None, "switch": over_pcie_slot(SLOT), "cpu": over_pcie_slot(SLOT, by_cpu=True)}
     for name, link in by.items():
         served = [_group(size, link, 32) for size in SIZES]
         rates[name] = [one.tokens_per_second for one in served]
@@ -36,7 +37,7 @@ def links() -> Outcome:
 def smaller_group() -> Outcome:
     """TP 8 → 2 with copies through the CPU and with one switch between all GPUs; 1 and 32 clients."""
     figures: dict[str, float] = {}
-    for name, link in (("switch", over_pcie(5)), ("cpu", over_pcie(5, by_cpu=True))):
+    for name, link in (("switch", over_pcie_slot(SLOT)), ("cpu", over_pcie_slot(SLOT, by_cpu=True))):
         for size in (8, 2):
             figures[f"{name}_{size}"] = 1000 * _group(size, link, 32).itl_p99
             figures[f"{name}_one_{size}"] = 1000 * _group(size, link, 1).itl_p50

@@ -231,14 +231,6 @@ def over_nvlink(bandwidth: float) -> Interconnect:
     return Interconnect(bandwidth, NVLINK_DELAY)
 
 
-def over_pcie(generation: int, width: int = 16, *, by_cpu: bool = False) -> Interconnect | None:
-    """PCIe of this generation and width; None for an unknown generation. With ``by_cpu`` copies use host memory."""
-    lane = PCIE_LANE_GBS.get(generation)
-    if lane is None or width < 1:
-        return None
-    return over_pcie_slot(lane * 1e9 * width, by_cpu=by_cpu)
-
-
 def over_pcie_slot(bandwidth: float, *, by_cpu: bool = False) -> Interconnect:
     """A PCIe slot with ``bandwidth`` bytes/s in one direction. With ``by_cpu`` copies go through host memory."""
     efficiency, delay = (BY_CPU_EFFICIENCY, BY_CPU_DELAY) if by_cpu else (PCIE_EFFICIENCY, PCIE_DELAY)
@@ -249,4 +241,4 @@ def usual_for(gpu: GpuModel) -> Interconnect:
     """A GPU model's typical link, for an unknown machine: NVLink if the model has it, otherwise 16 PCIe lanes."""
     if gpu.nvlink:
         return over_nvlink(gpu.nvlink)
-    return over_pcie(gpu.pcie_generation) or Interconnect(PCIE_LANE_GBS[3] * 16e9 * PCIE_EFFICIENCY, PCIE_DELAY)
+    return over_pcie_slot(PCIE_LANE_GBS[gpu.pcie_generation] * 16e9)

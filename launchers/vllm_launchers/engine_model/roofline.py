@@ -11,12 +11,14 @@ weights, arithmetic and (down to one head) keys and values; its all-reduces stay
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from vllm_launchers.engine_model.gpus import GpuModel, Interconnect, usual_for
+
+if TYPE_CHECKING:
+    from vllm_launchers.engine_model.scheduler import Batch
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -80,26 +82,6 @@ _EIGHT_BITS = ("fp8", "fp8_per_tensor", "compressed-tensors", "modelopt", "fbgem
 _UNPACKED = ("awq", "awq_marlin", "gptq", "gptq_marlin")
 
 
-class ShareLike(Protocol):
-    """One request's part of an iteration: ``count`` tokens computed after ``context`` cached ones."""
-
-    @property
-    def count(self) -> int:
-        """Tokens computed."""
-
-    @property
-    def context(self) -> int:
-        """Cached tokens before them."""
-
-
-class BatchLike(Protocol):
-    """One iteration's work."""
-
-    @property
-    def shares(self) -> Sequence[ShareLike]:
-        """Each request's part."""
-
-
 class Work(msgspec.Struct, frozen=True):
     """An iteration in four numbers.
 
@@ -113,7 +95,7 @@ class Work(msgspec.Struct, frozen=True):
     pairs: float
 
     @classmethod
-    def of(cls, batch: BatchLike) -> Work:
+    def of(cls, batch: Batch) -> Work:
         """The figures of a batch."""
         tokens, reads, pairs = 0, 0, 0.0
         for share in batch.shares:
@@ -140,11 +122,6 @@ class Work(msgspec.Struct, frozen=True):
             reads=decoding + prompts / chunk * prompt / 2,
             pairs=decoding + prompts * prompt / 2,
         )
-
-    @classmethod
-    def decode(cls, sequences: int, context: float) -> Work:
-        """One token for each of ``sequences`` requests with ``context`` tokens in the cache, on average."""
-        return cls(sequences, sequences, sequences * (context + 1), sequences * (context + 1))
 
 
 class Roofline(msgspec.Struct, frozen=True):

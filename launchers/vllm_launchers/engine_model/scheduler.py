@@ -245,11 +245,6 @@ class Batch:
     resumed_queries: int = 0
     resumed_hits: int = 0
 
-    @property
-    def token_count(self) -> int:
-        """Tokens computed in this iteration."""
-        return sum(share.count for share in self.shares)
-
 
 class SchedulerLimits(msgspec.Struct, frozen=True):
     """The scheduler's settings from the flags. ``max_num_batched_tokens`` is the token budget of one iteration."""

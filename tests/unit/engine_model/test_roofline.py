@@ -7,12 +7,13 @@ from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import (
     MODELS,
+    PCIE_LANE_GBS,
     Interconnect,
     UnknownGpuError,
     find_gpu,
     find_model,
     over_nvlink,
-    over_pcie,
+    over_pcie_slot,
     usual_for,
 )
 from vllm_launchers.engine_model.roofline import Roofline, Work
@@ -36,6 +37,11 @@ class _Batch:
 
 def roofline(**fields: object) -> Roofline:
     return replace(Roofline(find_gpu("A100 80GB"), LLAMA), **fields)  # type: ignore[arg-type]
+
+
+def decoding(sequences: int, context: int) -> Work:
+    """One token for each request."""
+    return Work.of(_Batch((_Share(1, context),) * sequences))
 
 
 DECODE = Work.of(_Batch(tuple(_Share(1, 1000) for _ in range(16))))
@@ -76,7 +82,7 @@ def test_all_reduces_stay_within_a_stage() -> None:
 
 
 def test_indivisible_heads_are_read_whole_on_each_gpu() -> None:
-    long = Work.decode(64, 30_000)
+    long = decoding(64, 30_000)
     few = replace(LLAMA, kv_heads=2)
     two, eight = (Roofline(find_gpu("H200"), few, tensor_parallel=n, tensor_link=over_nvlink(1e15)) for n in (2, 8))
     keys = 64 * 30_001 * few.kv_bytes_per_token(2, 8) / (4.8e12 * 0.78)
@@ -87,27 +93,28 @@ def test_indivisible_heads_are_read_whole_on_each_gpu() -> None:
 def test_mixture_reads_the_experts_that_its_tokens_use() -> None:
     one = Roofline(find_gpu("H200"), MIXTRAL)
     # A token reads 2 of 8 experts; many tokens read all of them.
-    alone, many = one.latency(Work.decode(1, 10)), one.latency(Work.decode(64, 10))
+    alone, many = one.latency(decoding(1, 10)), one.latency(decoding(64, 10))
     assert 2 < many / alone < 4
 
 
 def test_whole_experts_are_uneven_but_cost_at_most_all_of_a_gpus() -> None:
     gpu = find_gpu("L40S")
     cut, whole = (
-        Roofline(gpu, A3B, tensor_parallel=4, expert_parallel=expert, tensor_link=over_pcie(4)) for expert in (0, 1)
+        Roofline(gpu, A3B, tensor_parallel=4, expert_parallel=expert, tensor_link=over_pcie_slot(31e9))
+        for expert in (0, 1)
     )
     for sequences in (1, 8, 64):
-        assert cut.latency(Work.decode(sequences, 500)) <= whole.latency(Work.decode(sequences, 500))
-    crowd = Work.decode(4096, 1)
+        assert cut.latency(decoding(sequences, 500)) <= whole.latency(decoding(sequences, 500))
+    crowd = decoding(4096, 1)
     assert whole.latency(crowd) == pytest.approx(cut.latency(crowd))
 
 
 def test_ranks_that_share_experts_read_less_and_wait() -> None:
     alone = Roofline(find_gpu("H200"), MIXTRAL)
     shared = replace(alone, data_parallel=4, expert_parallel=True)
-    assert shared.latency(Work.decode(64, 10)) < alone.latency(Work.decode(64, 10))
+    assert shared.latency(decoding(64, 10)) < alone.latency(decoding(64, 10))
     dense = Roofline(find_gpu("H200"), LLAMA)
-    assert replace(dense, data_parallel=4).latency(Work.decode(64, 10)) == dense.latency(Work.decode(64, 10))
+    assert replace(dense, data_parallel=4).latency(decoding(64, 10)) == dense.latency(decoding(64, 10))
 
 
 def test_every_gpu_is_in_one_table() -> None:
@@ -132,8 +139,4 @@ def test_usual_interconnect_of_a_gpu_model() -> None:
     four, three = usual_for(find_gpu("L40S")).bandwidth, usual_for(find_gpu("Tesla T4")).bandwidth
     assert four == pytest.approx(24e9, rel=0.01)
     assert three == pytest.approx(12e9, rel=0.01)
-    narrow, wide = over_pcie(4, 8), over_pcie(4, 16)
-    assert narrow is not None
-    assert wide is not None
-    assert narrow.bandwidth == wide.bandwidth / 2
-    assert over_pcie(9) is None
+    assert {gpu.pcie_generation for gpu in MODELS} <= PCIE_LANE_GBS.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import over_nvlink, over_pcie
+from vllm_launchers.engine_model.gpus import over_nvlink, over_pcie_slot
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
@@ -81,7 +81,7 @@ def test_prompts_larger_than_a_step_take_several_steps() -> None:
 def test_links_of_the_machine_are_used() -> None:
     tensor = {"tensor-parallel-size": 2}
     fast = timed("Qwen/Qwen2.5-32B-Instruct", "NVIDIA RTX A6000", 48.0, tensor, tensor_link=over_nvlink(56e9))
-    slow = timed("Qwen/Qwen2.5-32B-Instruct", "NVIDIA RTX A6000", 48.0, tensor, tensor_link=over_pcie(4, 4))
+    slow = timed("Qwen/Qwen2.5-32B-Instruct", "NVIDIA RTX A6000", 48.0, tensor, tensor_link=over_pcie_slot(8e9))
     assert slow.pace(64, CHAT).tpot_seconds > 1.2 * fast.pace(64, CHAT).tpot_seconds
 
 

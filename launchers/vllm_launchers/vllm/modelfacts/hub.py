@@ -28,7 +28,6 @@ _QUANT_CONFIG = "hf_quant_config.json"
 def facts_from_hub(
     model: str,
     token: str | None = None,
-    endpoint: str | None = None,
     timeout: float = 10.0,
     *,
     revision: str | None = None,
@@ -36,8 +35,8 @@ def facts_from_hub(
 ) -> ModelFacts:
     """Query the hub for a model's config and file sizes: a few kilobytes in up to four requests.
 
-    Each may take ``timeout`` seconds. ``endpoint`` defaults to ``HF_ENDPOINT``, else the public hub. ``gated`` is True
-    if access was not granted; the shape is then that of a known model, or unknown. Raises :class:`ModelFactsError` if
+    Each may take ``timeout`` seconds. The hub is ``HF_ENDPOINT`` if set, else the public one. ``gated`` is True if
+    access was not granted; the shape is then that of a known model, or unknown. Raises :class:`ModelFactsError` if
     there is no such model, the hub does not answer, or ``HF_HUB_OFFLINE`` is set.
     """
     import httpx
@@ -47,7 +46,7 @@ def facts_from_hub(
         raise ModelFactsError(f"model {model}: the hub is not asked, since HF_HUB_OFFLINE is set; unset it")
     if not HUB_ID.fullmatch(model) or ".." in model:
         raise ModelFactsError(f"model {model}: is not a hub id such as Qwen/Qwen3-8B-AWQ")
-    base = (endpoint or environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+    base = (environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with httpx.Client(headers=headers, timeout=timeout, follow_redirects=True, max_redirects=5) as client:

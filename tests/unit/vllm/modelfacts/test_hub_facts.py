@@ -34,7 +34,7 @@ class Hub:
 
     def read(self, model: str, **more: Any) -> ModelFacts:
         """Read facts from this hub."""
-        return facts_from_hub(model, endpoint=self.endpoint, environ={}, **more)
+        return facts_from_hub(model, environ={"HF_ENDPOINT": self.endpoint}, **more)
 
 
 def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -191,19 +191,19 @@ def test_hanging_hub_times_out(hub: Hub) -> None:
 
 def test_unreachable_hub() -> None:
     with pytest.raises(ModelFactsError, match="did not answer"):
-        facts_from_hub("org/some", endpoint="http://127.0.0.1:9", environ={})
+        facts_from_hub("org/some", environ={"HF_ENDPOINT": "http://127.0.0.1:9"})
     for endpoint in ("nonsense", "http://[", "ftp://127.0.0.1"):
         with pytest.raises(ModelFactsError, match="did not answer"):
-            facts_from_hub("org/some", endpoint=endpoint, environ={})
+            facts_from_hub("org/some", environ={"HF_ENDPOINT": endpoint})
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 def test_offline_mode_sends_no_request(hub: Hub, make: Any, name: str) -> None:
     hub.puts("org/some", make.config)
     with pytest.raises(ModelFactsError, match="not asked"):
-        facts_from_hub("org/some", endpoint=hub.endpoint, environ={name: "1"})
+        facts_from_hub("org/some", environ={"HF_ENDPOINT": hub.endpoint, name: "1"})
     assert hub.asked == []
-    assert facts_from_hub("org/some", endpoint=hub.endpoint, environ={name: "0"}).source == "hub"
+    assert facts_from_hub("org/some", environ={"HF_ENDPOINT": hub.endpoint, name: "0"}).source == "hub"
 
 
 @pytest.mark.parametrize("model", ["/a/folder", "./x", "a/b/c", "org/../x", "", "org/na me", "org/x?y=1"])
