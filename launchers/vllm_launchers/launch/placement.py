@@ -14,14 +14,13 @@ from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings, s
 from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget, cuda_gib, needed_gib, share_within
-from vllm_launchers.plan.budget.memory_flags import decimal
+from vllm_launchers.plan.budget.memory_flags import accepted_utilization
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
 from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
 from vllm_launchers.units import GIB, counted
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
-from vllm_launchers.vllm.release_defaults import default_utilization
 
 AUTO, OFFERED, NONE = "auto", "offered", "none"
 PRETENDS = "SIMULATED_GPU"
@@ -52,10 +51,6 @@ class GpuRequest(msgspec.Struct, frozen=True):
     memory: MemoryBudget | None = None
     """Its memory on one of the GPUs with the most free memory; None if unknown."""
 
-    def size(self, name: str) -> int:
-        """One of its parallel sizes."""
-        return whole_number(self.flags, f"{name}-parallel-size")
-
     @property
     def gpus(self) -> int:
         """Number of GPUs of this machine that it uses."""
@@ -69,9 +64,7 @@ class GpuRequest(msgspec.Struct, frozen=True):
         """
         if gpu.memory_gib is None:
             return None
-        share = decimal(self.flags.get("gpu-memory-utilization"))
-        if share is None or not 0 < share <= 1:
-            share = default_utilization(self.engine.release)  # also for a value that vLLM refuses: the fix restores it
+        share = accepted_utilization(self.flags, self.engine.release)
         least, memory = (token_count(self.flags.get(BYTES)) or 0) / GIB, self.memory
         if memory is not None and memory.fixed:
             least = memory.taken_gib
@@ -195,7 +188,7 @@ def _place(
     found: Placement, wanted: GpuRequest, host: Host, sets: tuple[Placement, ...], shares: Sequence[GpuShare]
 ) -> Place:
     warnings = list(found.warnings)
-    size = wanted.size("tensor")
+    size = whole_number(wanted.flags, "tensor-parallel-size")
     if found.mig is None and 1 <= size < len(found.gpus):
         # Only the ranks of one tensor-parallel group exchange data at every layer, so each group is rated separately.
         groups = [found.gpus[start : start + size] for start in range(0, len(found.gpus), size)]

@@ -21,6 +21,7 @@ from vllm_launchers.host.gpu.sharing import (
     holdings,
     is_held,
     is_held_by_others,
+    own_limit,
     slice_gpu,
 )
 from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, nvlinks_in, pair_level, spans
@@ -198,7 +199,7 @@ def _tier(need: float | None, gpu: Gpu, free: float | None, shares: Iterable[Gpu
     if need is not None:
         return 2 if free is not None and free + SLACK_GIB < need else int(is_held_by_others(gpu))
     # With a share, the rest of the GPU is not available to this user.
-    limit = min((value for s in shares if s.gpu == gpu.index and (value := s.limit(gpu)) is not None), default=None)
+    limit = own_limit(gpu, shares)
     whole = limit if limit is not None else gpu.memory_gib
     if free is None or whole is None:
         return int(is_held(gpu))

@@ -175,6 +175,14 @@ class Gpu(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
 
     @property
+    def capability(self) -> float | None:
+        """The compute capability as a number; None if unknown."""
+        try:
+            return float(self.compute_capability or "")
+        except ValueError:
+            return None
+
+    @property
     def holders(self) -> tuple[Holder, ...]:
         """The GPU's processes; empty if not reported."""
         return self.used_by or ()

@@ -97,21 +97,24 @@ def holder_user(holder: Holder) -> str:
 
 def available_gib(gpu: Gpu, shares: Iterable[GpuShare] = ()) -> float | None:
     """GiB that a new server of ours may take of a GPU: the free memory, within this user's share."""
-    free = gpu.free_gib
-    for share in shares:
-        limit = share.limit(gpu) if share.gpu == gpu.index else None
-        if limit is not None:
-            left = max(0.0, limit - holdings(gpu).ours_gib)
-            free = left if free is None else min(free, left)
-    return free
+    limit, free = own_limit(gpu, shares), gpu.free_gib
+    if limit is None:
+        return free
+    left = max(0.0, limit - holdings(gpu).ours_gib)
+    return left if free is None else min(free, left)
+
+
+def own_limit(gpu: Gpu, shares: Iterable[GpuShare]) -> float | None:
+    """GiB of a GPU that this user's servers may hold in total; None without a limit."""
+    limits = [limit for share in shares if share.gpu == gpu.index and (limit := share.limit(gpu)) is not None]
+    return min(limits, default=None)
 
 
 def format_share(gpu: Gpu, shares: Iterable[GpuShare]) -> str:
     """How a share limits the use of a GPU, in a few words; empty if it does not."""
-    limits = [limit for share in shares if share.gpu == gpu.index and (limit := share.limit(gpu)) is not None]
-    if not limits:
+    limit, taken = own_limit(gpu, shares), holdings(gpu).ours_gib
+    if limit is None:
         return ""
-    limit, taken = min(limits), holdings(gpu).ours_gib
     if gpu.free_gib is not None and limit - taken >= gpu.free_gib:
         return ""
     return f"GPU {gpu.index}: your share is {limit:.1f} GiB" + (f", {taken:.1f} of them taken" if taken else "")

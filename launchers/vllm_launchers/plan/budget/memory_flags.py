@@ -128,7 +128,7 @@ def effective_flags(
         data=whole(flags, "data-parallel-size", 1),
         expert_parallel=flags.get("enable-expert-parallel") is True,
         decode_context=whole(flags, "decode-context-parallel-size", 1),
-        utilization=_share(flags, default_utilization(release)),
+        utilization=accepted_utilization(flags, release),
         max_num_seqs=seqs,
         max_batched=batched,
         in_flight=batched * _batches_in_flight(flags, release, pipeline, gpu is None),
@@ -208,9 +208,10 @@ def decimal(value: object) -> float | None:
     return float(value)
 
 
-def _share(flags: Flags, default: float) -> float:
+def accepted_utilization(flags: Flags, release: Release | None) -> float:
+    """``gpu-memory-utilization`` if vLLM accepts its value, else the release's default."""
     share = decimal(flags.get("gpu-memory-utilization"))
-    return share if share is not None and 0 < share <= 1 else default
+    return share if share is not None and 0 < share <= 1 else default_utilization(release)
 
 
 def batch_sizes(

@@ -9,7 +9,7 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
 from vllm_launchers.plan.budget.budget import shapes
-from vllm_launchers.plan.budget.memory_flags import decimal
+from vllm_launchers.plan.budget.memory_flags import accepted_utilization
 from vllm_launchers.plan.flags import (
     BACKEND,
     BLOCKS,
@@ -18,7 +18,6 @@ from vllm_launchers.plan.flags import (
     PIPELINE,
     SEQUENCES,
     TENSOR,
-    UTILIZATION,
     VISIBLE,
     token_count,
 )
@@ -27,7 +26,6 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.proposals import Target, release_flags
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
-from vllm_launchers.vllm.release_defaults import default_utilization
 
 FAR = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local", "data-parallel-hybrid-lb",
        "data-parallel-external-lb")  # fmt: skip
@@ -56,8 +54,7 @@ def on_ray(engine: Engine, flags: Flags) -> bool:
 
 def utilization(plan: Plan) -> float:
     """The share of each GPU that vLLM will take: the flag, if vLLM accepts it, else the release's default."""
-    value = decimal(plan.flags.get(UTILIZATION))
-    return value if value is not None and 0 < value <= 1 else default_utilization(plan.engine.release)
+    return accepted_utilization(plan.flags, plan.engine.release)
 
 
 def default_sequences(plan: Plan, inputs: PlanInputs) -> int | None:
@@ -155,13 +152,8 @@ def target_of(plan: Plan, inputs: PlanInputs) -> Target:
 
 def capability(gpus: tuple[Gpu, ...]) -> float | None:
     """The lowest compute capability among GPUs (8.6), or None if one is unknown."""
-    found = []
-    for gpu in gpus:
-        try:
-            found.append(float(gpu.compute_capability or ""))
-        except ValueError:
-            return None
-    return min(found, default=None)
+    found = [gpu.capability for gpu in gpus]
+    return min((one for one in found if one is not None), default=None) if None not in found else None
 
 
 def fp8_cache_of(plan: Plan, inputs: PlanInputs) -> Fp8Cache:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import Interconnect, over_nvlink, over_pcie_slot
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
-from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, is_held
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, is_held, own_limit
 from vllm_launchers.host.gpu.topology import LinkLevel, link_level
 
 IDLE_SHARE = 0.9
@@ -126,7 +126,7 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuSha
     groups, link = _groups(host, sorted(chosen))
     far = _farthest(host, sorted(chosen))
     sizes = [size for gpu in members if (size := _size(gpu, shares)) is not None]
-    capabilities = [known for gpu in members if (known := _capability(gpu)) is not None]
+    capabilities = [known for gpu in members if (known := gpu.capability) is not None]
     return Pool(
         groups=groups,
         memory_gib=min(sizes) if sizes and len(sizes) == len(members) else None,
@@ -145,7 +145,7 @@ def _slice(gpus: Iterable[Gpu], shares: tuple[GpuShare, ...]) -> Pool | None:
     best = best_slice(gpus, shares)
     if best is None:
         return None
-    return Pool(((best.index,),), _size(best, shares), _capability(best), "", best.name or "")
+    return Pool(((best.index,),), _size(best, shares), best.capability, "", best.name or "")
 
 
 def _alike(chosen: set[int], gpus: dict[int, Gpu]) -> set[int]:
@@ -231,13 +231,4 @@ def is_free(gpu: Gpu, shares: tuple[GpuShare, ...]) -> bool:
 
 def _size(gpu: Gpu, shares: tuple[GpuShare, ...]) -> float | None:
     """GiB of a GPU that this user may use."""
-    limits = [limit for share in shares if share.gpu == gpu.index and (limit := share.limit(gpu)) is not None]
-    known = [*limits, *([gpu.memory_gib] if gpu.memory_gib is not None else [])]
-    return min(known, default=None)
-
-
-def _capability(gpu: Gpu) -> float | None:
-    try:
-        return float(gpu.compute_capability or "")
-    except ValueError:
-        return None
+    return min((gib for gib in (own_limit(gpu, shares), gpu.memory_gib) if gib is not None), default=None)
