@@ -79,11 +79,6 @@ class GpuModel(msgspec.Struct, frozen=True):
         """Total memory reported by CUDA, in bytes."""
         return int(self.usable_gib * GIB)
 
-    @property
-    def fp8_native(self) -> bool:
-        """Whether FP8 arithmetic runs on the tensor cores; otherwise vLLM unpacks FP8 to BF16 first."""
-        return self.fp8_flops is not None
-
 
 _ROWS: tuple[tuple[str, float, str, str, int, float, float | None, float | None, float], ...] = (
     # name, GiB, architecture, compute capability, PCIe generation, memory GB/s, BF16 and FP8 TFLOP/s, NVLink GB/s
@@ -146,22 +141,10 @@ _ROWS: tuple[tuple[str, float, str, str, int, float, float | None, float | None,
 )
 
 
-def _model(
-    name: str,
-    gib: float,
-    architecture: str,
-    capability: str,
-    pcie: int,
-    gbs: float,
-    bf16: float | None,
-    fp8: float | None,
-    nvlink_gbs: float,
-) -> GpuModel:
-    flops, eight = (None if tera is None else tera * 1e12 for tera in (bf16, fp8))
-    return GpuModel(name, gib, architecture, capability, pcie, gbs * 1e9, flops, eight, nvlink_gbs * 1e9)
-
-
-MODELS: tuple[GpuModel, ...] = tuple(_model(*row) for row in _ROWS)
+MODELS: tuple[GpuModel, ...] = tuple(
+    GpuModel(name, gib, architecture, able, pcie, gbs * 1e9, bf16 and bf16 * 1e12, fp8 and fp8 * 1e12, nvlink_gbs * 1e9)
+    for name, gib, architecture, able, pcie, gbs, bf16, fp8, nvlink_gbs in _ROWS
+)
 
 
 @lru_cache(256)

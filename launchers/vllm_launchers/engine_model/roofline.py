@@ -180,7 +180,7 @@ class Roofline(msgspec.Struct, frozen=True):
         attention = 4 * model.layers * model.heads * model.head_dim * work.pairs
         eight_bits = model.quantization in _EIGHT_BITS and model.weight_bytes > 0.8 * model.parameters
         peak = (self.gpu.fp8_flops if eight_bits else None) or flops
-        penalty = 1.0 if self.kv_element_bytes == 2 or self.gpu.fp8_native else 1.2  # FP8 keys unpacked first
+        penalty = 1.0 if self.kv_element_bytes == 2 or self.gpu.fp8_flops else 1.2  # FP8 keys unpacked to BF16 first
         rate = COMPUTE_EFFICIENCY
         unpacking = 0.85 if model.quantization in _UNPACKED else 1.0  # 4-bit weights unpacked on the way
         seconds = linear / (peak * rate * unpacking) + attention * penalty / (flops * rate)

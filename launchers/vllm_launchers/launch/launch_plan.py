@@ -302,7 +302,7 @@ def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, input
     if kept_slice(plan.environment):
         raise UsageError("--nodes: a slice of a GPU (MIG) can't be joined with others; choose whole GPUs with --gpus")
     workload, facts = request.workload or request.preset.workload, inputs.facts
-    layout = fixed_layout(plan.flags)[0]
+    layout = fixed_layout(plan.flags)
     each, pool = layout.total // nodes.count, pool_of(inputs.host, request.gpus, inputs.shares)
     paces = None
     if facts is not None and plan.memory is not None and plan.memory.fits and pool and layout.tensor <= each:

@@ -116,7 +116,7 @@ def alternatives_of(
     current = {name: flags[name] for name in (EXPERTS, KV_DTYPE, QUANTIZATION) if name in flags}
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
     search = Search(inputs, base, pool)
-    chosen = search.option(fixed_layout(flags)[0], {EXPERTS: False, **current})
+    chosen = search.option(fixed_layout(flags), {EXPERTS: False, **current})
     if chosen.budget is None:
         return ()
     formats = {name: value for name, value in current.items() if name != EXPERTS}
@@ -150,8 +150,8 @@ def _others(
     layouts = [one for one in all_layouts(facts, pool.size) if one.total in totals]
     options = [option for one in layouts if (option := _first_fitting(search, one, facts, formats)) is not None]
     alike = [one for one in options if one.layout.total == chosen.layout.total and one.layout != chosen.layout]
-    for kind in (_only_tensor, _only_pipeline, _only_data, _mixed):
-        if (found := best([one for one in alike if kind(one.layout)], wanted)) is not None:
+    for kind in sorted({_kind(one.layout) for one in alike}):
+        if (found := best([one for one in alike if _kind(one.layout) == kind], wanted)) is not None:
             yield _Row(found, facts)
     for total in sorted(totals - {chosen.layout.total}):
         there = [one for one in options if one.layout.total == total and one.near]
@@ -168,20 +168,10 @@ def _first_fitting(search: Search, layout: Layout, facts: ModelFacts, formats: F
     return None
 
 
-def _only_tensor(layout: Layout) -> bool:
-    return layout.tensor == layout.total
-
-
-def _only_pipeline(layout: Layout) -> bool:
-    return layout.pipeline == layout.total
-
-
-def _only_data(layout: Layout) -> bool:
-    return layout.data == layout.total
-
-
-def _mixed(layout: Layout) -> bool:
-    return not (_only_tensor(layout) or _only_pipeline(layout) or _only_data(layout))
+def _kind(layout: Layout) -> int:
+    """Tensor, pipeline or data parallel only, or several of them, in the order in which they are offered."""
+    sizes = (layout.tensor, layout.pipeline, layout.data)
+    return sizes.index(layout.total) if layout.total in sizes else len(sizes)
 
 
 def _formats(inputs: ChoiceInputs, search: Search, pool: Pool, flags: Flags, chosen: Option) -> Iterator[_Row]:
@@ -190,20 +180,19 @@ def _formats(inputs: ChoiceInputs, search: Search, pool: Pool, flags: Flags, cho
     if facts is None:
         return
     kept = {name: value for name, value in chosen.formats.items() if name != KV_DTYPE}
+    tried: list[Flags] = []
     if is_fp8(flags.get(KV_DTYPE)):
-        yield from _if_fits(search.option(chosen.layout, kept), facts)
+        tried.append(kept)
     elif cache_verdict(inputs, flags, pool):
-        yield from _if_fits(search.option(chosen.layout, {**kept, KV_DTYPE: "fp8"}), facts)
+        tried.append({**kept, KV_DTYPE: "fp8"})
     ranks = chosen.layout.tensor * chosen.layout.data
     if is_mixture(facts) and ranks > 1:
         whole = chosen.formats.get(EXPERTS) is True
         if not whole or not expert_split_problem(facts, ranks):
-            yield from _if_fits(search.option(chosen.layout, {**chosen.formats, EXPERTS: not whole}), facts)
-
-
-def _if_fits(option: Option, facts: ModelFacts) -> Iterator[_Row]:
-    if option.fits:
-        yield _Row(option, facts)
+            tried.append({**chosen.formats, EXPERTS: not whole})
+    for formats in tried:
+        if (option := search.option(chosen.layout, formats)).fits:
+            yield _Row(option, facts)
 
 
 def _siblings(
@@ -234,7 +223,7 @@ def _alternative(
         layout=option.layout,
         expert_parallel=option.formats.get(EXPERTS) is True,
         kv_cache_dtype=str(option.formats.get(KV_DTYPE, row.facts.kv_cache_quantization or "auto")),
-        quantization=_made_smaller(option.formats),
+        quantization=str(method) if (method := option.formats.get(QUANTIZATION)) is not None else None,
         model=row.facts.model if row.sibling else None,
         weights_gib=budget.weights_gib,
         kv_gib=max(0.0, budget.kv_gib),
@@ -249,11 +238,6 @@ def _alternative(
         changes=Changes() if this else _changes(flags, row),
         near=option.near,
     )
-
-
-def _made_smaller(formats: Flags) -> str | None:
-    method = formats.get(QUANTIZATION)
-    return str(method) if method is not None else None
 
 
 def _changes(flags: Flags, row: _Row) -> Changes:

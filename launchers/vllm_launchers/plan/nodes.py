@@ -73,7 +73,7 @@ def nodes_plan(
     plan: Plan, request: NodesRequest, facts: ModelFacts | None, workload: Workload, *, fits_one: bool | None
 ) -> NodesPlan:
     """The parts of all machines, from the plan of one of them."""
-    layout = fixed_layout(plan.flags)[0]
+    layout = fixed_layout(plan.flags)
     each = layout.total // request.count
     shared = {name: value for name, value in plan.flags.items() if name not in NODE_FLAGS}
     parts: list[NodePlan] = []

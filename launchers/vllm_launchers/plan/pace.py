@@ -69,9 +69,11 @@ class Timing(msgspec.Struct, frozen=True):
         each = max(1, math.ceil(concurrency / self.copies))
         stages = self.roofline.pipeline_parallel
         batch = math.ceil(each / stages)
-        work = self._step(batch, workload)
+        prompt, answer = workload.input_tokens_p95, workload.output_tokens_p95
+        work = Work.steady(batch, prompt, answer, workload.prefix_reuse, self.step_tokens)
         # Prompt tokens beyond a step's limit take further steps, which delay the next output token.
-        steps = max(1.0, self._wanted(batch, workload) / self.step_tokens)
+        steps, share = max(1.0, work.tokens / self.step_tokens), min(1.0, self.step_tokens / work.tokens)
+        work = Work(math.ceil(work.tokens * share), work.sequences, work.reads, work.pairs * share)
         tpot = steps * self.roofline.latency(work)
         under_way = min(stages, each)
         if under_way > 1:
@@ -88,18 +90,6 @@ class Timing(msgspec.Struct, frozen=True):
             full=self.pace(most, workload) if most >= 1 else None,
             decoding=self.pace(most, replace(workload, prefix_reuse=1.0)) if most >= 1 else None,
         )
-
-    def _wanted(self, sequences: int, workload: Workload) -> int:
-        return self._work(sequences, workload).tokens
-
-    def _work(self, sequences: int, workload: Workload) -> Work:
-        prompt, answer = workload.input_tokens_p95, workload.output_tokens_p95
-        return Work.steady(sequences, prompt, answer, workload.prefix_reuse, self.step_tokens)
-
-    def _step(self, sequences: int, workload: Workload) -> Work:
-        work = self._work(sequences, workload)
-        share = min(1.0, self.step_tokens / work.tokens)
-        return Work(math.ceil(work.tokens * share), work.sequences, work.reads, work.pairs * share)
 
 
 def timing_of(

@@ -321,7 +321,6 @@ class PresetError(NotFoundError):
         super().__init__(f"{short_text(str(path), 500)}: {message}" if path else message)
         self.path = path
         self.mistake = message
-        self.message = str(self)
 
 
 def shipped_folder() -> Path:

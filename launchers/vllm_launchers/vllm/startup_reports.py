@@ -92,21 +92,17 @@ def flags_digest(flags: Mapping[str, object]) -> str:
 
 
 class StartupReportStore:
-    """The recorded starts. Reading never fails; ``problem`` says what was wrong with the file, if anything.
+    """The recorded starts. Reading never fails.
 
     A damaged file is moved aside (``….damaged``). A file of a newer program is left unchanged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.problem = ""
         self._newer = False
 
     def remember(self, entry: StoredReport) -> bool:
-        """Store a start, replacing an earlier one with the same model, GPU, engine and flags.
-
-        Returns whether it was stored; else see ``problem``.
-        """
+        """Store a start, replacing an earlier one with the same model, GPU, engine and flags; return whether it was."""
         if not entry.reported:
             return False
         try:
@@ -115,8 +111,7 @@ class StartupReportStore:
                 if self._newer:
                     return False
                 self._write([*kept, entry][-MOST_ENTRIES:])
-        except OSError as error:
-            self.problem = f"{self.path}: what the server reported could not be kept: {error.strerror}"
+        except OSError:
             return False
         return True
 
@@ -137,8 +132,7 @@ class StartupReportStore:
         """All starts, oldest first."""
         try:
             return self._entries()
-        except OSError as error:
-            self.problem = f"{self.path}: cannot be read: {error.strerror}"
+        except OSError:
             return []
 
     def _entries(self) -> list[StoredReport]:
@@ -154,20 +148,12 @@ class StartupReportStore:
                 raise ValueError("it is too long")
             if decode_json(data, _Version).version > VERSION:
                 self._newer = True
-                self.problem = f"{self.path}: was written by a newer vllm-console and is left as it is"
                 return []
             return decode_json(data, _File).entries
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            self._set_aside(str(error))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            with contextlib.suppress(OSError):
+                self.path.replace(self.path.with_name(f"{self.path.name}.damaged"))
             return []
-
-    def _set_aside(self, why: str) -> None:
-        aside = self.path.with_name(f"{self.path.name}.damaged")
-        self.problem = f"{self.path}: damaged ({why[:100]}); it was moved to {aside.name}"
-        try:
-            self.path.replace(aside)
-        except OSError as error:
-            self.problem = f"{self.path}: damaged, and cannot be moved aside: {error.strerror}"
 
     def _write(self, entries: list[StoredReport]) -> None:
         document = {"version": VERSION, "entries": [asdict(entry) for entry in entries]}

@@ -49,7 +49,6 @@ def test_nothing_is_found_for_another_model_gpu_or_split(path: Path) -> None:
     assert store.find("org/m", "L40S", "0.33.0", {**FLAGS, "quantization": "fp8"}) is None
     assert store.find("org/m", "L40S", "0.33.0", {**FLAGS, "spec-method": "ngram"}) is None
     assert store.find("org/m", "L40S", "0.33.0", {**FLAGS, "speculative-config.method": "ngram"}) is None
-    assert store.problem == ""
 
 
 def test_same_flags_precede_same_engine_and_newest(path: Path) -> None:
@@ -117,12 +116,11 @@ def test_file_is_private_and_holds_no_flags(path: Path) -> None:
         *(pytest.param(ENTRY % (b"1", number), id=f"figure {number[:3]!r}") for number in NO_NUMBERS),
     ],
 )
-def test_damaged_file_is_moved_aside_and_reported(path: Path, content: bytes) -> None:
+def test_damaged_file_is_moved_aside(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     store = StartupReportStore(path)
     assert store.find("org/m", "L40S", "0.33.0", FLAGS) is None
-    assert "damaged" in store.problem
     assert path.with_name("reports.json.damaged").read_bytes() == content
     assert keep(store)
     assert len(StartupReportStore(path).entries()) == 1
@@ -139,15 +137,13 @@ def test_file_of_a_newer_program_is_unchanged(path: Path) -> None:
     path.write_text('{"version": 99, "entries": "of another kind"}')
     store = StartupReportStore(path)
     assert not keep(store)
-    assert "newer" in store.problem
     assert "of another kind" in path.read_text()
 
 
-def test_unwritable_folder_is_reported(path: Path) -> None:
+def test_nothing_is_kept_in_an_unwritable_folder(path: Path) -> None:
     path.parent.write_text("a file, no folder")
     store = StartupReportStore(path)
     assert not keep(store)
-    assert "could not be kept" in store.problem
     assert store.entries() == []
 
 

@@ -126,7 +126,7 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
     fixed = any(name in settled for name in PARALLEL_FLAGS)
     layouts = list(_layouts(inputs, flags, pool, alone.weights_gib))
     if fixed:
-        layouts = _set_over_nodes(inputs, fixed_layout(flags)[0], pool, settled)
+        layouts = _set_over_nodes(inputs, fixed_layout(flags), pool, settled)
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
     for weights in ({}, *_online_fp8(inputs, pool, settled)):
         search = Search(inputs, flags, pool, settled)
@@ -277,9 +277,9 @@ def whole_experts(facts: ModelFacts | None, layout: Layout) -> bool:
     return layout.data > 1 or thin or bool(expert_split_problem(facts, ranks))
 
 
-def fixed_layout(flags: Flags) -> list[Layout]:
+def fixed_layout(flags: Flags) -> Layout:
     """The layout that is set, or one GPU."""
-    return [Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))]
+    return Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))
 
 
 def _layouts(inputs: ChoiceInputs, flags: Flags, pool: Pool, weights_gib: float) -> Iterator[Layout]:
@@ -500,7 +500,7 @@ def _copies(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Choice:
 def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
     """Expert parallelism for a mixture of experts over several GPUs; None if it does not apply."""
     facts = inputs.facts
-    layout = Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))
+    layout = fixed_layout(flags)
     spread = layout.tensor * layout.data
     if facts is None or not is_mixture(facts) or spread == 1:
         return None

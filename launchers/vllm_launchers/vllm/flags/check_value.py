@@ -872,10 +872,6 @@ def _modality_options(given: Given) -> str | None:
     return None if wrong is None else f"--{name}: {wrong} takes an object"
 
 
-def _numa(name: str) -> Condition:
-    return _needs(name, "numa-bind")
-
-
 CONDITIONS: tuple[Condition, ...] = (
     _more("max-num-seqs", "max-num-batched-tokens"),
     Condition(("max-num-batched-tokens", "max-model-len", "enable-chunked-prefill"), _unchunked, WHOLE_PROMPTS_SINCE),
@@ -909,8 +905,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("nnodes", "data-parallel-backend"), _nodes_backend),
     Condition(("api-server-count", "headless"), _headless, (0, 20)),
     _needs("enable-elastic-ep", "enable-eplb"),
-    _numa("numa-bind-nodes"),
-    _numa("numa-bind-cpus"),
+    _needs("numa-bind-nodes", "numa-bind"),
+    _needs("numa-bind-cpus", "numa-bind"),
     _needs("collect-detailed-traces", "otlp-traces-endpoint", since=(0, 13)),
     Condition(("ray-workers-use-nsight",), _nsight),
     Condition(("offload-num-in-group", "offload-group-size"), _grouped),
