@@ -49,7 +49,7 @@ class Simulation:
     def add(self, report: StepReport, usage: float) -> None:
         """Add one step."""
         self.steps += 1
-        self.tokens += report.batch.token_count
+        self.tokens += sum(share.count for share in report.batch.shares)
         self.generated += len(report.advanced)
         self.preemptions += report.batch.preempted
         self.cache_queries += report.batch.cache_queries
