@@ -25,7 +25,7 @@ from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.fleet.probe import ProbeView, RequestsSeen, listed
 from vllm_console.fleet.rolling import AnswerComparison
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView, SleepView, StateThen
-from vllm_console.fleet.verbs import NothingToCompareError, PresetProblem, Replay
+from vllm_console.fleet.types import NothingToCompareError, PresetProblem, Replay
 from vllm_console.history.gpu_history import card_of
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView

@@ -14,7 +14,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from vllm_console.fleet.verbs import PresetProblem
+from vllm_console.fleet.types import PresetProblem
 from vllm_console.ui.parts.staging import MeasuredTraffic
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import text_from
 from vllm_console.cli.picture_options import write_picture
-from vllm_console.fleet.verbs import Replay
+from vllm_console.fleet.types import Replay
 from vllm_console.settings import Config, Settings
 from vllm_console.text import plain
 from vllm_launchers.errors import NotFoundError, UsageError

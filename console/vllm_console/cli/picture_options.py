@@ -10,7 +10,7 @@ from vllm_console.ui.screen_names import SCREENS
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.fleet.verbs import Replay
+    from vllm_console.fleet.types import Replay
 
 
 SIZE = "120x40"

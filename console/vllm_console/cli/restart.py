@@ -170,7 +170,7 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
         UsageError: ``--previous`` is combined with other changes.
         OperationError: there are no previous flags.
     """
-    from vllm_console.fleet.verbs import flag_difference
+    from vllm_console.fleet.types import flag_difference
 
     changes = changes_from(args)
     if not args.previous:

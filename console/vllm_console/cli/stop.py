@@ -14,7 +14,7 @@ from vllm_console.cli.options import add_json, timeout_from
 from vllm_console.cli.output import print_json
 from vllm_console.cli.waiting import report_server, wait_until, warn_of_tuner
 from vllm_console.fleet.gpus import still_held
-from vllm_console.fleet.verbs import DRAIN_SECONDS
+from vllm_console.fleet.types import DRAIN_SECONDS
 from vllm_console.text import plain, round_duration
 from vllm_launchers.keeper.records import State
 

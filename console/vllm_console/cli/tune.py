@@ -21,7 +21,7 @@ from vllm_console.cli.output import OutputError, complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one, rate_from
 from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undone_at_end, wait_for_restart, wait_until
-from vllm_console.fleet.verbs import flag_difference
+from vllm_console.fleet.types import flag_difference
 from vllm_console.load.spans import LoadNote
 from vllm_console.load.tune_search import (
     AGAIN_SHARE,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Diagnosis
 from vllm_console.fleet.snapshot import PreparedRestart
-from vllm_console.fleet.verbs import flag_difference
+from vllm_console.fleet.types import flag_difference
 from vllm_console.logs.file import last_lines
 from vllm_console.text import plain, redrawn
 from vllm_launchers.keeper.records import Preparation, PreparationStep, ServerRecord

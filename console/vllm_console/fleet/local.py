@@ -22,7 +22,7 @@ from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_S
 from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView, paired
-from vllm_console.fleet.verbs import DRAIN_SECONDS, PresetProblem, Say, silently
+from vllm_console.fleet.types import DRAIN_SECONDS, PresetProblem, Say, silently
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.settings import config_folder
 from vllm_launchers.addresses import base_url
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
     from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
-    from vllm_console.fleet.verbs import Replay
+    from vllm_console.fleet.types import Replay
     from vllm_console.history.energy import Energy, Tariff
     from vllm_console.history.prefix_use import PrefixUse
     from vllm_console.history.probe_records import EngineStep, FinishedRequest

@@ -21,7 +21,7 @@ from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.probe import ProbeView, ServerProbe
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.fleet.verbs import Replay
+from vllm_console.fleet.types import Replay
 from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points

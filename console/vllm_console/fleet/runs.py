@@ -12,7 +12,7 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import asdict, replace
 
 from vllm_console.attached import record_folder
-from vllm_console.fleet.verbs import NothingToCompareError
+from vllm_console.fleet.types import NothingToCompareError
 from vllm_console.runs.keys import run_key
 from vllm_console.text import plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.fleet.snapshot import ServerView, SleepView
-from vllm_console.fleet.verbs import Say
+from vllm_console.fleet.types import Say
 from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State

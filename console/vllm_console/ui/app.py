@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
     from vllm_console.chat.conversation import ChatOptions
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.fleet.verbs import Replay
+    from vllm_console.fleet.types import Replay
     from vllm_console.ui.parts.chat import Chat
     from vllm_console.ui.terminal.cast import Cast
 

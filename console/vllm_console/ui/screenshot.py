@@ -11,7 +11,7 @@ import msgspec
 from textual.pilot import Pilot
 from textual.worker import Worker
 
-from vllm_console.fleet.verbs import Replay
+from vllm_console.fleet.types import Replay
 from vllm_console.text import plain
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.picture import check_picture, save_picture

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.verbs import PresetProblem
+from vllm_console.fleet.types import PresetProblem
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.request import LaunchRequest

@@ -15,7 +15,7 @@ import pytest
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.markers import MarkerKind
 from vllm_console.fleet.removed import KEPT_SECONDS
-from vllm_console.fleet.verbs import Replay
+from vllm_console.fleet.types import Replay
 from vllm_console.history.store import HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.metrics.sample import EngineSample, Sample

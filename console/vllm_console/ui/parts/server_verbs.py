@@ -12,7 +12,7 @@ import msgspec
 
 from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import DRAIN_SECONDS
+from vllm_console.fleet.types import DRAIN_SECONDS
 from vllm_console.text import plain, rate, took
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value

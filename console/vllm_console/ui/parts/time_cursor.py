@@ -17,7 +17,7 @@ from vllm_console.ui.widgets.chart import ChartView
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView
-    from vllm_console.fleet.verbs import Replay
+    from vllm_console.fleet.types import Replay
     from vllm_console.metrics.sample import Series
     from vllm_console.ui.app import ConsoleApp
 

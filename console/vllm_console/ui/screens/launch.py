@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.fleet.verbs import PresetProblem
+from vllm_console.fleet.types import PresetProblem
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of

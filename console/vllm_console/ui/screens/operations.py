@@ -22,7 +22,7 @@ from textual.widgets import Input
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import NothingToCompareError, flag_difference
+from vllm_console.fleet.types import NothingToCompareError, flag_difference
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, bindings, changing
@@ -93,7 +93,7 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.verbs import Replay
+    from vllm_console.fleet.types import Replay
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.store import Run
     from vllm_console.ui.app import ConsoleApp

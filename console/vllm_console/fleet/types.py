@@ -1,4 +1,4 @@
-"""Parameter, result and error types of the fleet's actions. Each action blocks: screens call it in a worker thread."""
+"""Types that actions of the fleet take, return or raise. Actions block: screens call them in a worker thread."""
 
 from __future__ import annotations
 
