@@ -26,7 +26,6 @@ def terminal(monkeypatch):
 
 
 def colors(c):
-    """The colors on the screen."""
     styles = [style for strip in c.app.screen._compositor.render_strips() for _, style, _ in strip if style is not None]
     return {str(color.name) for style in styles for color in (style.color, style.bgcolor) if color is not None}
 

@@ -41,7 +41,6 @@ def served() -> Iterator[str]:
 
 
 def tracebacks() -> Iterator[str]:
-    """The same traceback repeated."""
     return cycle(TRACEBACK)
 
 

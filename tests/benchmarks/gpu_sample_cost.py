@@ -36,7 +36,6 @@ print(json.dumps((time.thread_time() - used) / int(sys.argv[1])))
 
 
 def main() -> None:
-    """Print one line per recorded host."""
     for name, path in recorded_hosts().items():
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "host_data.h").write_text(stub.header(read_host(path)))

@@ -144,7 +144,6 @@ class Bench:
         return subprocess.Popen(words, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def record(self, name: str) -> dict[str, Any]:
-        """A server's record on disk."""
         record: dict[str, Any] = json.loads((self.servers / name / "record.json").read_text())
         return record
 

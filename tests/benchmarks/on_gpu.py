@@ -175,7 +175,6 @@ def batch_budget(made: Bench) -> int:
 
 
 def print_steps(made: Bench, plan: dict[str, Any]) -> None:
-    """Print recorded steps and the roofline."""
     reader = ProbeReader(made.servers / NAME / "probe")
     evidence = gather(reader.requests(), reader.steps(), 16, batch_budget(made))
     print(f"scheduled ahead: {'yes' if evidence.ahead else 'no'}")

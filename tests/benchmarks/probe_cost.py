@@ -176,7 +176,6 @@ def load(args: argparse.Namespace, pid: int) -> Load:
 
 
 def show(args: argparse.Namespace, box: Bench, rounds: list[Round], before: int) -> None:
-    """Print the ratios with their intervals."""
     pairs = [pair for one in rounds for pair in one.pairs]
 
     def ratio(title: str, values: list[float]) -> None:

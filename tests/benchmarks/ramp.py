@@ -242,7 +242,6 @@ class Found:
 
 
 def ramp(case: Case, seed: int, budget: float) -> Found:
-    """One ramp in virtual time."""
     run = VirtualRamp(case, seed)
     start = suggested_rate(case.workload) * START_SHARE
     tried: list[TriedRate] = []
@@ -290,7 +289,6 @@ def by_shares(case: Case, around: float, seconds: float, seeds: int) -> float:
 
 
 def virtual(args: argparse.Namespace) -> None:
-    """Print a line per case."""
     print(
         f"{'case':16}{'exhaustive':>11}{'ramps':>30}{'median error':>14}{'worst':>8}{'within 5%':>11}"
         f"{'in interval':>15}  limited by"

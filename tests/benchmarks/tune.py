@@ -81,7 +81,6 @@ def limits_of(flags: str, model: str) -> EngineLimits:
 
 
 def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured | None:
-    """A ramp in virtual time."""
     run = VirtualRamp(case, seed)
     start = start or suggested_rate(case.workload) * START_SHARE
     tried: list[TriedRate] = []

@@ -59,7 +59,6 @@ def replayed(speed: int) -> tuple[Times, ...]:
 
 
 def turn(dice: random.Random, speed: float) -> EngineTurn:
-    """One engine's turn at a speed."""
     answers = {}
     for place, one in enumerate(replayed(round(speed * GRID))):
         first, last = (math.exp(dice.gauss(0, SCATTER)) for _ in range(2))

@@ -18,8 +18,6 @@ def start(program, *words):
 
 @pytest.fixture
 def adapter(tmp_path):
-    """Makes an adapter's folder."""
-
     def make(name, rank, **more):
         folder = tmp_path / name
         folder.mkdir()

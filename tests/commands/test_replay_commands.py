@@ -30,7 +30,7 @@ def files(program):
 
 
 def picture(program, *words):
-    """The text of a picture."""
+    """The text of a screenshot."""
     path = program.home / "picture.svg"
     done = program("--picture", str(path), "--size", "120x40", *words)
     assert done.returncode == 0, done.stderr

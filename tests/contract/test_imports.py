@@ -99,7 +99,6 @@ def modules_of(package: str) -> set[str]:
 
 
 def tops(modules: set[str]) -> set[str]:
-    """Top-level package names."""
     return {name.partition(".")[0] for name in modules}
 
 

@@ -67,7 +67,6 @@ class Browser:
         return self._call("POST", f"{self.session}/execute/sync", {"script": script, "args": []})
 
     def press(self, text: str) -> None:
-        """Press the keys of a text."""
         keys = [{"type": kind, "value": letter} for letter in text for kind in ("keyDown", "keyUp")]
         actions = [{"type": "key", "id": "keyboard", "actions": keys}]
         self._call("POST", f"{self.session}/actions", {"actions": actions})

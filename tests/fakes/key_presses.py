@@ -99,7 +99,6 @@ class Scene:
         return process
 
     def close(self) -> None:
-        """End all of it."""
         self.flag.unlink(missing_ok=True)
         for console in self._consoles:
             console.close()
@@ -194,7 +193,6 @@ def build_stalling(compiler: str, folder: Path) -> Path:
 
 
 def build(compiler: str, source: str, library: Path) -> Path:
-    """Compile a shared library."""
     words = [compiler, "-x", "c", "-", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(library)]
     subprocess.run([*words, "-ldl"], input=source.encode(), check=True, timeout=120)
     return library

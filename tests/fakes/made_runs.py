@@ -71,7 +71,6 @@ def minutes(
 
 
 def run(number: int = 1, flags: dict[str, object] | None = None, **more: object) -> Run:
-    """A run of ``chat``."""
     known: dict[str, object] = {
         "key": f"key{number}",
         "server": "chat",

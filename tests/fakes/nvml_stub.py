@@ -232,7 +232,6 @@ def recorded() -> Callable[[str], Host]:
 
 @pytest.fixture(scope="session")
 def stub_functions() -> list[str]:
-    """All NVML functions of the stub."""
     source = SOURCE.read_text()
     named = r"\b(nvml[A-Z]\w+)\((?:const|void|struct|unsigned|char|int|u64)|^PROCESSES\((nvml\w+)"
     return sorted({one or other for one, other in re.findall(named, source, re.MULTILINE)})

@@ -88,7 +88,6 @@ class Prepared:
         self.socket.close()
 
     def end(self) -> None:
-        """End it and its children."""
         self.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

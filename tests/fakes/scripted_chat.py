@@ -13,7 +13,6 @@ import pytest
 
 
 def event(**body: Any) -> bytes:
-    """One event of a stream."""
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
@@ -93,5 +92,4 @@ def said() -> Callable[..., bytes]:
 
 @pytest.fixture
 def end() -> bytes:
-    """The final events of a stream."""
     return END

@@ -47,7 +47,6 @@ class Simulation:
     finished: list[Request] = field(default_factory=list)
 
     def add(self, report: StepReport, usage: float) -> None:
-        """Add one step."""
         self.steps += 1
         self.tokens += sum(share.count for share in report.batch.shares)
         self.generated += len(report.advanced)

@@ -105,7 +105,6 @@ def _run(
 
 
 def finished_request(request: Request) -> FinishedRequest:
-    """The record of a finished request."""
     scheduled, first, last = (
         one or 0.0 for one in (request.scheduled_at, request.first_token_at, request.last_token_at)
     )

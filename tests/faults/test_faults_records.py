@@ -190,7 +190,6 @@ def old_and_new(tmp_path: Path, kept: Kept) -> tuple[Any, Any]:
 
 
 def fresh(tmp_path: Path) -> Path:
-    """A copy of the old state."""
     folder = tmp_path / "one"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(tmp_path / "template", folder)

@@ -71,7 +71,6 @@ class Console:
         pytest.fail("the terminal never stalled")
 
     def wait_refreshes(self, count: int = 20) -> None:
-        """Wait for that many more refreshes."""
         wanted = self.refreshes() + count
         within(lambda: self.refreshes() >= wanted)
 

@@ -69,7 +69,6 @@ def kv_per_token() -> Outcome:
 
 
 def bytes_per_parameter() -> Outcome:
-    """Bytes of loaded weights per parameter."""
     figures = {}
     for name, model in (("bf16", LLAMA_70B), ("fp8", LLAMA_70B_FP8), ("awq", LLAMA_70B_AWQ)):
         facts, weights = facts_of(model), loaded_weights(facts_of(model), {}, RELEASE)

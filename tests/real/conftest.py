@@ -70,7 +70,6 @@ def real_environment() -> Mapping[str, str]:
 
 @pytest.fixture(scope="session")
 def real_vllm(real_environment: Mapping[str, str]) -> Path:
-    """The ``vllm`` executable."""
     return Path(real_environment["vllm"])
 
 

@@ -46,7 +46,6 @@ def streamed(events: Any) -> Any:
 
 
 def first_of_each(items: list[str]) -> list[str]:
-    """The first occurrence of each item."""
     return list(dict.fromkeys(items))
 
 

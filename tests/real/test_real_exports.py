@@ -73,7 +73,6 @@ def plan_of(flags: Mapping[str, FlagValue], model: str = "org/some model's") -> 
 
 
 def any_value(spec: FlagSpec, chance: random.Random) -> FlagValue:
-    """A valid value of the flag."""
     if spec.kind is ValueKind.BOOL:
         return chance.random() < 0.5
     if spec.choices:

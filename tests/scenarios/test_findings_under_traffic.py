@@ -24,7 +24,6 @@ Traffic = Callable[[], list[Request]]
 
 
 def steadily(rate: float, seconds: float, prompt: int, output: int) -> list[Request]:
-    """Evenly spaced requests."""
     return requests([index / rate for index in range(int(rate * seconds))], prompt, output, seed=1)
 
 

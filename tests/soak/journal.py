@@ -54,7 +54,6 @@ class Journal:
             file.write(f"{time.monotonic() - self._began:8.2f} {text}\n")
 
     def acted(self, action: Action, outcome: str) -> None:
-        """Record a finished action."""
         with self._mutex:
             self.counts[action.kind] += 1
         self.say(f"{action} → {outcome}")

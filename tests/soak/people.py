@@ -94,7 +94,6 @@ def is_hung_up(world: World, action: Action) -> str:
 
 
 def is_closed(world: World, action: Action) -> str:
-    """Close its terminal."""
     with console(world, action) as terminal:
         _type(terminal, action.words)
         terminal.hang_up()

@@ -47,7 +47,6 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The whole report."""
         wrong = [f"WRONG {text}" for text in self.journal.wrong] or ["nothing was lost, nobody was hurt"]
         return "\n".join([f"soak, seed {self.seed}: {self.seconds:.0f} s", *self.lines, *wrong])
 

@@ -66,7 +66,6 @@ class Watch:
                 self.world.journal.blame(f"the watch: {error!r}")
 
     def look(self) -> None:
-        """Check once."""
         world = self.world
         self.checks += 1
         ours = world.ours()

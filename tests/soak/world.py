@@ -262,5 +262,4 @@ def digest(path: Path) -> str:
 
 
 def read_json(text: str) -> Any:
-    """A command's output as JSON."""
     return json.loads(text)

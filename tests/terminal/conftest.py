@@ -30,7 +30,6 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def state(home: dict[str, str]) -> Path:
-    """The state folder of the program."""
     return Path(home["XDG_STATE_HOME"], "vllm-console")
 
 

@@ -155,7 +155,6 @@ class KeptLog(Log):
         self.keep(text)
 
     def uvicorn(self, text: str) -> None:
-        """A line of the web server."""
         self.keep(f"INFO:     {text.format(pid=self._pid)}\n")
 
 

@@ -21,7 +21,6 @@ from vllm_launchers.keeper.records import ServerRecord, State
 
 @pytest.fixture
 def fake() -> Iterator[FakeEndpoint]:
-    """A plain HTTP endpoint."""
     endpoint = FakeEndpoint()
     yield endpoint
     endpoint.close()

@@ -31,7 +31,6 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalFlee
 
 
 def prepared_pid(fleet: LocalFleet) -> int:
-    """The pid of the prepared process."""
     judged = fleet.judged_plan(REQUEST)
     assert judged is not None
     assert judged.verdict is not None

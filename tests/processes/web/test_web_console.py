@@ -25,8 +25,6 @@ ELSEWHERE = {"Origin": "http://evil.example"}
 
 
 class Web:
-    """A running ``vllm-console web``."""
-
     def __init__(self, home: Path, *words: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "vllm_console", "--state", str(home), "--refresh", "0.2", "web", *words],
@@ -95,8 +93,6 @@ async def wait_for(page: aiohttp.ClientWebSocketResponse, *wanted: bytes) -> byt
 
 
 async def gone(processes: list[psutil.Process]) -> None:
-    """Wait until none of them exists."""
-
     def there(process: psutil.Process) -> bool:
         try:
             return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

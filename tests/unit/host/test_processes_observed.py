@@ -71,8 +71,6 @@ def proc(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def process(proc: Path) -> Process:
-    """A process in a fake ``/proc``."""
-
     def process(pid: int, line: str, parent: int = 1, start: int = 100) -> None:
         folder = proc / str(pid)
         folder.mkdir(exist_ok=True)

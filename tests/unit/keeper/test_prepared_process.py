@@ -32,7 +32,7 @@ def test_process_is_killed_if_its_message_thread_cannot_start(monkeypatch: pytes
 
 def test_killed_keeper_with_a_partial_line_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Killed:
-        """Its output until then."""
+        """Writes a partial last line, like a process killed while it reports."""
 
         def __init__(self, words: list[str], **_: object) -> None:
             self._theirs = os.dup(int(words[-1]))

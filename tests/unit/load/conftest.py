@@ -135,7 +135,6 @@ class Stub:
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
-    """A listening stub server."""
     with Stub().listen() as server:
         yield server
 
@@ -154,5 +153,4 @@ def workload() -> Workload:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nothing listens on."""
     return ports.free_port()

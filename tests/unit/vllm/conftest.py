@@ -11,8 +11,6 @@ CONSOLE_SCRIPT = "#!{python}\nimport sys\nfrom vllm.entrypoints.cli.main import 
 
 @pytest.fixture
 def executable() -> Callable[[Path, str], Path]:
-    """Write an executable file."""
-
     def executable(path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -60,7 +60,7 @@ def test_override_unrelated_to_the_context(find: Find) -> None:
 
 
 def test_fix_next_to_single_keys_is_a_single_key(find: Find) -> None:
-    """vLLM then drops a whole object."""
+    """vLLM drops an object that is given next to single keys."""
     keys = {"hf-overrides.rope_parameters.rope_type": "yarn", "hf-overrides.rope_parameters.factor": 4}
     finding = over(find, {"hf-overrides": '{"hidden_act": "silu"}', **keys})
     assert finding is not None

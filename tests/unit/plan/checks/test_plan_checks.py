@@ -357,7 +357,7 @@ def test_refused_utilization_is_the_only_error(find: Find) -> None:
 
 
 def test_fix_for_a_small_cache_is_the_longest_context(find: Find) -> None:
-    """And not a shorter one."""
+    """The longest context that fits; a longer one does not."""
     case: dict[str, Any] = {"facts": BF16, "host": SMALL}
     (found,) = [one for one in find(set={"max-model-len": 131_072}, **case) if one.code == "kv_too_small"]
     assert found.fix is not None

@@ -219,7 +219,6 @@ def make_table() -> Callable[..., FlagTable]:
 
 @pytest.fixture
 def table() -> FlagTable:
-    """Some flags of every kind."""
     kind = ValueKind
     return _table(
         FlagSpec("max-num-seqs", kind.INT, minimum=1, group="SchedulerConfig", help="Requests at a time."),
