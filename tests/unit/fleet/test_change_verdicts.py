@@ -27,7 +27,7 @@ def state(tmp_path):
 
 @pytest.fixture
 def serve(state, made):
-    """Enter a run of ``chat`` with two minutes of warm-up and ``made`` minutes after it."""
+    """Enter runs of ``chat`` with two minutes of warm-up and ``count`` more."""
     run_store = RunStore(state / "runs.sqlite")
 
     def enter(generation, flags, count=10, head=True, **more):
