@@ -58,7 +58,7 @@ def test_quantiles_of_all_values_in_the_span() -> None:
 @pytest.mark.parametrize(
     ("more", "counted", "left"),
     [
-        ({}, {"ttft": 62.0}, {"itl", "e2e", "queue", "prefill", "decode"}),  # more than the boundaries explain
+        ({}, {"ttft": 62.0}, {"itl", "e2e", "queue", "prefill", "decode"}),  # two more: boundaries explain only one
         ({}, {"itl": 580.0}, {"ttft", "e2e", "queue", "prefill", "decode"}),
         ({"first_tokens": []}, {}, {"itl", "e2e", "queue", "prefill", "decode"}),  # a probe without this kind of record
         ({"writers": 2}, {}, set()),

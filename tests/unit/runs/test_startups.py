@@ -45,7 +45,7 @@ def test_each_saving_is_measured_against_the_newest_start_without_it() -> None:
 
 
 def test_restart_time_includes_its_preparation() -> None:
-    """On an H100 it was 38 s, of which the server was down for 23 s."""
+    """On an H100, preparation took 38 s, followed by 23 s of downtime."""
     prepared = run(3, {"process": 0.0, "config": 2.0, "weights": 21.0}, prepared_seconds=38.0)
     failed = Run(**{**{name: getattr(prepared, name) for name in prepared.__struct_fields__}, "ready_at": None})
     assert last_start_seconds([failed, prepared, FIRST]) == 61.0

@@ -1,4 +1,4 @@
-"""When a finding begins and ends: three of four frames bad, three in a row good, minutes of silence, or no samples."""
+"""When a finding begins and ends: three of four frames bad, three in a row good, minutes of silence, or unknown frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def since(verdicts: str) -> float | None:
         ("bbbggb", 0.0),  # two good frames do not end it
         ("bbbggg", None),
         ("bbb---", 0.0),
-        ("bbbg-gg", None),  # indifferent frames do not interrupt the good ones
+        ("bbbg-gg", None),  # a frame in between does not interrupt the good ones
         ("bbbgggbbb", 60.0),
         ("bbb??", 0.0),
         ("bbb???", None),
