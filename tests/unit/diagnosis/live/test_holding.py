@@ -1,4 +1,4 @@
-"""When a finding begins and ends: three of four frames bad, three in a row good, minutes of silence, or unknown frames."""
+"""When a finding begins and ends: three of four frames bad, three in a row good, minutes silent, or frames unknown."""
 
 from __future__ import annotations
 
