@@ -54,8 +54,7 @@ async def test_restarts_leave_no_objects_in_memory(console, fakes):
             rounds = [(await grown(restarts=True), await grown(restarts=False)) for _ in range(ROUNDS)]
         finally:
             tracemalloc.stop()
-    # Objects kept per restart grow in every round with restarts. A module imported meanwhile grows only in one of them,
-    # and
+    # Objects kept per restart grow in every round with restarts. A module imported meanwhile grows only in one of them;
     # what grows with time, such as a chart that is not full yet, also grows in the rounds without restarts.
     kept = {
         line: least

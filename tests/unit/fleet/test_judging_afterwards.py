@@ -40,7 +40,7 @@ def poll(at: float, begun: float, usage: float) -> Sample:
 
 @pytest.fixture
 def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
-    """Two hours that ended an hour ago: the first under pressure, the second without load problems."""
+    """Two hours that ended an hour ago: the first under pressure, the second with light load."""
     begun = time.time() - 3 * HOUR
     details = Details(preset="chatbot", model="m", flags={"max-num-seqs": 8}, objectives=OBJECTIVES)
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details))
