@@ -201,7 +201,9 @@ async def test_other_runs_are_chosen_from_a_list_and_shown_at_once(three_runs, w
         await wait_until(pilot, lambda: "with which later run?" in shown(app), "the list")
         await pilot.press("down", "enter")
         await wait_until(pilot, lambda: "before @1, after @2" in shown(app), "the third comparison")
-        await pilot.press("b", "escape")
+        await pilot.press("b")
+        await wait_until(pilot, lambda: "with which earlier run?" in shown(app), "the list, which is read first")
+        await pilot.press("escape")
         await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen), "back without a choice")
         assert "before @1, after @2" in shown(app)
 
