@@ -12,15 +12,16 @@ from vllm_console.chat.answer import Answer, AnswerError, AnswerReader
 from vllm_console.chat.conversation import NO_TEMPLATE, ChatOptions, ChatRequest, Turn, raw_note, request_for
 from vllm_console.load.client import (
     CONNECT_SECONDS,
+    LARGEST_ERROR,
     ApiAccess,
     LoadError,
     LoadTarget,
     Lookup,
-    error_body,
     find_served_model,
     key_wanted,
     message_of,
     open_client,
+    read_body,
 )
 from vllm_console.text import plain
 from vllm_launchers.listeners import WrongProcessError
@@ -102,7 +103,7 @@ class ChatClient:
         content = msgspec.json.encode(request.body | STREAMING)
         async with client.stream("POST", request.path, content=content) as response:
             if response.status_code != 200:
-                body = await error_body(response)
+                body = await read_body(response, LARGEST_ERROR)
                 raise _refusal(response.status_code, body, self.server.access, raw="prompt" in request.body)
             async for data in response.aiter_raw():
                 reader.feed(data, time.perf_counter())

@@ -7,7 +7,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -207,15 +207,6 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 class ApiAccess(msgspec.Struct, frozen=True):
     """How to access a server: the API ``key`` to send and the environment ``variable`` it is from; both may be empty.
 
@@ -238,8 +229,12 @@ def own_access() -> ApiAccess:
 class LoadTarget(msgspec.Struct, frozen=True):
     """A served model: its name, and its context in tokens if the server reports it."""
 
-    model: str
-    max_model_len: int | None
+    model: str = msgspec.field(name="id")
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[LoadTarget]
 
 
 def check_url(url: str, *, allow_remote: bool) -> str:
@@ -352,13 +347,18 @@ async def find_vocabulary(client: httpx.AsyncClient, model: str) -> list[int]:
 
 async def fetch_body(client: httpx.AsyncClient, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
     """Status and body of a response; a body over the limit is cut off just beyond it."""
-    body = bytearray()
     async with client.stream(method, path, content=content) as answer:
-        async for data in answer.aiter_raw():
-            body += data
-            if len(body) > LARGEST_MODELS:
-                break
-        return answer.status_code, bytes(body)
+        return answer.status_code, await read_body(answer, LARGEST_MODELS)
+
+
+async def read_body(response: httpx.Response, most: int) -> bytes:
+    """The body of a response, cut off just beyond ``most`` bytes."""
+    body = bytearray()
+    async for data in response.aiter_raw():
+        body += data
+        if len(body) > most:
+            break
+    return bytes(body)
 
 
 def target_in(body: bytes, model: str | None, base: str) -> LoadTarget:
@@ -373,12 +373,12 @@ def target_in(body: bytes, model: str | None, base: str) -> LoadTarget:
         models = decode_json(body, _Models).data
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{base} does not answer /v1/models as vLLM does: {plain(str(error), 200)}") from error
-    chosen = next((one for one in models if model in (None, one.id)), None)
+    chosen = next((one for one in models if model in (None, one.model)), None)
     if chosen is None:
-        served = ", ".join(plain(one.id, 200) for one in models[:MOST_NAMED]) or "nothing"
+        served = ", ".join(plain(one.model, 200) for one in models[:MOST_NAMED]) or "nothing"
         more = f" and {len(models) - MOST_NAMED} more" if len(models) > MOST_NAMED else ""
         raise LoadError(f"{base} serves {served}{more}, not {plain(model or 'a model', 200)}")
-    return LoadTarget(chosen.id, chosen.max_model_len)
+    return chosen
 
 
 class Sender:
@@ -446,11 +446,14 @@ class Sender:
 
     async def cancel(self, kind: str) -> None:
         """Abort pending requests; they count as failed with this sentence, and as unfinished in the latencies."""
-        under_way, now = dict(self._under_way), time.perf_counter()
-        for task in under_way:
+        await self._abort(dict(self._under_way), kind)
+
+    async def _abort(self, surplus: Mapping[asyncio.Task[bool], StreamedAnswer], kind: str) -> None:
+        now = time.perf_counter()
+        for task in surplus:
             task.cancel()
-        results = await asyncio.gather(*under_way, return_exceptions=True)
-        for answer, result in zip(under_way.values(), results, strict=True):
+        results = await asyncio.gather(*surplus, return_exceptions=True)
+        for answer, result in zip(surplus.values(), results, strict=True):
             if isinstance(result, asyncio.CancelledError):
                 answer.cut_off(now)
                 answer.tally.fail(kind)
@@ -470,14 +473,8 @@ class Sender:
         They count as failed and unfinished in their tallies.
         """
         old_first = sorted(self._under_way.items(), key=lambda one: not one[1].begun)  # stable: else by their start
-        surplus, now = old_first[keep:], time.perf_counter()
-        for task, _ in surplus:
-            task.cancel()
-        results = await asyncio.gather(*(task for task, _ in surplus), return_exceptions=True)
-        for (_, answer), result in zip(surplus, results, strict=True):
-            if isinstance(result, asyncio.CancelledError):
-                answer.cut_off(now)
-                answer.tally.fail("aborted before the answer was complete")
+        surplus = dict(old_first[keep:])
+        await self._abort(surplus, "aborted before the answer was complete")
         return len(surplus)
 
     async def _take_slot(self, stop: asyncio.Event) -> bool:
@@ -538,21 +535,11 @@ class Sender:
         answer.tally.send_delay.add(max(0.0, time.perf_counter() - scheduled))
         async with self.client.stream("POST", "/v1/completions", content=content) as response:
             if response.status_code != 200:
-                message = message_of(await error_body(response))
+                message = message_of(await read_body(response, LARGEST_ERROR))
                 raise RequestFailedError(f"HTTP {response.status_code}: {message or 'no reason given'}")
             async for data in response.aiter_raw():
                 answer.feed(data, time.perf_counter())
         answer.end()
-
-
-async def error_body(response: httpx.Response) -> bytes:
-    """The beginning of a rejecting server's answer."""
-    body = b""
-    async for data in response.aiter_raw():
-        body += data
-        if len(body) > LARGEST_ERROR:
-            break
-    return body
 
 
 async def wait(stop: asyncio.Event, seconds: float) -> bool:
