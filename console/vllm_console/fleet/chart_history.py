@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -75,25 +75,22 @@ class Points(Protocol):
 _Points = TypeVar("_Points", bound=Points)
 
 
-class ChartSource(Generic[_Row, _Points]):
+class ChartSource(NamedTuple, Generic[_Row, _Points]):
     """Opens a history and turns rows into points; ``append`` adds a row to the object that ``points`` created."""
 
-    def __init__(
-        self,
-        rows: Callable[[], Rows[_Row]],
-        points: Callable[[ChartRange], _Points],
-        append: Callable[[_Points, _Row], None],
-    ) -> None:
-        self.rows, self.points, self.append = rows, points, append
+    rows: Callable[[], Rows[_Row]]
+    points: Callable[[ChartRange], _Points]
+    append: Callable[[_Points, _Row], None]
 
 
-def server_source(path: Path) -> ChartSource[HistoryEntry, Timeline]:
-    """The chart source for a server's history."""
-    return ChartSource(
-        lambda: HistoryReader(path),
-        lambda span: Timeline(span.step, span.points),
-        lambda timeline, entry: timeline.append(entry.sample, entry.generation),
-    )
+def server_source(path: Path, generation: int | None = None) -> ChartSource[HistoryEntry, Timeline]:
+    """The chart source for a server's history: all of it, or the rows of one generation."""
+
+    def append(timeline: Timeline, entry: HistoryEntry) -> None:
+        if generation in (None, entry.generation):
+            timeline.append(entry.sample, entry.generation)
+
+    return ChartSource(lambda: HistoryReader(path), lambda span: Timeline(span.step, span.points), append)
 
 
 class _Range(Generic[_Row, _Points]):

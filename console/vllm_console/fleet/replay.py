@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.attached import record_folder
-from vllm_console.fleet.chart_history import ChartHistory, ChartSource
+from vllm_console.fleet.chart_history import ChartHistory, server_source
 from vllm_console.fleet.markers import Marker, replay_markers
 from vllm_console.fleet.moment import Moment, read_moment, state_at
 from vllm_console.fleet.own_server import JudgeContext
@@ -22,9 +22,9 @@ from vllm_console.fleet.probe import ProbeView, ServerProbe
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.types import Replay
-from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryReader
+from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
-from vllm_console.history.timeline import Timeline, newest_points
+from vllm_console.history.timeline import newest_points
 from vllm_console.load.spans import read_spans
 from vllm_console.logs.startup import Startup
 from vllm_console.logs.startup_facts import Stage
@@ -62,7 +62,7 @@ class ReplayedRun:
         self._run, self._record = run, record_of_run(run)
         self._log = place / "server.log"
         self._history = HistoryReader(place / HISTORY)
-        self._charts = ChartHistory(_source(place / HISTORY, run.generation))
+        self._charts = ChartHistory(server_source(place / HISTORY, run.generation))
         self._markers: tuple[Marker, ...] = replay_markers(
             past, self._record.current, read_spans(place, replayed.ended_at)
         )
@@ -234,16 +234,6 @@ def _last_at(place: Path, begin: float, end: float) -> float | None:
             return end if any(reader.read(part, 1) for part in parts) else None
         except HistoryError:
             return None
-
-
-def _source(path: Path, generation: int) -> ChartSource[HistoryEntry, Timeline]:
-    """The rows of one generation; a server's history also holds its other runs."""
-
-    def append(timeline: Timeline, entry: HistoryEntry) -> None:
-        if entry.generation == generation:
-            timeline.append(entry.sample, entry.generation)
-
-    return ChartSource(lambda: HistoryReader(path), lambda span: Timeline(span.step, span.points), append)
 
 
 def record_of_run(run: Run) -> ServerRecord:
