@@ -15,6 +15,7 @@ from vllm_console.cli.output import Document, print_json
 from vllm_console.text import UNKNOWN, percent, plain, seconds
 from vllm_launchers.errors import UsageError
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import change_text
 
 if TYPE_CHECKING:
     from vllm_console.fleet.predictions import PredictedChange
@@ -99,7 +100,7 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     from vllm_console.fleet.predictions import METRICS
 
     prediction = found.prediction
-    shown = ", ".join(f"{plain(one.flag)} {_value(one.before)} → {_value(one.after)}" for one in found.changed)
+    shown = ", ".join(plain(change_text(one.flag, one.before, one.after)) for one in found.changed)
     yield f"{plain(name)}: {shown}"
     source = "reconstructed from its metrics" if found.source == METRICS else found.source
     yield f"from {found.requests:,} requests in {found.minutes:.1f} min, {source}"
@@ -159,10 +160,6 @@ def _row(title: str, now: Estimate, then: Estimate, form: Any, flagged: bool) ->
     if interval and now.value is not None and (flagged or is_rough(now, then)):
         return f"  {title:<22}{present:>10}   {in_words(now, then)}"
     return f"  {title:<22}{present:>10}{form(then.value):>12}   {interval}".rstrip()
-
-
-def _value(value: object) -> str:
-    return "unset" if value is None else "on" if value is True else "off" if value is False else plain(f"{value}")
 
 
 def _count(value: float | None) -> str:

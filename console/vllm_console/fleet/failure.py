@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import change_text
 
 
 def diagnosed(lines: Sequence[str], code: int | None, details: Details) -> Diagnosis:
@@ -110,11 +109,7 @@ def _changes(before: Details, after: Details) -> tuple[str, ...]:
         return (f"preset {before.preset} → {after.preset}",)
     difference = flag_difference(before.flags, after.flags)
     after_values = {**difference.set, **dict.fromkeys(difference.unset)}
-    return tuple(f"{flag} {_shown(before.flags.get(flag))} → {_shown(value)}" for flag, value in after_values.items())
-
-
-def _shown(value: FlagValue | None) -> str:
-    return "unset" if value is None else json.dumps(value) if isinstance(value, bool) else plain(str(value))
+    return tuple(plain(change_text(flag, before.flags.get(flag), value)) for flag, value in after_values.items())
 
 
 class LaunchVerdicts(EngineVerdicts):

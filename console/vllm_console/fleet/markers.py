@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from vllm_console.text import plain, rate
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.secrets import redact
+from vllm_launchers.vllm.flags.changes import FlagValue, change_text
 
 if TYPE_CHECKING:
     from vllm_console.diagnosis.finding import Finding
@@ -119,15 +120,9 @@ def _changed(before: Details | None, after: Details) -> str:
     return ", ".join(parts) or "same flags"
 
 
-def flag_change(name: str, before: object, after: object) -> str:
-    """``--max-num-seqs 256 → 128``."""
-    return redact(plain(f"--{name} {_value(before)} → {_value(after)}"))
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return "unset"
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+def flag_change(name: str, before: FlagValue | None, after: FlagValue | None) -> str:
+    """A changed flag, for display: ``--max-num-seqs 256 → 128``."""
+    return redact(plain(f"--{change_text(name, before, after)}"))
 
 
 def run_markers(runs: Iterable[PastRun], record: ServerRecord) -> list[Marker]:

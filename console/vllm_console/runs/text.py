@@ -26,6 +26,7 @@ from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
 from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
 from vllm_launchers.units import three_digits
+from vllm_launchers.vllm.flags.changes import change_text, flag_text
 
 _HITS_APART = 0.2
 _NO_POINTS = "±0 pp"
@@ -579,15 +580,10 @@ def amount_text(unit: str, value: float | None) -> str:
 
 
 def setting_text(change: FlagChange) -> str:
-    """``--max-num-seqs 256 → 64``; an unset flag is ``–``."""
-    name = change.flag if change.flag in ("model", "engine", "GPUs") else f"--{change.flag}"
-    return f"{name} {_setting(change.before)} → {_setting(change.after)}"
-
-
-def _setting(value: object) -> str:
-    if value is None:
-        return UNKNOWN
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    """``--max-num-seqs 256 → 64``, ``GPUs 0 → 0,1``."""
+    if change.flag in ("model", "engine", "GPUs"):
+        return f"{change.flag} {flag_text(change.before)} → {flag_text(change.after)}"
+    return f"--{change_text(change.flag, change.before, change.after)}"
 
 
 def objective_text(figure: ComparedFigure) -> str:

@@ -243,15 +243,6 @@ def parse_flag_value(name: str, text: str) -> FlagValue:
     return value
 
 
-def flag_text(value: FlagValue | None, unset: str = "–") -> str:
-    """Format a flag's value: ``on``, ``off``, or the value; ``unset`` if it has none."""
-    if value is None:
-        return unset
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
-
-
 def _convert(flag: CommonFlag, text: str) -> FlagValue:  # noqa: C901 (one branch per type)
     match flag.kind:
         case FlagKind.BOOL:

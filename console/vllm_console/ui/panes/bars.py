@@ -22,8 +22,7 @@ from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, PAST, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, paragraph, parts_length, wrapped
 from vllm_launchers.keeper.records import State
-from vllm_launchers.plan import common_flags
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, flag_text
 
 _STAGE_ACTIONS = (
     (("adjust",), "adjust", "adjust"),
@@ -173,7 +172,7 @@ def notices_of(server: ServerView | None, snapshot: FleetSnapshot | None) -> lis
 
 def shown_value(value: FlagValue | None) -> str:
     """A flag's value for display: on, off, unset, or the value itself."""
-    return plain(common_flags.flag_text(value, unset="unset"))
+    return plain(flag_text(value, unset="unset"))
 
 
 _SHORT_NAMES = {tuned.flag: tuned.short for tuned in TUNED}

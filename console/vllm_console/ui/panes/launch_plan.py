@@ -23,13 +23,12 @@ from vllm_console.ui.widgets.memory_bar import budget_line, budget_rows, room_wo
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.command_line import assignments, line_word
-from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.engine_verdict import EngineAnswer, format_verdict
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags, change_text
 
 LEVELS: dict[Level, tuple[str, Style | None]] = {
     Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),
@@ -385,9 +384,7 @@ def _short(finding: PlanFinding, width: int) -> Strip:
 
 def format_fix(fix: Changes, flags: Flags) -> str:
     """A flag change as text: ``max-num-seqs 256 → 128, without swap-space``."""
-    words = [
-        f"{plain(name)} {flag_text(flags.get(name), 'unset')} → {flag_text(value)}" for name, value in fix.set.items()
-    ]
+    words = [plain(change_text(name, flags.get(name), value)) for name, value in fix.set.items()]
     words += [f"without {plain(name)}" for name in fix.unset]
     return ", ".join(words)
 

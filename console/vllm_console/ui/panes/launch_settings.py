@@ -17,10 +17,10 @@ from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraf
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, cut_rows, fit, fit_words, paragraph, rule, wrapped
-from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import flag_text
 
 MOST_REASON = 12
 """Maximum rows of a reason."""

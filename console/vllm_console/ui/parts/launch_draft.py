@@ -14,12 +14,11 @@ from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.choices.choice import Choice, Source
-from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import Placement
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, flag_text
 
 FIELDS = ("model", "engine", "name", "host", "port", "gpus", "standby of")
 """Fields besides flags, in display order. GPUs and the last one are only shown if there is something to choose from."""

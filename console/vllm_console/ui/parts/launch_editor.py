@@ -14,9 +14,8 @@ from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import KeyHint
 from vllm_console.ui.widgets.entry import Entry
 from vllm_launchers.errors import UsageError
-from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import FlagValue, flag_text
 
 ADDING = "+"
 """The entry's purpose while searching for a flag."""

@@ -29,10 +29,9 @@ from vllm_console.ui.widgets.draw import KeyHint, Part, cut_rows, fit, keys_line
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_launchers.plan.choices.choice import Choice
-from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes, FlagValue, same_value
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue, flag_text, same_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

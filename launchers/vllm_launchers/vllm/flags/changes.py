@@ -89,3 +89,17 @@ def human_int(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
+
+
+def flag_text(value: FlagValue | None, unset: str = "–") -> str:
+    """Format a flag's value: ``on``, ``off``, or the value; ``unset`` if it has none."""
+    if value is None:
+        return unset
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def change_text(flag: str, before: FlagValue | None, after: FlagValue | None) -> str:
+    """Format a changed flag: ``max-num-seqs 256 → 128``."""
+    return f"{flag} {flag_text(before, 'unset')} → {flag_text(after, 'unset')}"
