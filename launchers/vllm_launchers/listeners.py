@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_launchers.addresses import is_wildcard, reachable
 from vllm_launchers.procfs import PROC, open_files, other_network, pids, stat
 from vllm_launchers.values import Value
 
@@ -134,10 +135,6 @@ def _kernel_listing() -> Iterator[TcpSocket]:
                     at += (length + 3) & ~3
 
 
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""The wildcard address of each family, and where this machine reaches a server that listens on it."""
-
-
 class WrongProcessError(ConnectionError):
     """A process other than the expected server answers on a port. The message is one sentence for users."""
 
@@ -249,7 +246,7 @@ def trusted(host: str, port: int) -> Listener | None:
     for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         address = str(place[0])
         # The kernel prefers a socket bound to exactly this address over one bound to all addresses.
-        for row in [one for one in rows if one.ip == address] or [one for one in rows if one.ip in _ANY]:
+        for row in [one for one in rows if one.ip == address] or [one for one in rows if is_wildcard(one.ip)]:
             if row.uid in (os.getuid(), 0):
                 return Listener(address, port, row.inode)
             others.add(row.uid)
@@ -272,7 +269,7 @@ def _reached(candidates: Iterable[TcpSocket], rows: Collection[TcpSocket]) -> Li
     """The first candidate that a connection to its address would reach: the kernel prefers a socket bound to exactly
     that address over one bound to all addresses."""
     for row in candidates:
-        address = _ANY.get(row.ip, row.ip)
+        address = reachable(row.ip)
         if row.ip == address or not any(other.ip == address and other.uid != row.uid for other in rows):
             return Listener(address, row.port, row.inode)
     return None

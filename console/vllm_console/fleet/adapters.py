@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from vllm_console.metrics.parse import NotMetricsError, parse_metrics
+from vllm_console.metrics.window import combine
 from vllm_console.text import UNKNOWN, count, size
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.host.environment import memory_available_gib
@@ -232,14 +233,10 @@ class ServerAdapters:
         """The adapters with requests, and the numbers of running and waiting requests."""
         body = self._ask("GET", "/metrics").body.decode(errors="replace")
         try:
-            engines = parse_metrics(body, 0.0).engines.values()
+            engines = combine(parse_metrics(body, 0.0).engines.values())
         except NotMetricsError:
             return None, None, None
-        return (
-            adapters_with_requests(body),
-            _sum(engine.requests_running for engine in engines),
-            _sum(engine.requests_waiting for engine in engines),
-        )
+        return adapters_with_requests(body), engines.requests_running, engines.requests_waiting
 
     def _cards(self, used: frozenset[str] | None, running: float | None, waiting: float | None) -> tuple[Adapter, ...]:
         answer = self._ask("GET", "/v1/models")
@@ -273,11 +270,6 @@ def _some(name: str, used: frozenset[str] | None, these: float | None, others: f
     if these == 0 or (used is not None and name not in used):
         return False
     return True if used is not None and others == 0 else None
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 LORA_INFO = "vllm:lora_requests_info"

@@ -70,7 +70,7 @@ def check_port(host: str, port: int) -> PortUse | None:
     return PortUse(reason="by a process that does not listen yet, such as a server that is starting")
 
 
-def free_port(host: str, start: int = 8000, taken: Collection[int] = ()) -> int:
+def free_port(host: str, start: int, taken: Collection[int] = ()) -> int:
     """The first port from ``start`` on that can be bound and is not in ``taken``.
 
     Raises:

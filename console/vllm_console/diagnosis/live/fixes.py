@@ -20,6 +20,7 @@ from vllm_console.text import percent, round_duration, seconds
 from vllm_launchers.plan import attention
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
+from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes, same_value
 from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
 
@@ -263,7 +264,7 @@ def fewer_sequences(evidence: Evidence, factor: float) -> Fix | None:
     wanted = int(fitting) if room is not None and fitting == room.fitting else max(1, _stepped(fitting))
     if wanted > MOST_KEPT * limit:
         return None
-    why = f"Run at most {_sequences(wanted)}{evidence.each}: {why}"
+    why = f"Run at most {counted(wanted, 'sequence')}{evidence.each}: {why}"
     return setting("max-num-seqs", wanted, why, WAIT_LONGER)
 
 
@@ -274,16 +275,13 @@ def shorter_steps(evidence: Evidence) -> Fix | None:
     wanted = _stepped(running / 2)
     if not 1 <= wanted < limit:
         return None
-    why = f"A step of {_sequences(wanted)}{evidence.each}, about half of the {running:.0f} running, takes less time."
+    step = counted(wanted, "sequence")
+    why = f"A step of {step}{evidence.each}, about half of the {running:.0f} running, takes less time."
     return setting("max-num-seqs", wanted, why, WAIT_LONGER)
 
 
 def _stepped(count: float) -> int:
     return int(count) // FULL_STEPS * FULL_STEPS if count > FULL_STEPS else int(count)
-
-
-def _sequences(count: int) -> str:
-    return f"{count} sequence" if count == 1 else f"{count} sequences"
 
 
 def _enough_ended(evidence: Evidence) -> bool:

@@ -139,7 +139,6 @@ def _weights(start: LastStart) -> Iterator[_Part]:
     took = known if known is not None else start.took("weights")
     if took is None or took < max(LEAST_WEIGHTS, WEIGHTS_SHARE * start.whole):
         return
-    for loader in start.loaders:
+    for loader in start.loaders[:1]:
         why = f"Reading weights took {seconds(took)} of {duration(start.whole)}; its package is installed."
         yield Measure("reading weights", seconds(took)), setting("load-format", loader.name, why, loader.tradeoff)
-        break
