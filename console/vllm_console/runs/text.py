@@ -43,8 +43,10 @@ _WORDS = {
 
 
 def verdict_text(found: Comparison) -> str:
-    """The verdict and its reason."""
-    return f"{_WORDS[found.verdict]}: {_because(found)}."
+    """The outcome and its details, or what is missing for a verdict."""
+    if found.verdict is ComparisonVerdict.TOO_LITTLE:
+        return f"{_WORDS[found.verdict]}: {_needed(found)}."
+    return " ".join(filter(None, (plain_sentence(found), detail_text(found))))
 
 
 def plain_sentence(found: Comparison) -> str:
@@ -183,28 +185,6 @@ def brief(found: Comparison) -> str:
     return f"{word}: {', '.join(parts)}" if parts else word
 
 
-def _because(found: Comparison) -> str:
-    better, worse = (
-        _telling([figure for figure in found.judged if figure.verdict is verdict], found)
-        for verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
-    )
-    if found.verdict is ComparisonVerdict.BETTER:
-        return _moved(better) + (f"; but {_moved(worse)} is worse" if worse else "") + _open_text(found)
-    if found.verdict is ComparisonVerdict.WORSE:
-        return _moved(worse) + (f"; but {_moved(better)} is better" if better else "") + _open_text(found)
-    if found.verdict is ComparisonVerdict.MIXED:
-        return f"{_moved(better)} is better; {_moved(worse)} is worse" + _open_text(found)
-    if found.verdict is ComparisonVerdict.NO_DIFFERENCE:
-        return _would_show(found) + _open_text(found)
-    if found.verdict is ComparisonVerdict.INCONCLUSIVE:
-        return _too_scattered(found)
-    if found.verdict is ComparisonVerdict.TOO_LITTLE:
-        return _needed(found)
-    if found.traffic is TrafficMatch.UNKNOWN:
-        return "the server does not report its request metrics"
-    return _traffic_apart(found)
-
-
 def _traffic_apart(found: Comparison) -> str:
     """The traffic differences that prevent a comparison; empty if not reported."""
     apart, roughly = (
@@ -244,13 +224,6 @@ def _open_text(found: Comparison) -> str:
 
 def _name_and_sides(figure: ComparedFigure) -> str:
     return f"{figure.name} {side_text(figure, after=False)} → {side_text(figure, after=True)}"
-
-
-def _too_scattered(found: Comparison) -> str:
-    """The changes, with a note that the windows vary so much that they may be chance."""
-    undecided = _undecided(found)
-    most = ", ".join(f"{_name_and_sides(one)} ({_interval(one)})" for one in undecided[:2])
-    return f"{most}; may be noise: the {_compared_of_both(found)} vary too much"
 
 
 def _interval(figure: ComparedFigure) -> str:

@@ -68,7 +68,7 @@ def test_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdict)
 def test_values_and_uncertainty_accompany_the_verdict(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5)))
     assert found.verdict is ComparisonVerdict.WORSE
-    assert verdict_text(found).startswith("Worse: ")
+    assert verdict_text(found).startswith("The change made it worse: end-to-end mean rose from ")
     figures = {figure.key: figure for figure in found.figures}
     itl = figures["itl_mean"]
     assert itl.verdict is ComparisonVerdict.WORSE
@@ -78,7 +78,6 @@ def test_values_and_uncertainty_accompany_the_verdict(made):
     assert figures["itl_p50"].verdict is None, "shown, not judged"
     assert {figure.key for figure in found.judged} == set(JUDGED)
     assert figures["generation_tokens_per_second"].verdict is ComparisonVerdict.NO_DIFFERENCE, "as much was asked for"
-    assert "(" in verdict_text(found), "never a bare difference"
 
 
 def with_exact_ttft(windows, factor, but=()):
@@ -363,8 +362,7 @@ def test_better_and_worse_values_are_mixed(made):
     ]
     found = compare(*made.pair(made.minutes(1), after))
     assert found.verdict is ComparisonVerdict.MIXED
-    assert "is better" in verdict_text(found)
-    assert "is worse" in verdict_text(found)
+    assert verdict_text(found).startswith("Some of it got better and some worse: ")
     assert any("No longer within its objective: TTFT p99 ≤ " in note for note in notes(found))
 
 
@@ -375,7 +373,7 @@ def test_request_latency_decides_if_no_objective_is_missed(made):
     ]  # fmt: skip
     found = compare(*made.pair(made.minutes(1), after))
     assert found.verdict is ComparisonVerdict.BETTER
-    assert "but ITL mean" in verdict_text(found)
+    assert ", while ITL mean rose from" in verdict_text(found)
     back = compare(*made.pair(after, made.minutes(3)))
     assert back.verdict is ComparisonVerdict.WORSE
     assert "is better" in verdict_text(back)
@@ -386,7 +384,7 @@ def test_preemptions_count_above_half_a_percent(made):
     many = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.05)))
     assert few.verdict is ComparisonVerdict.NO_DIFFERENCE
     assert many.verdict is ComparisonVerdict.WORSE
-    assert "preemptions/req +0.05" in verdict_text(many)
+    assert "preemptions/req rose from 0 to 0.05" in verdict_text(many)
 
 
 def test_p99_of_a_dozen_requests_is_not_judged(made):
@@ -500,8 +498,8 @@ def test_noisy_minutes_do_not_prove_no_difference(made):
         latencies = [replace(figure, verdict=None) if figure.unit != "s" else figure for figure in found.figures]
         found = replace(found, figures=tuple(latencies))
         assert found.verdict is ComparisonVerdict.INCONCLUSIVE
-        assert verdict_text(found).startswith("Inconclusive: ")
-        assert "may be noise: the 10 + 10 minutes vary too much" in verdict_text(found)
+        assert verdict_text(found).startswith("Inconclusive whether the change helped: ")
+        assert verdict_text(found).endswith(": the 10 + 10 minutes vary too much.")
         assert brief(found).endswith(" may be noise")
         assert not any("met:" in note for note in notes(found)), "an objective met by chance is not reported"
 
@@ -544,8 +542,8 @@ def test_large_uncertain_change_is_inconclusive(made):
     assert (ttft.low, ttft.high, ttft.variable) == (None, None, True), "it spanned a factor of more than 20"
     assert figure_change_text(ttft).endswith(", too variable")
     assert found.verdict is ComparisonVerdict.INCONCLUSIVE
-    assert verdict_text(found).startswith(
-        "Inconclusive: TTFT mean 4.9s → 40s (too variable for an interval); may be noise"
+    assert "TTFT mean rose from 4.9s to 40s, which may be chance. TTFT mean (too variable for an interval)" in (
+        verdict_text(found)
     )
     assert brief(found) == "Inconclusive: TTFT mean 4.9s → 40s may be noise"
     assert comparison_document(found)["verdict"] == "inconclusive"
@@ -564,7 +562,7 @@ def test_headline_omits_minor_values_if_a_major_one_is_inconclusive(made):
     whole = with_figures(made.minutes(2), ttft_mean=WILD, e2e_mean=(9.0, 9.1), **slower)
     found = compare(*made.pair(with_figures(before, e2e_mean=(4.6, 4.7)), whole))
     assert found.verdict is ComparisonVerdict.WORSE
-    assert verdict_text(found).startswith("Worse: end-to-end mean +9")
+    assert verdict_text(found).startswith("The change made it worse: end-to-end mean rose from")
     assert verdict_text(found).endswith("TTFT mean 4.9s → 40s is inconclusive.")
     assert "ITL" not in verdict_text(found)
 
@@ -578,8 +576,7 @@ def test_headline_is_about_the_objective_missed_before(made):
     )
     assert found.verdict is ComparisonVerdict.BETTER
     assert plain_sentence(found).startswith("The change helped: preemptions/req fell from 0.5")
-    assert verdict_text(found).startswith("Better: preemptions/req −0.5")
-    assert verdict_text(found).endswith("; TTFT mean 4.9s → 40s is inconclusive.")
+    assert verdict_text(found).endswith(" TTFT mean 4.9s → 40s is inconclusive.")
     assert brief(found).startswith("Better: preemptions/req −0.5")
     # Even if other values changed more, and even if that objective is still missed.
     for preempted, sentence in (
@@ -600,7 +597,6 @@ def test_newly_met_objective_decides_if_requests_are_not_slower(made):
     assert found.verdict is ComparisonVerdict.BETTER
     assert plain_sentence(found).startswith("The change helped: preemptions/req fell from 0.5")
     assert "while TTFT mean rose from" in plain_sentence(found)
-    assert "but TTFT mean +" in verdict_text(found)
     # It does not excuse slower requests, or another missed objective.
     whole = with_figures(made.minutes(2), e2e_mean=(9.0, 9.1), **later)
     assert compare(*made.pair(before, whole)).verdict is ComparisonVerdict.MIXED
