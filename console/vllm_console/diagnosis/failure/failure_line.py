@@ -52,7 +52,7 @@ from vllm_console.diagnosis.failure.rules import (
     TOKENIZER_PLACE,
     TOKENIZER_PLACES,
     WEIGHTS_TOO_LARGE,
-    FailureRule,
+    FailureVerdict,
     Topic,
 )
 from vllm_console.diagnosis.finding import Cause
@@ -110,14 +110,12 @@ _WARNED = {
     Topic.LIBRARY_SYMBOL: lazy_pattern(r"undefined symbol: "),
     Topic.KERNEL_CRASH: lazy_pattern(r"illegal memory access|device-side assert|unspecified launch failure"),
 }
-_REFUSES = FailureRule(
-    lazy_pattern(""),
+_REFUSES = FailureVerdict(
     Cause.OTHER,
     "The server runs, but rejects its requests (400); the response to the client says why.",
     0.3,
 )
-_SILENT = FailureRule(
-    lazy_pattern(""),
+_SILENT = FailureVerdict(
     Cause.ENGINE_DIED,
     "The engine's process ended without an error message: it was killed, often by the kernel's out-of-memory killer, "
     "or crashed outside of Python.",
@@ -156,7 +154,7 @@ class FailureLine(msgspec.Struct, frozen=True):
 class _Candidate(msgspec.Struct, frozen=True):
     index: int
     rank: _Rank
-    rule: FailureRule | None = None
+    rule: FailureVerdict | None = None
 
     @property
     def cause(self) -> Cause:
@@ -463,7 +461,7 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
     return _Candidate(index, _Rank.EXCEPTION, death or _by_place(parsed, above, index, exception["type"]))
 
 
-def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: FailureRule, rank: _Rank) -> _Candidate:
+def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: FailureVerdict, rank: _Rank) -> _Candidate:
     """The fault behind an NCCL error: other faults often show there first, and the lines below state them."""
     process = parsed[index].process
     last = min(index + 8, len(parsed)) if rule.cause is Cause.NCCL else index
@@ -481,23 +479,23 @@ def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: FailureRule, rank:
     return _Candidate(index, rank, rule)
 
 
-def _warned_by_nccl(message: str, rule: FailureRule) -> FailureRule:
+def _warned_by_nccl(message: str, rule: FailureVerdict) -> FailureVerdict:
     """The reason given in NCCL's warning, marked as such."""
     behind = OUT_OF_MEMORY_ELSEWHERE if _out_of_memory_in(message) else _rule(message.partition("NCCL WARN")[2])
     return replace(behind, topic=Topic.NCCL_WARNING) if behind is not None else rule
 
 
-def _rule(message: str) -> FailureRule | None:
+def _rule(message: str) -> FailureVerdict | None:
     found = _WORDS.of(message)[0]
     return None if found is None else RULES[found]
 
 
-def _death(message: str) -> FailureRule | None:
+def _death(message: str) -> FailureVerdict | None:
     found = _WORDS.of(message)[1]
     return None if found is None else DEATHS[found]
 
 
-def _silent_death(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
+def _silent_death(parsed: Sequence[LogLine], index: int) -> FailureVerdict | None:
     """The API server misses its engine, whose log just ends. Without any line of the engine, its log is elsewhere."""
     if "Failed core proc(s): {}" not in parsed[index].message:
         return None
@@ -519,14 +517,14 @@ def _is_aftermath(message: str) -> bool:
     return _WORDS.of(message)[3] is not None
 
 
-def _named(line: LogLine) -> FailureRule | None:
+def _named(line: LogLine) -> FailureVerdict | None:
     """The rule that a line matches. Only the API server uses the server's port; other processes use internal ones."""
     rule = _rule(line.message)
     inside = rule is not None and rule.cause is Cause.PORT_IN_USE and _ENGINE.match(line.process)
     return INTERNAL_ADDRESS if inside else rule
 
 
-def _refused(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
+def _refused(parsed: Sequence[LogLine], index: int) -> FailureVerdict | None:
     """The meaning of a pydantic error line: a value of the wrong type or size, or the message of vLLM's own check."""
     message = parsed[index].message
     if rule := _rule(message):
@@ -534,21 +532,21 @@ def _refused(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
     own = message.lstrip().startswith(("Value error,", "Assertion failed,"))
     if own and not names_a_flag(message):
         return None
-    return _invalid_value(message, 0.75 if own else 0.95)
+    return FailureVerdict(Cause.INVALID_FLAG_VALUE, REFUSED, 0.75 if own else 0.95)
 
 
-def _by_place(parsed: Sequence[LogLine], above: int, index: int, kind: str) -> FailureRule | None:
+def _by_place(parsed: Sequence[LogLine], above: int, index: int, kind: str) -> FailureVerdict | None:
     """The meaning of an exception that names no cause, from where it was raised."""
     places = functions(parsed, above, index)
     if any(TOKENIZER_PLACES.fullmatch(place) for place in places) and not NOT_THE_TOKENIZER.search(kind):
         return TOKENIZER_PLACE
     checked = any(CONFIG_PLACES.fullmatch(place) for place in places)
     if checked and not _NO_FAULT_OF_FLAGS.search(kind) and names_a_flag(parsed[index].message):
-        return _invalid_value(parsed[index].message, 0.7)
+        return FailureVerdict(Cause.INVALID_FLAG_VALUE, REFUSED, 0.7)
     return None
 
 
-def _out_of_memory(parsed: Sequence[LogLine], first: int, index: int) -> FailureRule:
+def _out_of_memory(parsed: Sequence[LogLine], first: int, index: int) -> FailureVerdict:
     """The meaning of running out of memory, from where it happened.
 
     Judged by its traceback, else by the same exception's traceback further down (which may be less truncated), else by
@@ -566,12 +564,12 @@ def _out_of_memory(parsed: Sequence[LogLine], first: int, index: int) -> Failure
     return _by_stage(parsed, index, inside) or (OUT_OF_MEMORY_INSIDE if inside else OUT_OF_MEMORY_UNPLACED)
 
 
-def _by_frames(frames: Sequence[str]) -> FailureRule | None:
+def _by_frames(frames: Sequence[str]) -> FailureVerdict | None:
     found = (rule for pattern, rule in OUT_OF_MEMORY_PLACES if any(pattern.search(frame) for frame in frames))
     return next(found, None)
 
 
-def _by_stage(parsed: Sequence[LogLine], index: int, inside: bool) -> FailureRule | None:
+def _by_stage(parsed: Sequence[LogLine], index: int, inside: bool) -> FailureVerdict | None:
     """Judge by how far the start had come. ``inside`` means that the model was running, so its weights were loaded."""
     for above in range(index - 1, max(-1, index - LONGEST), -1):
         message = parsed[above].message
@@ -581,10 +579,6 @@ def _by_stage(parsed: Sequence[LogLine], index: int, inside: bool) -> FailureRul
         if rule is not None or SERVES.search(message):
             return None if inside and rule is WEIGHTS_TOO_LARGE else rule or OUT_OF_MEMORY_ELSEWHERE
     return None
-
-
-def _invalid_value(message: str, confidence: float) -> FailureRule:
-    return FailureRule(re.compile(re.escape(message)), Cause.INVALID_FLAG_VALUE, REFUSED, confidence)
 
 
 # -- tracebacks in a log that several processes write to --------------------------------------------------------------

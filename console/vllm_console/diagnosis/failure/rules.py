@@ -38,14 +38,13 @@ class Topic(StrEnum):
     CONFLICT = "conflict"
 
 
-class FailureRule(msgspec.Struct, frozen=True):
-    """A line that matches ``pattern`` shows ``cause``; ``explanation`` is one sentence for users, or empty.
+class FailureVerdict(msgspec.Struct, frozen=True):
+    """What a line shows: the ``cause``; ``explanation`` is one sentence for users, or empty.
 
     ``confidence`` is from 0 to 1: how certainly the text alone implies this cause. ``also`` holds causes with similar
     lines.
     """
 
-    pattern: re.Pattern[str]
     cause: Cause
     explanation: str
     confidence: float = 0.95
@@ -53,10 +52,16 @@ class FailureRule(msgspec.Struct, frozen=True):
     topic: Topic = Topic.NONE
 
 
+class FailureRule(FailureVerdict, frozen=True, kw_only=True):
+    """The verdict for lines that match ``pattern``."""
+
+    pattern: re.Pattern[str]
+
+
 def _rule(
     pattern: str, cause: Cause, explanation: str, confidence: float = 0.95, *also: Cause, topic: Topic = Topic.NONE
 ) -> FailureRule:
-    return FailureRule(re.compile(pattern, re.IGNORECASE), cause, explanation, confidence, also, topic)
+    return FailureRule(cause, explanation, confidence, also, topic, pattern=re.compile(pattern, re.IGNORECASE))
 
 
 OUT_OF_MEMORY = lazy_pattern(
@@ -67,32 +72,23 @@ OUT_OF_MEMORY = lazy_pattern(
 )
 """The GPU's memory ran out; the traceback shows where."""
 
-WEIGHTS_TOO_LARGE = FailureRule(
-    OUT_OF_MEMORY, Cause.WEIGHTS_DO_NOT_FIT, "The model's weights do not fit into the GPU's memory."
-)
-GRAPHS_TOO_LARGE = FailureRule(
-    OUT_OF_MEMORY, Cause.OOM_GRAPH_CAPTURE, "The GPU ran out of memory during CUDA graph capture."
-)
-OUT_OF_MEMORY_ELSEWHERE = FailureRule(
-    OUT_OF_MEMORY, Cause.OOM_RUNTIME, "The GPU ran out of memory while running the model."
-)
-OUT_OF_MEMORY_INSIDE = FailureRule(
-    OUT_OF_MEMORY,
+WEIGHTS_TOO_LARGE = FailureVerdict(Cause.WEIGHTS_DO_NOT_FIT, "The model's weights do not fit into the GPU's memory.")
+GRAPHS_TOO_LARGE = FailureVerdict(Cause.OOM_GRAPH_CAPTURE, "The GPU ran out of memory during CUDA graph capture.")
+OUT_OF_MEMORY_ELSEWHERE = FailureVerdict(Cause.OOM_RUNTIME, "The GPU ran out of memory while running the model.")
+OUT_OF_MEMORY_INSIDE = FailureVerdict(
     Cause.OOM_RUNTIME,
     "The GPU ran out of memory while running the model; this part of the log does not show at which step.",
     0.7,
     (Cause.OOM_GRAPH_CAPTURE,),
 )
-OUT_OF_MEMORY_AT_ONCE = FailureRule(
-    OUT_OF_MEMORY,
+OUT_OF_MEMORY_AT_ONCE = FailureVerdict(
     Cause.OOM_RUNTIME,
     "The GPU had no free memory for this process: another process holds it.",
     0.6,
     (Cause.FREE_MEMORY_BELOW_UTILIZATION,),
 )
 
-OUT_OF_MEMORY_UNPLACED = FailureRule(
-    OUT_OF_MEMORY,
+OUT_OF_MEMORY_UNPLACED = FailureVerdict(
     Cause.OOM_RUNTIME,
     "The GPU ran out of memory; this part of the log does not show at which step.",
     0.6,
@@ -150,9 +146,7 @@ TOKENIZER_PLACES = lazy_pattern(
     r"(?:cached_)?get_(?:cached_)?tokenizer|init_tokenizer\w*|cached_tokenizer_from_config"
     r"|load_chat_template|resolve_chat_template|_?compile_jinja_template"
 )
-TOKENIZER_PLACE = FailureRule(
-    TOKENIZER_PLACES, Cause.TOKENIZER, "The tokenizer or chat template could not be loaded.", 0.7
-)
+TOKENIZER_PLACE = FailureVerdict(Cause.TOKENIZER, "The tokenizer or chat template could not be loaded.", 0.7)
 """For unspecific exceptions that pass through one of these functions."""
 
 NOT_THE_TOKENIZER = lazy_pattern(r"Import|Module|Connection|Timeout|Permission|HTTP|FileNotFound", re.IGNORECASE)
@@ -578,16 +572,11 @@ RULES: tuple[FailureRule, ...] = (
 )
 """Lines that name the cause by themselves; the first matching rule counts."""
 
-INTERNAL_ADDRESS = _rule(
-    "", Cause.OTHER, "An internal address of vLLM's processes is in use; it is not the server's port."
+INTERNAL_ADDRESS = FailureVerdict(
+    Cause.OTHER, "An internal address of vLLM's processes is in use; it is not the server's port."
 )
 
-STOPPED = _rule(
-    "",
-    Cause.INTERRUPTED,
-    "Ended by SIGTERM or SIGINT from outside, not by a failure.",
-    0.85,
-)
+STOPPED = FailureVerdict(Cause.INTERRUPTED, "Ended by SIGTERM or SIGINT from outside, not by a failure.", 0.85)
 """For lines that show an external stop: see `STOPS`."""
 
 STOPS = (
