@@ -63,10 +63,8 @@ def learn_folder(folder: Path, *, version: str | None = None, build: str | None 
     gc.disable()  # parsing creates 100,000 small nodes and no garbage
     try:
         return _learn(folder, version, build)
-    except OSError as error:
-        raise FlagsUnknownError(f"{folder}: vLLM's source cannot be read: {error.strerror or error}") from error
-    except RecursionError as error:
-        raise FlagsUnknownError(f"{folder}: vLLM's source is nested too deeply to be understood") from error
+    except (OSError, RecursionError) as error:
+        raise FlagsUnknownError(f"{folder}: vLLM's source cannot be read: {error}") from error
     finally:
         if collecting:
             gc.enable()

@@ -33,12 +33,8 @@ def package_folder(engine: Engine) -> Path:
     Raises:
         FlagsUnknownError: it cannot be determined.
     """
-    if engine.kind is not EngineKind.VLLM:
-        raise FlagsUnknownError(
-            "the simulated engine has no source of vLLM; its flags are those of the release it imitates"
-        )
-    if not engine.command:
-        raise FlagsUnknownError("an engine without a command has no flags")
+    if engine.kind is not EngineKind.VLLM or not engine.command:
+        raise FlagsUnknownError("a simulated engine, or one without a command, has no source of vLLM")
     try:
         interpreter = interpreter_of(engine)
         folder = next(_packages(interpreter), None)
