@@ -344,7 +344,6 @@ _KINDS = {
     HUMAN: ValueKind.HUMAN_INT,
     HUMAN_OR_AUTO: ValueKind.HUMAN_INT,
     JSON: ValueKind.JSON,
-    "json.loads": ValueKind.JSON,
     OBJECT: ValueKind.JSON,
     TEXT_OR_JSON: ValueKind.OTHER,
     "": ValueKind.TEXT,
