@@ -87,11 +87,11 @@ class ServerClient:
         ``engine``: the data-parallel rank that should serve it. Raises OSError, including `RequestTimeoutError` and
         `WrongProcessError`.
         """
-        sent, since = False, time.monotonic()
+        sent, since, limit = False, time.monotonic(), ASK_SECONDS if seconds is None else seconds
         content = b"" if body is None else json.dumps(body).encode()
         try:
             with (
-                self._owner.connect(self._port, ASK_SECONDS) as plain,
+                self._owner.connect(self._port, min(ASK_SECONDS, limit)) as plain,
                 over_tls(plain) if self._tls else plain as connection,
             ):
                 self._connection = connection
@@ -99,7 +99,7 @@ class ServerClient:
                     raise ConnectionAbortedError
                 connection.sendall(self._head(method, path, len(content), engine) + content)
                 sent = True
-                data = _read(connection, since + (ASK_SECONDS if seconds is None else seconds))
+                data = _read(connection, since + limit)
         except TimeoutError as error:
             raise RequestTimeoutError(path, time.monotonic() - since, taken=sent and bool(content)) from error
         self._connection = None

@@ -158,6 +158,17 @@ def test_probe_reports_what_went_wrong(answer, delay, expected):
     assert health.probe(itself(), "0.0.0.0", port, deadline_seconds=0.3 if len(answer) > 2 else 5.0) == expected
 
 
+def test_connecting_counts_against_the_probes_deadline():
+    waits = []
+
+    def connect(_port, timeout):
+        waits.append(timeout)
+        raise TimeoutError
+
+    assert health.probe(SimpleNamespace(connect=connect), "127.0.0.1", 1, 0.3) == "no response within 0.3s"
+    assert waits == [0.3]
+
+
 def test_probe_of_a_closed_port(port):
     assert health.probe(itself(), "127.0.0.1", port) == "connection refused"
 
