@@ -9,11 +9,11 @@ from vllm_launchers.plan.common_flags import (
     FlagKind,
     common_flag,
     flag_name,
-    flag_text,
     name_warning,
     parse_flag_value,
 )
 from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.vllm.flags.changes import change_text, flag_text
 
 
 def test_flag_table_is_consistent():
@@ -112,4 +112,5 @@ def test_unknown_names_are_warned_about_with_the_nearest():
 
 def test_values_are_formatted_as_typed():
     assert [flag_text(value) for value in (True, False, None, 0.9, "8K")] == ["on", "off", "–", "0.9", "8K"]
+    assert change_text("enforce-eager", None, True) == "enforce-eager unset → on"
     assert common_flag("nope") is None
