@@ -105,7 +105,7 @@ class GpuCharts:
                 opened.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 ours = True
-            except BlockingIOError:
+            except (BlockingIOError, FileNotFoundError):  # a recorder runs; or no server was ever started
                 pass
             except OSError as error:
                 self._lock_trouble = f"GPU history is lost: {self._lock_path} can't be locked: {error.strerror}"

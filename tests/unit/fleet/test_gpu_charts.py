@@ -116,6 +116,13 @@ def test_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: pyte
     assert console.trouble.endswith("gpu-samples.jsonl.lock can't be locked: No locks available")
     console.record(Host(gpus=(GPU,)), NOW)
     assert console.trouble == ""
+
+
+def test_no_trouble_is_reported_before_the_first_server(tmp_path: Path) -> None:
+    console = GpuCharts(tmp_path / "none yet")
+    console.record(Host(gpus=(GPU,)), NOW)
+    assert console.trouble == ""
+    console.close()
     console.close()
 
 
