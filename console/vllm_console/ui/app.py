@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from msgspec.structs import replace
 from rich.style import Style
 from textual import events
+from textual.actions import ActionParseResult
 from textual.app import App
 from textual.binding import BindingType
+from textual.dom import DOMNode
 from textual.filter import LineFilter
 from textual.message_pump import MessagePump
 from textual.screen import ModalScreen
@@ -33,6 +35,7 @@ from vllm_console.ui.keymap import chosen_keys, key_of, use_keys
 from vllm_console.ui.panes.bars import Polling
 from vllm_console.ui.parts.messages import Messages
 from vllm_console.ui.parts.recent_commands import RecentCommands
+from vllm_console.ui.parts.server_verbs import RefusalError
 from vllm_console.ui.screens.operations import OperationsScreen
 from vllm_console.ui.terminal.choice import driver_class
 from vllm_console.ui.terminal.clipboard import copy
@@ -509,6 +512,25 @@ class ConsoleApp(App[None]):
         shown = self.messages.shown
         return (shown.text, shown.style) if shown is not None else None
 
+    async def run_action(
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
+        """Run an action, or say why it does not apply."""
+        with self.saying_refusals():
+            return await super().run_action(action, default_namespace, namespaces)
+        return True
+
+    @contextlib.contextmanager
+    def saying_refusals(self) -> Iterator[None]:
+        """Show a `RefusalError` that is raised in this context."""
+        try:
+            yield
+        except RefusalError as refusal:
+            self.say(str(refusal), WARN, about=refusal.about)
+
     def say(
         self, text: str, style: Style | None = None, server: str = "", *, about: str = "", outage: bool = False
     ) -> None:
@@ -614,9 +636,10 @@ class ConsoleApp(App[None]):
 
         async def chosen(do: Callable[[], object] | None) -> None:
             if do is not None:
-                done = do()
-                if isawaitable(done):
-                    await done
+                with self.saying_refusals():
+                    done = do()
+                    if isawaitable(done):
+                        await done
                 await self._remember_commands()
 
         engine = server.engine if server is not None else None

@@ -1,6 +1,6 @@
 """Commands of the command palette: verbs with arguments, and the registry's actions.
 
-A command is prepared first, which raises `CommandError` if it does not apply, and run after the palette has closed,
+A command is prepared first, which raises `RefusalError` if it does not apply, and run after the palette has closed,
 because it may open a screen.
 """
 
@@ -28,7 +28,7 @@ from vllm_console.ui.panes.servers import COLUMNS, DEFAULT_COLUMNS, sort_names
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.pane_layout import PANES, PaneLayout
-from vllm_console.ui.parts.server_verbs import no_server
+from vllm_console.ui.parts.server_verbs import RefusalError
 from vllm_console.ui.parts.staging import StagedStep
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import THEMES
@@ -145,14 +145,10 @@ MOST_NAMED = 8
 """Maximum number of alternatives that an error message lists."""
 
 
-class CommandError(Exception):
-    """A command does not apply; the text is one sentence that says why."""
-
-
 class TypedCommand(msgspec.Struct, frozen=True):
     """A command that can be typed.
 
-    ``prepare`` raises `CommandError`. An ``open`` command is incomplete: its value has yet to be typed. ``wrong`` says
+    ``prepare`` raises `RefusalError`. An ``open`` command is incomplete: its value has yet to be typed. ``wrong`` says
     why it can't run, if that is already known.
     """
 
@@ -249,7 +245,7 @@ class Commands:
             return f"No command matches '{plain(typed.strip())}'."
         try:
             verb.prepare(argument)
-        except CommandError as error:
+        except RefusalError as error:
             return str(error)
         return f"{verb.name} needs an argument."
 
@@ -268,7 +264,7 @@ class Commands:
         title, wrong = "", ""
         try:
             title = verb.preview(argument) if verb.preview is not None else ""
-        except CommandError as error:
+        except RefusalError as error:
             wrong = str(error)
         text = f"{verb.name} {argument}"
         return TypedCommand(text, title, partial(verb.prepare, argument), wrong=wrong)
@@ -327,7 +323,7 @@ class Commands:
 
     def _theme(self, name: str) -> Do:
         if why := self._console.theme_refusal(name):
-            raise CommandError(why)
+            raise RefusalError(why)
         return partial(self._console.choose_theme, name)
 
 
@@ -415,10 +411,7 @@ class ServerCommands:
     # -- which server ----------------------------------------------------------------------------------------------
 
     def _selected(self) -> ServerView:
-        server = self._screen.live
-        if server is None:
-            raise CommandError(no_server(self._console))
-        return server
+        return self._screen.verbs.chosen(self._screen.live)
 
     @property
     def _mine(self) -> ServerView | None:
@@ -426,10 +419,7 @@ class ServerCommands:
         return server if server is not None and server.ours else None
 
     def _own(self) -> ServerView:
-        server = self._selected()
-        if why := self._screen.verbs.foreign(server):
-            raise CommandError(why)
-        return server
+        return self._screen.verbs.own(self._screen.live)
 
     def _servers(self, title: str) -> Callable[[], Sequence[Argument]]:
         def listed() -> Sequence[Argument]:
@@ -488,7 +478,7 @@ class ServerCommands:
             return partial(self._screen.verbs.switch, server)
         _one_of(preset, [one.name for one in self.presets], "preset")
         if preset == server.preset:
-            raise CommandError(f"{server.name} runs preset {preset} already.")
+            raise RefusalError(f"{server.name} runs preset {preset} already.")
         return partial(self._screen.verbs.switch_to, server, preset)
 
     # -- flags -----------------------------------------------------------------------------------------------------
@@ -516,15 +506,15 @@ class ServerCommands:
             flag = self.catalog.named(name)
             step = StagedStep(flag, self.catalog.value(flag, value))
         except FlagError as error:
-            raise CommandError(_sentence(str(error))) from error
+            raise RefusalError(_sentence(str(error))) from error
         return server, self._allowed(server, step)
 
     def _allowed(self, server: ServerView, step: StagedStep) -> StagedStep:
         staged = self._screen.staging.of(server.name)
         if problem := staging.refused(server, step):
-            raise CommandError(problem)
+            raise RefusalError(problem)
         if staging.stage(server.flags, staged, step) == staged:
-            raise CommandError(f"{server.name} already has --{step.flag} {shown_value(step.value)}.")
+            raise RefusalError(f"{server.name} already has --{step.flag} {shown_value(step.value)}.")
         return step
 
     def _preview(self, read: ReadStep, text: str) -> str:
@@ -547,9 +537,9 @@ class ServerCommands:
         try:
             name = name if name in after else normalise(name)
         except FlagError as error:
-            raise CommandError(str(error)) from error
+            raise RefusalError(str(error)) from error
         if refusal := not_set(server.name, name, after):
-            raise CommandError(_sentence(refusal))
+            raise RefusalError(_sentence(refusal))
         return server, self._allowed(server, StagedStep(name, None))
 
     # -- view ------------------------------------------------------------------------------------------------------
@@ -563,7 +553,7 @@ class ServerCommands:
         try:
             return moment_from(text, self._now)
         except ValueError as error:
-            raise CommandError(f"{error}.") from error
+            raise RefusalError(f"{error}.") from error
 
     @property
     def _now(self) -> float:
@@ -576,7 +566,7 @@ class ServerCommands:
 
     def _at(self, text: str) -> Do:
         if not text:
-            raise CommandError("at needs a time: at 03:10, at 11-22 03:10, or end.")
+            raise RefusalError("at needs a time: at 03:10, at 11-22 03:10, or end.")
         if text == "end":
             return self._screen.time.live
         return partial(self._screen.time.go, self._moment(text))
@@ -601,12 +591,12 @@ class ServerCommands:
         for sign, name in signed:
             kept = [other for other in kept if other != name] + ([name] if sign == "+" else [])
         if not kept:
-            raise CommandError("The table needs a column.")
+            raise RefusalError("The table needs a column.")
         return tuple(kept)
 
     def _choose_columns(self, text: str) -> Do:
         if not text:
-            raise CommandError(f"columns needs names: {' '.join(COLUMNS)}.")
+            raise RefusalError(f"columns needs names: {' '.join(COLUMNS)}.")
         return partial(self._screen.choose_columns, self._column_names(text))
 
     # -- copy and export -------------------------------------------------------------------------------------------
@@ -621,7 +611,7 @@ class ServerCommands:
             "log": server.log_path,
         }
         if not texts[what]:
-            raise CommandError(f"{server.name} has no known {_COPIED[what]}.")
+            raise RefusalError(f"{server.name} has no known {_COPIED[what]}.")
         subject = f"{_COPIED[what][0].upper()}{_COPIED[what][1:]} of {server.name}"
         return partial(copy, self._console, plain(texts[what]), subject, self._console.say)
 
@@ -634,7 +624,7 @@ class ServerCommands:
         server = self._own()
         path = Path(f"{server.name}.{EXPORTS[form]}").absolute()
         if path.exists():
-            raise CommandError(f"{path} is there already: move it first.")
+            raise RefusalError(f"{path} is there already: move it first.")
         fleet, name = self._console.fleet, server.name
         beside = [one.name for one in self._screen.marked if one.ours] if form in PROXIES else []
 
@@ -709,14 +699,14 @@ def _sentence(text: str) -> str:
 
 
 def _one_of(name: str, known: Sequence[str], kind: str) -> None:
-    """Raise `CommandError` for a name that is not in ``known``."""
+    """Raise `RefusalError` for a name that is not in ``known``."""
     if name in known:
         return
     every = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
     verb = "is" if len(known) < 2 else "are"
     if not name:
-        raise CommandError(f"Which {kind}? There {verb} {every or 'none'}.")
-    raise CommandError(f"No {kind} is called '{plain(name)}'" + (f"; there {verb} {every}." if known else "."))
+        raise RefusalError(f"Which {kind}? There {verb} {every or 'none'}.")
+    raise RefusalError(f"No {kind} is called '{plain(name)}'" + (f"; there {verb} {every}." if known else "."))
 
 
 def _ranked(typed: str, commands: Sequence[TypedCommand], recent: Sequence[str], skip: int = 0) -> list[TypedCommand]:

@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class RefusalError(Exception):
+    """A key or command does not apply; the text says why. ``about`` names the server that it is about, if any."""
+
+    def __init__(self, text: str, about: str = "") -> None:
+        super().__init__(text)
+        self.about = about
+
+
 class RunningVerb(StrEnum):
     """The verb running on a server, as the participle after "is being"."""
 
@@ -132,15 +140,9 @@ class RollingUpdates:
     def update(self, selected: ServerView | None) -> None:
         """Start a second instance with the staged flags, after confirmation."""
         server = self._verbs.idle(selected)
-        if server is None:
-            return
         if server.state is not State.READY:
-            self._console.say(
-                f"{server.name} is {server.state}: a rolling update begins with a ready server.",
-                WARN,
-                about=server.name,
-            )
-            return
+            text = f"{server.name} is {server.state}: a rolling update begins with a ready server."
+            raise RefusalError(text, server.name)
         staged = self._staging.of(server.name)
         gpus = f", GPU {', '.join(map(str, server.gpus))}" if server.gpus else ""
         details = [
@@ -240,43 +242,50 @@ class ServerVerbs:
 
     # -- permissions -----------------------------------------------------------------------------------------------
 
-    def own(self, server: ServerView | None) -> ServerView | None:
-        """Return the server if it may be changed; otherwise report why not."""
-        why = self.foreign(server) if server is not None else no_server(self._console)
-        if why:
-            self._console.say(why, WARN, about=server.name if server is not None else "")
-            return None
+    def chosen(self, server: ServerView | None) -> ServerView:
+        """Return the server.
+
+        Raises:
+            RefusalError: no server is selected.
+        """
+        if server is None:
+            raise RefusalError(no_server(self._console))
         return server
+
+    def own(self, server: ServerView | None) -> ServerView:
+        """Return the server if it may be changed.
+
+        Raises:
+            RefusalError: it may not be changed, or no server is selected.
+        """
+        mine = self.chosen(server)
+        if mine.replayed:
+            text = f"{mine.name} has ended and is replayed: nothing can be done to it. {key_of('time_live')} leaves."
+            raise RefusalError(text, mine.name)
+        if mine.foreign:
+            raise RefusalError(f"{mine.name} {mine.foreign}.", mine.name)
+        return mine
 
     def restarting(self, server: ServerView) -> bool:
         """Whether a restart was requested here or is being prepared, and its new run has not begun."""
         prepared = server.restart is not None and server.restart.under_way
         return prepared or self.in_progress.on(server) is RunningVerb.RESTART
 
-    def foreign(self, server: ServerView) -> str:
-        """Why a server may not be changed from here; empty if it may."""
-        if server.replayed:
-            return f"{server.name} has ended and is replayed: nothing can be done to it. {key_of('time_live')} leaves."
-        return f"{server.name} {server.foreign}." if server.foreign else ""
-
-    def idle(self, server: ServerView | None, *, to_stop: bool = False, elsewhere: bool = False) -> ServerView | None:
-        """Return the server if it may be changed and no verb is in progress on it; otherwise report why not."""
+    def idle(self, server: ServerView | None, *, to_stop: bool = False, elsewhere: bool = False) -> ServerView:
+        """Return the server if it may be changed and no verb is in progress on it; raise `RefusalError` otherwise."""
         mine = server if elsewhere and server is not None and server.remote_ours else self.own(server)
-        verb = self.in_progress.on(mine, to_stop=to_stop) if mine is not None else None
-        if mine is not None and verb is not None:
-            self._console.say(f"{mine.name} is being {verb}.", WARN, about=mine.name)
-            return None
+        if verb := self.in_progress.on(mine, to_stop=to_stop):
+            raise RefusalError(f"{mine.name} is being {verb}.", mine.name)
         return mine
 
-    def tunable(self, server: ServerView | None) -> ServerView | None:
-        """Return the server if its flags may be changed; otherwise report why not."""
+    def tunable(self, server: ServerView | None) -> ServerView:
+        """Return the server if its flags may be changed; raise `RefusalError` otherwise."""
         return self.alone(self.own(server))
 
-    def alone(self, server: ServerView | None) -> ServerView | None:
-        """Return the server; report and return None for a node of several, which can't be restarted alone."""
-        if server is not None and server.node:
-            self._console.say(f"{node_alone(server.name, server.node)}.", WARN, about=server.name)
-            return None
+    def alone(self, server: ServerView) -> ServerView:
+        """Return the server; raise `RefusalError` if it is one node of several, which can't restart alone."""
+        if server.node:
+            raise RefusalError(f"{node_alone(server.name, server.node)}.", server.name)
         return server
 
     # -- verbs -----------------------------------------------------------------------------------------------------
@@ -284,8 +293,6 @@ class ServerVerbs:
     def restart(self, selected: ServerView | None) -> None:
         """Restart with the staged flags; confirm first if requests are in flight or the server is already starting."""
         server = self.alone(self.idle(selected, elsewhere=True))
-        if server is None:
-            return
         staged = self._staging.of(server.name)
         ended = self._ended_by_restart(server, staged)
         if not ended:
@@ -412,12 +419,9 @@ class ServerVerbs:
     def stop(self, selected: ServerView | None) -> None:
         """Stop the server, after confirmation."""
         server = self.idle(selected, to_stop=True, elsewhere=True)
-        if server is None:
-            return
         if not server.state.alive:
             keys = f"{key_of('remove')} removes it, {key_of('restart')} starts it"
-            self._console.say(f"{server.name} is already {server.state}: {keys}.", WARN, about=server.name)
-            return
+            raise RefusalError(f"{server.name} is already {server.state}: {keys}.", server.name)
         self.ask(f"Stop {server.name}?", _ended_by_stop(server), "stop", lambda: self._stop(server))
 
     def _stop(self, server: ServerView) -> None:
@@ -449,8 +453,7 @@ class ServerVerbs:
     ) -> None:
         if not able:
             names = ", ".join(server.name for server in servers)
-            self._console.say(f"None of the marked servers can be {verb}: {names}.", WARN, about=servers[0].name)
-            return
+            raise RefusalError(f"None of the marked servers can be {verb}: {names}.", servers[0].name)
 
         def doing() -> None:
             began()
@@ -474,12 +477,8 @@ class ServerVerbs:
     def remove(self, selected: ServerView | None) -> None:
         """Remove a stopped server after confirmation, with its history or keeping it so that runs can be replayed."""
         server = self.idle(selected)
-        if server is None:
-            return
         if server.state.alive:
-            text = f"{server.name} is {server.state}: stop it first ({key_of('stop')})."
-            self._console.say(text, WARN, about=server.name)
-            return
+            raise RefusalError(f"{server.name} is {server.state}: stop it first ({key_of('stop')}).", server.name)
         fleet, name = self._console.fleet, server.name
 
         def gone(kept: bool) -> str:
@@ -499,8 +498,6 @@ class ServerVerbs:
     def switch(self, selected: ServerView | None) -> None:
         """Replace a server with another preset, chosen from a list."""
         server = self.alone(self.idle(selected))
-        if server is None:
-            return
         name, present = server.name, server.preset
 
         def listed(found: tuple[Sequence[Preset], object]) -> str:
@@ -511,7 +508,8 @@ class ServerVerbs:
                 from vllm_console.ui.screens.dialogs import choose
 
                 question = f"Switch {name} to which preset? (keeps name, GPUs, port)"
-                choose(self._console, question, choices, partial(self.switch_to, server))
+                switch = self._console.saying_refusals()(partial(self.switch_to, server))
+                choose(self._console, question, choices, switch)
             return ""
 
         self._console.act("", self._console.fleet.presets, listed, about=name, once=f"presets for {name}")
@@ -519,8 +517,6 @@ class ServerVerbs:
     def switch_to(self, selected: ServerView, preset: str) -> None:
         """Replace a server with this preset, after confirmation."""
         server = self.idle(selected)
-        if server is None:
-            return
         runs = f"preset {server.preset}" if server.preset else "no preset"
         details = [f"Stops {server.name} ({runs}), then starts preset {preset} with its name, GPUs and port."]
         details += [*tuner_at_work(server), *in_flight(server), *_exposure(server)]
@@ -558,22 +554,16 @@ class ServerVerbs:
     def switch_pair(self, selected: ServerView | None, snapshot: FleetSnapshot | None) -> None:
         """Put a server to sleep or wake it up, after confirmation; in a standby pair, the other gets its GPUs."""
         server = self.idle(selected)
-        if server is None:
-            return
         other = snapshot.server(server.partner) if snapshot is not None and server.partner else None
         asleep, target = server, other
         if server.state is State.ASLEEP:
             asleep, target = other if other is not None else server, server
         if server.state not in (State.READY, State.ASLEEP):
-            self._console.say(
-                f"{server.name} is {server.state}: only a ready server can sleep.", WARN, about=server.name
-            )
-        elif server.state is State.READY and server.flags.get(SLEEP_MODE) is not True:
-            text = (
-                f"{server.name} can't sleep: {key_of('edit_flags')} sets --{SLEEP_MODE}, {key_of('restart')} restarts."
-            )
-            self._console.say(text, WARN, about=server.name)
-        elif target is None or target.state is not State.ASLEEP:
+            raise RefusalError(f"{server.name} is {server.state}: only a ready server can sleep.", server.name)
+        if server.state is State.READY and server.flags.get(SLEEP_MODE) is not True:
+            how = f"{key_of('edit_flags')} sets --{SLEEP_MODE}, {key_of('restart')} restarts"
+            raise RefusalError(f"{server.name} can't sleep: {how}.", server.name)
+        if target is None or target.state is not State.ASLEEP:
             text = "Its weights move to host memory and its GPUs are freed; it answers nobody until it is woken up."
             details = [*tuner_at_work(server), text, *_draining()]
             self.ask(f"Put {server.name} to sleep?", details, "sleep", partial(self._sleep, server))
@@ -606,13 +596,11 @@ class ServerVerbs:
     def toggle_load(self, selected: ServerView | None) -> None:
         """Start or stop sending the preset's workload."""
         server = self.own(selected)
-        if server is None:
-            return
         fleet, name, act = self._console.fleet, server.name, self._console.act
         if server.load:
             act("", lambda: fleet.stop_load(name), lambda _: f"Stopping the load on {name}.", about=name)
         elif server.state is not State.READY:
-            self._console.say(f"{name} is {server.state}: a load needs a ready server.", WARN, about=name)
+            raise RefusalError(f"{name} is {server.state}: a load needs a ready server.", name)
         else:
             self._send_load(server)
 
@@ -643,12 +631,9 @@ class ServerVerbs:
     def ramp(self, selected: ServerView | None) -> None:
         """Open the screen that finds the highest request rate at which a server meets its objectives."""
         server = self.idle(selected)
-        if server is None:
-            return
         fleet, name = self._console.fleet, server.name
         if server.state is not State.READY:
-            self._console.say(f"{name} is {server.state}: a ramp needs a ready server.", WARN, about=name)
-            return
+            raise RefusalError(f"{name} is {server.state}: a ramp needs a ready server.", name)
 
         def started(_: object) -> str:
             from vllm_console.ui.screens.ramp import RampScreen
@@ -660,8 +645,7 @@ class ServerVerbs:
 
     def stop_now(self, server: ServerView) -> None:
         """Stop a server without confirmation."""
-        if self.idle(server, to_stop=True) is not None:
-            self._stop(server)
+        self._stop(self.idle(server, to_stop=True))
 
     # -- running verbs ---------------------------------------------------------------------------------------------
 
@@ -731,7 +715,8 @@ class ServerVerbs:
 
         def answered(answer: bool | None) -> None:
             if answer:
-                then()
+                with self._console.saying_refusals():
+                    then()
 
         dialog = Confirm(question, details, yes, late=late, other=other)
         dialog.set_note(note)

@@ -73,7 +73,7 @@ from vllm_console.ui.parts.pane_layout import (
 )
 from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.server_events import SeenServer, events_between, seen_of
-from vllm_console.ui.parts.server_verbs import ServerVerbs, change_rows, no_server
+from vllm_console.ui.parts.server_verbs import RefusalError, ServerVerbs, change_rows
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
 from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, StagedStep, Staging, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
@@ -265,12 +265,6 @@ class OperationsScreen(PartialRepaintScreen):
         if snapshot is None or server is None:
             return None
         return server if server.replayed else snapshot.server(server.name)
-
-    def _chosen(self, server: ServerView | None) -> ServerView | None:
-        """Return the server; show a message if it is None."""
-        if server is None:
-            self.console.say(no_server(self.console), WARN)
-        return server
 
     @property
     def filter_text(self) -> str:
@@ -722,8 +716,7 @@ class OperationsScreen(PartialRepaintScreen):
     def action_gpu_charts(self, by: int) -> None:
         """Show the next charts of the GPU, or those of the next GPU."""
         if not (self.gpu_history.shown and self._gpus.display):
-            self.console.say(f"No charts of GPUs are shown: {key_of('gpu_history')} shows them.", WARN)
-            return
+            raise RefusalError(f"No charts of GPUs are shown: {key_of('gpu_history')} shows them.")
         self.gpu_history.step(by, self._gpus.chart_pages, self.console.snapshot, self.selected)
         self._time_changed()
 
@@ -837,14 +830,14 @@ class OperationsScreen(PartialRepaintScreen):
         self._move_to(len(self.servers) - 1)
 
     @on(ServersTable.Picked)
-    def _picked(self, event: ServersTable.Picked) -> None:
+    async def _picked(self, event: ServersTable.Picked) -> None:
         names = [server.name for server in self.servers]
         if event.name in names:
             self._move_to(names.index(event.name))
             if event.mark and not self.console.read_only:
-                self.action_mark()
+                await self.run_action("mark")
             elif event.times == 2:
-                self.action_describe()
+                await self.run_action("describe")
 
     # -- order and marks -------------------------------------------------------------------------------------------
 
@@ -864,21 +857,16 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_ranks(self) -> None:
         """Toggle one row per data-parallel rank for the selected server."""
-        server = self._chosen(self.live)
-        if server is None:
-            return
+        server = self.verbs.chosen(self.live)
         if not ranks_of(server):
-            self.console.say(f"{server.name} has no data-parallel ranks, or reports none.", WARN)
-        else:
-            self._expanded ^= {server.name}
-            self.redraw()
+            raise RefusalError(f"{server.name} has no data-parallel ranks, or reports none.")
+        self._expanded ^= {server.name}
+        self.redraw()
 
     def action_mark(self) -> None:
         """Toggle the mark of the selected server. Marked servers are stopped and restarted together."""
-        server = self.verbs.own(self.live)
-        if server is not None:
-            self._marked ^= {server.name}
-            self.redraw()
+        self._marked ^= {self.verbs.own(self.live).name}
+        self.redraw()
 
     @property
     def marked(self) -> list[ServerView]:
@@ -1003,21 +991,16 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_chat(self) -> None:
         """Open a chat with the selected server."""
-        server = self.verbs.own(self.live)
-        if server is not None:
-            self.console.open_chat(server.name)
+        self.console.open_chat(self.verbs.own(self.live).name)
 
     # -- staging ---------------------------------------------------------------------------------------------------
 
     def action_stage(self, id: str) -> None:
         """Stage the change of a tuning key."""
         server = self.verbs.tunable(self.live)
-        if server is None:
-            return
         step = staging.TUNING_KEYS[id].step(server, self.staging.flags_of(server))
         if problem := staging.refused(server, step):
-            self.console.say(problem, WARN, about=server.name)
-            return
+            raise RefusalError(problem, server.name)
         self.stage_step(server, step)
 
     def stage_step(self, server: ServerView, step: StagedStep) -> None:
@@ -1034,24 +1017,17 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_stage_fix(self) -> None:
         """Stage the best fix for the top finding; repeated calls stage the next fix."""
-        server = self.verbs.tunable(self.live)
-        if server is not None:
-            self.fixes.stage_next(server)
+        self.fixes.stage_next(self.verbs.tunable(self.live))
 
     def action_adjust(self) -> None:
         """Open the tuning bar."""
-        server = self.verbs.tunable(self.live)
-        if server is not None:
-            self._tuning.open(server)
+        self._tuning.open(self.verbs.tunable(self.live))
 
     def action_previous_flags(self) -> None:
         """Stage a revert to the previous generation's flags."""
         server = self.verbs.alone(self.verbs.idle(self.live))
-        if server is None:
-            return
         if server.previous_flags is None:
-            self.console.say(f"{server.name} has no earlier run to revert to.", WARN, about=server.name)
-            return
+            raise RefusalError(f"{server.name} has no earlier run to revert to.", server.name)
         revert = staging.staged_of(flag_difference(server.flags, server.previous_flags))
         back = {step.flag for step in revert}
         others = tuple(step for step in self.staging.of(server.name) if step.flag not in back)
@@ -1074,9 +1050,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_edit_flags(self) -> None:
         """Open the flag editor."""
-        server = self.verbs.tunable(self.live)
-        if server is not None:
-            self._edit_flags(server)
+        self._edit_flags(self.verbs.tunable(self.live))
 
     def _edit_flags(self, server: ServerView, traffic: MeasuredTraffic | None = None) -> None:
         from vllm_console.ui.screens.flags import FlagsScreen
@@ -1094,8 +1068,6 @@ class OperationsScreen(PartialRepaintScreen):
     def action_stage_traffic(self) -> None:
         """Open the flag editor with suggestions from measured traffic, or report that there was too little."""
         server = self.verbs.tunable(self.live)
-        if server is None:
-            return
         fleet, name = self.console.fleet, server.name
 
         def done(traffic: MeasuredTraffic) -> str:
@@ -1113,8 +1085,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_findings(self) -> None:
         """Show all findings of the selected server."""
-        server, snapshot = self._chosen(self.selected), self.console.snapshot
-        if server is None or snapshot is None:
+        server, snapshot = self.verbs.chosen(self.selected), self.console.snapshot
+        if snapshot is None:
             return
         from vllm_console.ui.screens.findings import FindingsScreen
 
@@ -1135,12 +1107,9 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_compare(self) -> None:
         """Compare the selected server's run with the previous one, on a screen that offers a revert."""
-        server = self._chosen(self.selected)
-        if server is None:
-            return
+        server = self.verbs.chosen(self.selected)
         if not server.recorded:
-            self.console.say("Only runs of your own servers can be compared.", WARN)
-            return
+            raise RefusalError("Only runs of your own servers can be compared.")
         from vllm_console.ui.screens.compare import CompareScreen, ComparingScreen, nothing_screen
 
         fleet, name, waiting = self.console.fleet, server.name, ComparingScreen(server.name)
@@ -1181,16 +1150,16 @@ class OperationsScreen(PartialRepaintScreen):
         """Restart the named server, not the one selected meanwhile, with an earlier run's flags."""
         server = self.console.server(name)
         if server is None or not server.ours:
-            self.console.say(f"{name} is gone.", WARN, about=name)
-        elif self.verbs.idle(server) is not None:
-            self.staging.put(name, staging.staged_of(flag_difference(server.flags, flags)))
-            self.select(name)
-            self.verbs.restart(server)
+            raise RefusalError(f"{name} is gone.", name)
+        self.verbs.idle(server)
+        self.staging.put(name, staging.staged_of(flag_difference(server.flags, flags)))
+        self.select(name)
+        self.verbs.restart(server)
 
     def action_describe(self) -> None:
         """Describe the selected server as it is now, whatever moment is shown, since keys act on its current state."""
-        server, snapshot = self._chosen(self.live), self.console.snapshot
-        if server is None or snapshot is None:
+        server, snapshot = self.verbs.chosen(self.live), self.console.snapshot
+        if snapshot is None:
             return
         from vllm_console.ui.screens.describe import DescribeScreen
 
@@ -1198,12 +1167,9 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_open_log(self) -> None:
         """Open the log in full screen."""
-        server = self._chosen(self.selected)
-        if server is None:
-            return
+        server = self.verbs.chosen(self.selected)
         if not server.log_path:
-            self.console.say(_no_log(server), WARN)
-            return
+            raise RefusalError(_no_log(server))
         from vllm_console.ui.screens.log import LogScreen
 
         self.app.push_screen(LogScreen(server.name, server.log_path, simulated=server.simulated, at=server.moment))
@@ -1250,12 +1216,9 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_copy_command(self) -> None:
         """Copy the server's command line."""
-        server = self._chosen(self.selected)
-        if server is None:
-            return
+        server = self.verbs.chosen(self.selected)
         if not server.argv:
-            self.console.say(f"{server.name} has no known command line.", WARN)
-            return
+            raise RefusalError(f"{server.name} has no known command line.")
         copy(self.app, " ".join(server.command), f"Command line of {server.name}", self.console.say)
 
     def action_remove_leftovers(self) -> None:
@@ -1268,8 +1231,7 @@ class OperationsScreen(PartialRepaintScreen):
         """Load a LoRA adapter into the selected server, or unload one."""
         from vllm_console.ui.screens.adapters import change_adapters
 
-        if (server := self.verbs.own(self.selected)) is not None:
-            change_adapters(self.console, server)
+        change_adapters(self.console, self.verbs.own(self.selected))
 
     def action_claim_gpus(self) -> None:
         """Claim GPUs on the shared board, or release them."""
@@ -1290,8 +1252,7 @@ class OperationsScreen(PartialRepaintScreen):
         """Describe the machine's GPUs."""
         snapshot = self.console.snapshot
         if snapshot is None or snapshot.host is None or not snapshot.host.gpus:
-            self.console.say((snapshot.host_problem if snapshot else "") or "No GPU found on this machine.", WARN)
-            return
+            raise RefusalError((snapshot.host_problem if snapshot else "") or "No GPU found on this machine.")
         from vllm_console.ui.screens.gpu_details import GpuDetailsScreen
 
         self.app.push_screen(GpuDetailsScreen(snapshot, lambda: self.console.snapshot, self.time.view.at))

@@ -15,9 +15,10 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.text import plain
-from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
+from vllm_console.ui.commands import Commands, Do, TypedCommand
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.recent_commands import RecentCommands
+from vllm_console.ui.parts.server_verbs import RefusalError
 from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
@@ -189,7 +190,7 @@ class PaletteScreen(TerminalModal[Do | None]):
             return
         try:
             do = command.prepare()
-        except CommandError as error:
+        except RefusalError as error:
             self._wrong = "" if str(error) == command.wrong else str(error)
             self._draw()
             return
