@@ -25,6 +25,10 @@ from vllm_launchers.vllm.flags.changes import Changes
 FP8, FEWER = Changes({"kv-cache-dtype": "fp8"}), Changes({"max-num-seqs": 128})
 
 
+def unpredicted(_code, _fix):
+    return ""
+
+
 def shown(server, told=None, width=120, most=5, now=None, fakes=None):
     lines = finding_lines(server, told or StagedState(), now or fakes.NOW, width, most)
     assert all(strip.cell_length <= width for strip in lines)
@@ -313,9 +317,11 @@ async def test_the_findings_show_figures_limits_and_their_source_causes_and_trad
 
 def test_a_tradeoff_stands_below_the_reason_unless_there_are_wide_columns(fakes):
     for width in (80, 99):
-        rows = page_text(findings_page(fakes.pressed(fakes.NOW), fakes.NOW, width, 0, stages=True)).splitlines()
+        rows = page_text(
+            findings_page(fakes.pressed(fakes.NOW), fakes.NOW, width, 0, unpredicted, stages=True)
+        ).splitlines()
         assert all(row.startswith("     Trade-off:") for row in rows if "Trade-off:" in row), width
-    wide = page_text(findings_page(fakes.pressed(fakes.NOW), fakes.NOW, 200, 0, stages=True))
+    wide = page_text(findings_page(fakes.pressed(fakes.NOW), fakes.NOW, 200, 0, unpredicted, stages=True))
     assert any(row.partition("Trade-off:")[0].strip(" │") for row in wide.splitlines() if "Trade-off:" in row)
 
 
@@ -439,23 +445,23 @@ def page_text(page):
 def test_a_wide_screen_lists_findings_beside_the_picked_one_with_its_chart(fakes):
     series = Series(end=fakes.NOW, step=5.0, values={"preemptions": (1.0,) * 180})
     server = replace(fakes.pressed(fakes.NOW), series=series)
-    page = findings_page(server, fakes.NOW, 118, 0, stages=True)
+    page = findings_page(server, fakes.NOW, 118, 0, unpredicted, stages=True)
     text = page_text(page)
     assert all(strip.cell_length <= 118 for strip in page.lines)
     assert all(title_of_code(found.code) in text for found in server.findings)
     assert "2 Preemptions" in text
     assert "MEASURED" in text
-    last = findings_page(server, fakes.NOW, 118, len(page.items) - 1, stages=True)
+    last = findings_page(server, fakes.NOW, 118, len(page.items) - 1, unpredicted, stages=True)
     assert last.items[-1].finding == len(server.findings) - 1
     assert page_text(last) != text
 
 
 def test_findings_without_a_fix_can_be_picked_on_a_wide_screen(fakes):
     server = fakes.pressed(fakes.NOW)
-    items = findings_page(server, fakes.NOW, TWO_COLUMNS, 0).items
+    items = findings_page(server, fakes.NOW, TWO_COLUMNS, 0, unpredicted).items
     assert [item.finding for item in items] == list(range(len(server.findings)))
     assert not any(item.fix for item in items), "nothing can be staged"
-    assert not findings_page(server, fakes.NOW, 80, 0).items
+    assert not findings_page(server, fakes.NOW, 80, 0, unpredicted).items
 
 
 def test_a_fix_has_its_predicted_effect(fakes):
@@ -479,7 +485,7 @@ async def test_a_finding_picked_on_a_wide_screen_is_replaced_when_the_screen_bec
     async with console(lambda at: replace(fakes.chat(at), findings=(*fakes.PRESSED, healthy)), size=(130, 40)) as c:
         await c.press("i")
         await c.until(lambda: isinstance(c.app.screen, FindingsScreen))
-        last = findings_page(c.app.operations.selected, fakes.NOW, 130, 0, stages=True).items[-1]
+        last = findings_page(c.app.operations.selected, fakes.NOW, 130, 0, unpredicted, stages=True).items[-1]
         assert last.fix is None
         await c.press(*["down"] * 4)
         await c.pilot.resize_terminal(90, 40)

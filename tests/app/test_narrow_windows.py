@@ -29,5 +29,5 @@ async def test_in_a_window_of_8_rows_presets_can_be_chosen(console, fakes):
 
 def test_the_figures_of_a_finding_fit_in_any_width(fakes):
     for width in range(1, 120):
-        page = findings_page(fakes.pressed(fakes.NOW), fakes.NOW, width, 0, stages=True)
+        page = findings_page(fakes.pressed(fakes.NOW), fakes.NOW, width, 0, lambda *_: "", stages=True)
         assert page.lines, width

@@ -34,20 +34,24 @@ def found(made, case):
     return compare(*made.pair(before, made.minutes(2, 2)))
 
 
+def screen(made, fakes, case):
+    return lambda: CompareScreen(found(made, case), lambda _: lambda: None, fakes.FakeFleet())
+
+
 @pytest.mark.parametrize("size", [(60, 15), (200, 60), (200, 20)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_comparison_at_other_sizes(snap_compare, alone, made, size):
-    assert snap_compare(alone(lambda: CompareScreen(found(made, "worse"), lambda _: lambda: None)), terminal_size=size)
+def test_comparison_at_other_sizes(snap_compare, alone, made, fakes, size):
+    assert snap_compare(alone(screen(made, fakes, "worse")), terminal_size=size)
 
 
 @pytest.mark.parametrize("look_name", ["light", "no-color", "ascii"])
-def test_comparison_in_other_themes(snap_compare, alone, made, look, look_name):
+def test_comparison_in_other_themes(snap_compare, alone, made, fakes, look, look_name):
     options = look(look_name)
-    app = alone(lambda: CompareScreen(found(made, "worse"), lambda _: lambda: None))
+    app = alone(screen(made, fakes, "worse"))
     app.ascii = options["ascii"]
     assert snap_compare(app, terminal_size=(80, 24))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 @pytest.mark.parametrize("case", ["better", "worse", "nothing", "inconclusive", "several", "unlike", "little"])
-def test_comparison(snap_compare, alone, made, size, case):
-    assert snap_compare(alone(lambda: CompareScreen(found(made, case), lambda _: lambda: None)), terminal_size=size)
+def test_comparison(snap_compare, alone, made, fakes, size, case):
+    assert snap_compare(alone(screen(made, fakes, case)), terminal_size=size)

@@ -94,10 +94,10 @@ def test_a_hostile_name_is_only_text(made):
     assert "[bold]64" in screen
 
 
-async def test_the_key_back_is_there_only_where_it_may_be(made, host, wait_until):
+async def test_the_key_back_is_there_only_where_it_may_be(made, host, fakes, wait_until):
     went = []
     for go_back in (None, lambda: went.append(True)):
-        app = host(lambda go_back=go_back: CompareScreen(comparison(made), lambda _: go_back))
+        app = host(lambda go_back=go_back: CompareScreen(comparison(made), lambda _: go_back, fakes.FakeFleet()))
         async with app.run_test(size=(80, 24)) as pilot:
             await wait_until(pilot, lambda app=app: "made it worse" in app.text())
             await (app.lacks if go_back is None else app.sees)("revert and restart")

@@ -60,7 +60,7 @@ async def test_what_is_found_out_after_the_answer_is_left_out(host, wait_until):
 
 @pytest.mark.parametrize("maker", ["coder", "stopped"])
 def test_why_nothing_is_found_is_wrapped(fakes, maker):
-    lines = findings_page(getattr(fakes, maker)(fakes.NOW), fakes.NOW, 60, 0).lines
+    lines = findings_page(getattr(fakes, maker)(fakes.NOW), fakes.NOW, 60, 0, lambda *_: "").lines
     assert all(strip.cell_length <= 60 for strip in lines)
     text = " ".join(" ".join(strip.text for strip in lines).split())
     assert text.endswith(("to judge by.", "l shows its log."))

@@ -31,8 +31,6 @@ _STAGE_ACTIONS = (
 )
 """The staging actions as (action IDs, text, short text); IDs are one action, or one that lowers and one that raises."""
 
-_LIVE = ShownTime()
-
 MOST_MESSAGE_LINES = 3
 """Longer messages are cut; the messages screen shows them in full."""
 
@@ -55,7 +53,7 @@ def header_line(
     snapshot: FleetSnapshot | None,
     polling: Polling,
     width: int,
-    shown: ShownTime = _LIVE,
+    shown: ShownTime,
     server: ServerView | None = None,
 ) -> Strip:
     """Program, host and the engine of the selected ``server``; at the right marks, chart range, and clock or moment

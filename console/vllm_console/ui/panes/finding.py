@@ -110,11 +110,9 @@ class StagedState(msgspec.Struct, frozen=True):
 
 
 def finding_lines(
-    server: ServerView | None, state: StagedState, now: float, width: int, most: int = MOST_LINES
+    server: ServerView, state: StagedState, now: float, width: int, most: int = MOST_LINES
 ) -> list[Strip]:
     """The top finding in up to ``most`` lines; empty without findings and staged changes."""
-    if server is None:
-        return []
     found = findings_of(server)
     staged = state.verdict if state.staged else None
     early = unjudged(server)

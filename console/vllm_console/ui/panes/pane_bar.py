@@ -65,10 +65,10 @@ LEGEND = "r2 run 2 · ! finding · ✓ ended · b load"
 """The meaning of the markers in charts; help explains more."""
 
 
-def problem_panes(server: ServerView | None, snapshot: FleetSnapshot | None) -> frozenset[int]:
+def problem_panes(server: ServerView, snapshot: FleetSnapshot | None) -> frozenset[int]:
     """The numbers of the panes that show a problem."""
     found: set[int] = set()
-    if server is not None and server.state.alive:
+    if server.state.alive:
         found |= {pane for objective, pane in _OBJECTIVES.items() if server.missed(objective)}
         severe = (Severity.CRITICAL, Severity.WARNING)
         found |= {
@@ -76,7 +76,7 @@ def problem_panes(server: ServerView | None, snapshot: FleetSnapshot | None) -> 
             for finding in server.findings
             if finding.severity in severe and finding.code in FINDING_PANES
         }
-    if server is not None and server.state is State.FAILED:
+    if server.state is State.FAILED:
         found.add(LOG)
     host = snapshot.host if snapshot is not None else None
     if host is not None and host.gpus:

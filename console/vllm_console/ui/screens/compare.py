@@ -90,7 +90,7 @@ LEAST_BAR = 9
 
 
 class CompareScreen(ReaderScreen):
-    """Shows a comparison and keeps it up to date; other runs can be chosen from ``recorded``.
+    """Shows a comparison and keeps it up to date; other recorded runs can be chosen.
 
     ``revert_to`` returns a callback that restarts with a run's flags; None if that is not allowed or changes nothing.
     """
@@ -99,33 +99,28 @@ class CompareScreen(ReaderScreen):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("compare")]
 
     def __init__(
-        self,
-        found: Comparison,
-        revert_to: Callable[[Run], Callable[[], None] | None] = lambda _: None,
-        recorded: LocalFleet | None = None,
+        self, found: Comparison, revert_to: Callable[[Run], Callable[[], None] | None], fleet: LocalFleet
     ) -> None:
         super().__init__(TextReader(self._title, self._lines, self._hints))
-        self.found, self._revert_to, self._recorded = found, revert_to, recorded
+        self.found, self._revert_to, self._fleet = found, revert_to, fleet
         self._predicted: Sequence[str] = ()
         """The predicted effect of the change next to the measured one."""
-        self._tariff = recorded.tariff if recorded is not None else None
         self._choosable: Sequence[bool] = (False, False)
         """Whether another run can be chosen as "before", and as "after"."""
 
     def on_mount(self) -> None:
         """Look up a prediction and other runs; repeat the comparison while the screen is open."""
-        if self._recorded is not None:
-            begin_worker(self, self._look_up_prediction, "prediction", "again")
-            begin_worker(self, self._look_up_runs, "other runs", "other runs")
-            self.set_interval(AGAIN_SECONDS, lambda: begin_worker(self, self._compare_again, "compare again", "again"))
+        begin_worker(self, self._look_up_prediction, "prediction", "again")
+        begin_worker(self, self._look_up_runs, "other runs", "other runs")
+        self.set_interval(AGAIN_SECONDS, lambda: begin_worker(self, self._compare_again, "compare again", "again"))
 
     @property
     def _revert(self) -> Callable[[], None] | None:
         return self._revert_to(self.found.before.run)
 
     def _lines(self, width: int) -> list[Strip]:
-        revertible = self._revert is not None
-        return compare_lines(self.found, width, may_revert=revertible, predicted=self._predicted, tariff=self._tariff)
+        revertible, tariff = self._revert is not None, self._fleet.tariff
+        return compare_lines(self.found, width, may_revert=revertible, predicted=self._predicted, tariff=tariff)
 
     def _hints(self) -> Sequence[KeyHint]:
         hints = [scroll_hint()]
@@ -162,14 +157,13 @@ class CompareScreen(ReaderScreen):
         self._choose(after=True)
 
     def _choose(self, *, after: bool) -> None:
-        if self._recorded is not None:
-            begin_worker(self, partial(self._list_runs, self._recorded, after), "runs", "runs")
+        begin_worker(self, partial(self._list_runs, after), "runs", "runs")
 
-    async def _list_runs(self, recorded: LocalFleet, after: bool) -> None:
+    async def _list_runs(self, after: bool) -> None:
         before, present = self.found.before.run, self.found.after.run
         here, other = (present, before) if after else (before, present)
         try:
-            known, _ = await answer_for(self, partial(recorded.history.runs, here.server), "runs")
+            known, _ = await answer_for(self, partial(self._fleet.history.runs, here.server), "runs")
         except OperationError as error:
             self._warn(error)
             return
@@ -185,13 +179,13 @@ class CompareScreen(ReaderScreen):
 
         def compare(name: str) -> None:
             pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)
-            begin_worker(self, partial(self._compare, recorded, pair), "compare", "runs")
+            begin_worker(self, partial(self._compare, pair), "compare", "runs")
 
         choose(self.app, question, choices, compare, at)
 
-    async def _compare(self, recorded: LocalFleet, pair: tuple[int, int]) -> None:
+    async def _compare(self, pair: tuple[int, int]) -> None:
         try:
-            self.found, self._predicted = await answer_for(self, partial(_compared, recorded, pair), "compare")
+            self.found, self._predicted = await answer_for(self, partial(_compared, self._fleet, pair), "compare")
         except OperationError as error:
             self._warn(error)
             return
@@ -201,11 +195,9 @@ class CompareScreen(ReaderScreen):
 
     async def _look_up_runs(self) -> None:
         """Offer the keys for choosing runs if there are other runs."""
-        if self._recorded is None:
-            return
         shown = self.found.before.run, self.found.after.run
         try:
-            choosable = await answer_for(self, partial(_choosable, self._recorded, *shown), "other runs")
+            choosable = await answer_for(self, partial(_choosable, self._fleet, *shown), "other runs")
         except OperationError:
             return  # pressing the keys reports the error
         self._choosable = choosable
@@ -215,11 +207,9 @@ class CompareScreen(ReaderScreen):
         self.notify(plain(str(problem)), severity="warning", markup=False)
 
     async def _look_up_prediction(self) -> None:
-        if self._recorded is None:
-            return
         shown = self._pair
         try:
-            predicted = await answer_for(self, partial(_prediction_lines, self._recorded, self.found), "prediction")
+            predicted = await answer_for(self, partial(_prediction_lines, self._fleet, self.found), "prediction")
         except Exception:  # noqa: BLE001 - the thread's boundary: the next comparison retries it
             return
         if shown == self._pair:
@@ -227,11 +217,9 @@ class CompareScreen(ReaderScreen):
             self._reader.redraw()
 
     async def _compare_again(self) -> None:
-        if self._recorded is None:
-            return
         shown = self._pair
         try:
-            found, predicted = await answer_for(self, partial(_compared, self._recorded, shown), "compare again")
+            found, predicted = await answer_for(self, partial(_compared, self._fleet, shown), "compare again")
         except Exception:  # noqa: BLE001 - the thread's boundary: keep the last result and retry
             return
         if shown == self._pair:
@@ -244,23 +232,23 @@ class CompareScreen(ReaderScreen):
         return self.found.before.run.id, self.found.after.run.id
 
 
-def _choosable(recorded: LocalFleet, before: Run, after: Run) -> Sequence[bool]:
+def _choosable(fleet: LocalFleet, before: Run, after: Run) -> Sequence[bool]:
     """For each of the two runs, whether its server has a third run to compare instead."""
-    runs = {server: recorded.history.runs(server)[0] for server in (before.server, after.server)}
+    runs = {server: fleet.history.runs(server)[0] for server in (before.server, after.server)}
     shown = {before.id, after.id}
     return [any(run.id not in shown for run in runs[one.server]) for one in (before, after)]
 
 
-def _compared(recorded: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
-    found = recorded.history.compare_again(*pair)
-    return found, _prediction_lines(recorded, found)
+def _compared(fleet: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
+    found = fleet.history.compare_again(*pair)
+    return found, _prediction_lines(fleet, found)
 
 
-def _prediction_lines(recorded: LocalFleet, found: Comparison) -> Sequence[str]:
+def _prediction_lines(fleet: LocalFleet, found: Comparison) -> Sequence[str]:
     """The prediction for the change between two runs, and its outcome."""
     from vllm_console.prediction.score import outcome_lines
 
-    kept = recorded.history.outcome(found)
+    kept = fleet.history.outcome(found)
     judged = found.verdict is not ComparisonVerdict.TOO_LITTLE
     return outcome_lines(kept, judged=judged) if kept is not None else ()
 

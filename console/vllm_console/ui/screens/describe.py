@@ -54,9 +54,7 @@ class DescribeScreen(ReaderScreen):
     SCOPE = "describe"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("describe")]
 
-    def __init__(
-        self, server: ServerView, now: float, moment: float | None = None, fleet: LocalFleet | None = None
-    ) -> None:
+    def __init__(self, server: ServerView, now: float, moment: float | None, fleet: LocalFleet) -> None:
         super().__init__(TextReader(lambda: server.marked_name, self._lines, self._hints))
         self._server, self._now, self._moment, self._fleet = server, now, moment, fleet
         self._runs: Sequence[Run] = ()
@@ -71,21 +69,21 @@ class DescribeScreen(ReaderScreen):
 
     def on_mount(self) -> None:
         """Load earlier runs and LoRA adapters in the background."""
-        if self._fleet is not None and self._server.recorded:
-            begin_worker(self, partial(self._read_runs, self._fleet), "runs", "runs")
-        if self._fleet is not None and self._moment is None and serves_adapters(self._server):
-            begin_worker(self, partial(self._read_adapters, self._fleet), "adapters", "adapters")
+        if self._server.recorded:
+            begin_worker(self, self._read_runs, "runs", "runs")
+        if self._moment is None and serves_adapters(self._server):
+            begin_worker(self, self._read_adapters, "adapters", "adapters")
 
-    async def _read_runs(self, fleet: LocalFleet) -> None:
+    async def _read_runs(self) -> None:
         try:
-            self._runs, _ = await answer_for(self, partial(fleet.history.runs, self._server.name), "runs")
+            self._runs, _ = await answer_for(self, partial(self._fleet.history.runs, self._server.name), "runs")
         except OperationError:
             return  # no run is recorded
         self._reader.redraw()
 
-    async def _read_adapters(self, fleet: LocalFleet) -> None:
+    async def _read_adapters(self) -> None:
         try:
-            self._adapters = await answer_for(self, partial(fleet.adapters, self._server.name), "adapters")
+            self._adapters = await answer_for(self, partial(self._fleet.adapters, self._server.name), "adapters")
         except OperationError:
             return  # no answer: the server's state says so
         self._reader.redraw()

@@ -63,10 +63,6 @@ Predicted = Callable[[str, Fix], Part]
 """Returns the predicted effect of a fix on the finding with this code; empty if unknown."""
 
 
-def _not_predicted(_code: str, _fix: Fix) -> Part:
-    return ""
-
-
 Choice = tuple[int, Fix | None]
 """Something to pick: the index of a finding, with one of its fixes if it has any that can be staged."""
 
@@ -89,11 +85,7 @@ class FindingsScreen(ReaderScreen):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("findings", priority=("findings_down", "findings_up"))]
 
     def __init__(
-        self,
-        server: ServerView,
-        now: float,
-        stage: Callable[[Fix], None] | None,
-        predicted: Predicted = _not_predicted,
+        self, server: ServerView, now: float, stage: Callable[[Fix], None] | None, predicted: Predicted
     ) -> None:
         super().__init__(
             TextReader(lambda: f"Findings · {server.marked_name}", lambda width: self._page(width).lines, self._hints)
@@ -103,9 +95,8 @@ class FindingsScreen(ReaderScreen):
         """The choice itself, not its index: the choices depend on the width."""
 
     def _page(self, width: int) -> FindingsPage:
-        return findings_page(
-            self._server, self._now, width, self._at(width), stages=self._stage is not None, predicted=self._predicted
-        )
+        stages, at = self._stage is not None, self._at(width)
+        return findings_page(self._server, self._now, width, at, self._predicted, stages=stages)
 
     def _choices(self, width: int) -> list[Choice]:
         return choices(findings_of(self._server), width, stages=self._stage is not None)
@@ -168,13 +159,7 @@ class FindingsScreen(ReaderScreen):
 
 
 def findings_page(
-    server: ServerView,
-    now: float,
-    width: int,
-    picked: int,
-    *,
-    stages: bool = False,
-    predicted: Predicted = _not_predicted,
+    server: ServerView, now: float, width: int, picked: int, predicted: Predicted, *, stages: bool = False
 ) -> FindingsPage:
     """All findings, worst first: on a wide screen as a list next to the picked one, else one below the other.
 

@@ -31,7 +31,6 @@ def test_panes_with_a_problem_are_marked(fakes):
     assert needed.rstrip().endswith("L back · chat")
     assert bar.problem_panes(fakes.calm(fakes.NOW), None) == frozenset()
     assert bar.problem_panes(fakes.broken(fakes.NOW), None) == {bar.LOG}
-    assert bar.problem_panes(None, None) == frozenset()
 
 
 def test_note_marks_no_pane(fakes):

@@ -380,17 +380,21 @@ def test_long_message_is_cut_and_names_the_key_that_shows_all(fakes):
 def test_header_shows_the_polling_state(fakes):
     snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
     chat, simulated = fakes.chat(fakes.NOW), fakes.coder(fakes.NOW)
-    shown = text(header_line(snapshot, Polling(1.0, hanging=12, read_only=True, demo=True), 120, server=chat))
+    shown = text(
+        header_line(snapshot, Polling(1.0, hanging=12, read_only=True, demo=True), 120, ShownTime(), server=chat)
+    )
     assert "gpubox · vLLM 0.33.0 cuda" in shown
     assert "simulated" not in shown
     assert "demo  read-only  data 12s old  15m · 12:41:07" in shown
-    assert "paused  15m" in text(header_line(snapshot, Polling(1.0, paused=True), 80))
-    assert "live · 15m · 12:41:07" in text(header_line(snapshot, Polling(1.0), 80))
-    assert header_line(snapshot, Polling(1.0), 40).cell_length <= 40
+    assert "paused  15m" in text(header_line(snapshot, Polling(1.0, paused=True), 80, ShownTime()))
+    assert "live · 15m · 12:41:07" in text(header_line(snapshot, Polling(1.0), 80, ShownTime()))
+    assert header_line(snapshot, Polling(1.0), 40, ShownTime()).cell_length <= 40
     for width in (60, 80, 120):
-        assert text(header_line(snapshot, Polling(1.0), width, server=simulated)).count("simulated") == 1, width
+        assert (
+            text(header_line(snapshot, Polling(1.0), width, ShownTime(), server=simulated)).count("simulated") == 1
+        ), width
         for real in (chat, replace(chat, engine=None)):
-            assert "simulated" not in text(header_line(snapshot, Polling(1.0), width, server=real)), (
+            assert "simulated" not in text(header_line(snapshot, Polling(1.0), width, ShownTime(), server=real)), (
                 "it is not selected"
             )
 
