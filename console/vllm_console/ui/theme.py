@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
-from textual.theme import BUILTIN_THEMES, Theme
+from textual.theme import Theme
 
 OK = Style(color="green")
 WARN = Style(color="yellow")
@@ -71,9 +71,6 @@ CONSOLE_THEME = Theme(
     },
 )
 
-LEGIBLE = 4.5
-"""Minimum contrast between text and background (WCAG 2.2, AA)."""
-
 
 class ColorTheme(msgspec.Struct, frozen=True):
     """The background and role colors of a theme; without a background, the terminal's own colors.
@@ -94,52 +91,6 @@ class ColorTheme(msgspec.Struct, frozen=True):
     selection: str = ""
 
 
-def _well_known(name: str, title: str) -> ColorTheme:
-    """A built-in Textual theme; colors with too little contrast are blended with its text color."""
-    found = BUILTIN_THEMES[name]
-    background, text = str(found.background), str(found.foreground)
-
-    def role(color: str | None) -> str:
-        return _legible(str(color), text, background)
-
-    return ColorTheme(
-        title,
-        background,
-        text,
-        dim=role(Color.parse(text).blend(Color.parse(background), 0.35).hex),
-        accent=role(found.primary),
-        warning=role(found.warning),
-        critical=role(found.error),
-        ok=role(found.success),
-        simulated=role(found.accent),
-        other=role(found.secondary),
-        selection=str(found.panel),
-    )
-
-
-def _legible(color: str, text: str, background: str) -> str:
-    """Blend the color with the text color just enough to be legible."""
-    mixed, behind = Color.parse(color), Color.parse(background)
-    for tenth in range(11):
-        mixed = Color.parse(color).blend(Color.parse(text), tenth / 10)
-        if contrast(mixed, behind) >= LEGIBLE:
-            break
-    return mixed.hex
-
-
-def contrast(one: Color, other: Color) -> float:
-    """The contrast ratio of two colors as defined by WCAG, from 1 to 21."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(color: Color) -> float:
-    red, green, blue = (
-        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in color.normalized
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 TERMINAL_THEME = "terminal"
 
 THEMES: Mapping[str, ColorTheme] = {
@@ -150,8 +101,11 @@ THEMES: Mapping[str, ColorTheme] = {
                         "#0b57c4", "#cfe0f5"),
     "high-contrast": ColorTheme("High contrast", "#000000", "#ffffff", "#d0d0d0", "#5ffaff", "#ffd700", "#ff8f8f",
                                 "#5fff5f", "#ff9fff", "#9fc5ff", "#0038a8"),
-    "nord": _well_known("nord", "Nord"),
-    "gruvbox": _well_known("gruvbox", "Gruvbox"),
+    # Textual's colors, those with too little contrast blended with the text color.
+    "nord": ColorTheme("Nord", "#2E3440", "#D8DEE9", "#9CA2AD", "#88C0D0", "#EBCB8B", "#C9939C", "#A3BE8C", "#B796B3",
+                       "#81A1C1", "#434C5E"),
+    "gruvbox": ColorTheme("Gruvbox", "#282828", "#fbf1c7", "#B1AA8F", "#85A598", "#FE8019", "#FB5942", "#B8BB26",
+                          "#FABD2F", "#A89A85", "#504945"),
 }  # fmt: skip
 """Themes by their name in settings and on the command line."""
 
