@@ -27,7 +27,6 @@ class _Plot(msgspec.Struct, frozen=True):
     title: str
     curves: tuple[Curve, ...]
     label: Callable[[float], str]
-    whole: bool = False
 
 
 PLOTS = (

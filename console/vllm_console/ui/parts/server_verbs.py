@@ -574,15 +574,9 @@ class ServerVerbs:
             self.ask(f"Wake up {target.name}?", details, "wake up", partial(self._wake, target))
 
     def _sleep(self, server: ServerView) -> None:
-        fleet, name, notes = self._console.fleet, server.name, list[str]()
+        fleet, name = self._console.fleet, server.name
         doing = f"{name} goes to sleep once its requests have ended; {key_of('clear')} cancels it."
-        self._run(
-            server,
-            RunningVerb.SLEEP,
-            doing,
-            lambda: fleet.sleep(name, say=notes.append),
-            lambda _: f"{name} is asleep.",
-        )
+        self._run(server, RunningVerb.SLEEP, doing, lambda: fleet.sleep(name), lambda _: f"{name} is asleep.")
 
     def _wake(self, server: ServerView) -> None:
         fleet, name, notes = self._console.fleet, server.name, list[str]()
@@ -694,9 +688,7 @@ class ServerVerbs:
         if forceable:
             self.ask(f"{head}. {what.capitalize()} anyway?", details, f"{what} anyway", again, late=True)
         else:
-            from vllm_console.ui.screens.dialogs import Confirm
-
-            self._console.push_screen(Confirm(f"{head}.", details, yes=""))
+            self.ask(f"{head}.", details, "", lambda: None)
         return True
 
     def ask(

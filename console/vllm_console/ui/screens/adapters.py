@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.text import count, plain, size
-from vllm_console.ui.screens.dialogs import Confirm, LineDialog
+from vllm_console.ui.screens.dialogs import LineDialog
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM, KEY, STRONG
@@ -89,8 +88,10 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
     """Open the adapter dialog, or explain why this server can't load adapters."""
 
     def ask(found: Adapters) -> str:
-        if console.operations.on_top:
-            console.push_screen(*(_explained(console, found) if found.unable else (AdapterDialog(console, found),)))
+        if console.operations.on_top and found.unable:
+            _explain(console, found)
+        elif console.operations.on_top:
+            console.push_screen(AdapterDialog(console, found))
         return ""
 
     console.act(
@@ -98,16 +99,11 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
     )
 
 
-def _explained(console: ConsoleApp, found: Adapters) -> tuple[Confirm, Callable[[bool | None], None]]:
-    """A dialog that explains why no adapter can be loaded, with the command that changes it."""
+def _explain(console: ConsoleApp, found: Adapters) -> None:
+    """Explain why no adapter can be loaded, with the command that changes it."""
+    demo = console.polling.demo  # commands in another terminal don't see the demo's servers
+    command = found.command_for("NAME" if demo else found.server)
+    how = "For a server of your own:" if demo else "To allow that, restart it:"
+    yes, then = "" if demo else "copy the command", partial(copy, console, command, "Command", console.say)
     question = f"{found.server} can't load LoRA adapters"
-    if console.polling.demo:  # commands in another terminal don't see the demo's servers
-        details = (f"{found.unable}. For a server of your own:", found.command_for("NAME"))
-        return Confirm(question, details, yes=""), lambda _: None
-    command = found.command_for(found.server)
-
-    def answered(yes: bool | None) -> None:
-        if yes:
-            copy(console, command, "Command", console.say)
-
-    return Confirm(question, (f"{found.unable}. To allow that, restart it:", command), yes="copy the command"), answered
+    console.operations.verbs.ask(question, [f"{found.unable}. {how}", command], yes, then)

@@ -85,13 +85,11 @@ class RampScreen(ReaderScreen):
             self._main.act("", partial(self._main.fleet.cancel_ramp, self._server), lambda _: "", about=self._server)
             return False
         if not view.canceled:
-            details = ["Results so far are kept."]
-            self._main.push_screen(Confirm(f"End the ramp on {self._server}?", details, "end it"), self._ended)
+            question = f"End the ramp on {self._server}?"
+            self._main.operations.verbs.ask(question, ["Results so far are kept."], "end it", self._ended)
         return True
 
-    def _ended(self, yes: bool | None) -> None:
-        if not yes:
-            return
+    def _ended(self) -> None:
         self._asked = True  # don't ask to measure anyway
         if not self._view.running:  # the ramp ended while the dialog was open
             self.close_with()
