@@ -109,6 +109,16 @@ async def test_search_goes_up_with_n_and_down_with_shift_n(host, wait_until, log
         await wait_until(pilot, lambda: app.results == [None])
 
 
+async def test_arrow_keys_scroll_while_a_search_is_typed(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("slash", "a", "up", "up", "down")
+        await wait_until(pilot, lambda: "line 498" in app.text() and "line 499" not in app.text())
+        await pilot.press("b", "enter")
+        await wait_until(pilot, lambda: app.screen._view.page.wanted == "ab")
+
+
 async def test_a_match_beyond_the_edge_is_scrolled_to(host, wait_until, log):
     append(log, f"{'a' * 90} first {'b' * 400}\n{'c' * 300} needle {'d' * 300}\nfirst {'e' * 200} needle\n")
     app = host(lambda: LogScreen("chat", log))

@@ -19,7 +19,8 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, DIM, WARN
-from vllm_console.ui.widgets.draw import KeyHint, Part, keys_line
+from vllm_console.ui.widgets.draw import Part, keys_line
+from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.log_view import ACCESS_NAMES, FILTER_NAMES, LogView
 from vllm_launchers.units import counted
@@ -45,20 +46,18 @@ class LogScreen(TerminalScreen[None]):
     def __init__(self, server_name: str, path: Path | str, *, simulated: bool = False, at: float | None = None) -> None:
         super().__init__()
         self._at = at
-        self._purpose = "search"
         self._server_name, self._path, self._simulated = plain(server_name), path, simulated
+        self._entry = Entry(id="log-search")
 
     def compose(self) -> ComposeResult:
         """Yield the log, message, input and keys."""
         yield FrameBox(LogView(id="log-lines", compact=False), id="log-box")
         yield LineView(id="log-note", classes="bar")
-        yield Input(id="log-search", compact=True)
+        yield self._entry
         yield LineView(id="log-keys", classes="bar")
 
     def on_mount(self) -> None:
-        """Open the log. Only the input takes the focus, while it is open."""
-        self._input.display = False
-        self.set_focus(None)
+        """Open the log."""
         self._view.open(self._path)
         if self._at is not None:
             self.call_after_refresh(self._view.show_moment, self._at)  # needs the final height
@@ -67,10 +66,6 @@ class LogScreen(TerminalScreen[None]):
     @property
     def _view(self) -> LogView:
         return self.query_one("#log-lines", LogView)
-
-    @property
-    def _input(self) -> Input:
-        return self.query_one("#log-search", Input)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Draw the bars for the new width."""
@@ -95,11 +90,10 @@ class LogScreen(TerminalScreen[None]):
         self.query_one("#log-box", FrameBox).show_title(f"Log · {self._server_name}{mark}", right)
         note = page.note or (f"search: {plain(page.wanted)}" if page.wanted else plain(str(self._path)))
         self.query_one("#log-note", LineView).show([line((f" {note}", WARN if page.note else DIM))])
-        typing: list[KeyHint] = [
-            ("enter", "go" if self._purpose == "time" else "search", "focused.submit"),
-            (key_of("log_back"), "cancel", "screen.log_back"),
-        ]
-        keys = keys_line(typing, width) if self._input.display else footer("log", width)
+        keys, purpose = footer("log", width), self._entry.purpose
+        if purpose is not None:
+            back = key_of("log_back"), "cancel", "screen.log_back"
+            keys = keys_line(self._entry.keys(back, "go" if purpose == "time" else "search"), width)
         self.query_one("#log-keys", LineView).show([keys])
 
     # -- search ----------------------------------------------------------------------------------------------------
@@ -120,33 +114,35 @@ class LogScreen(TerminalScreen[None]):
         self._ask("time")
 
     def _ask(self, purpose: str) -> None:
-        self._purpose = purpose
-        self._input.placeholder = PLACEHOLDERS[purpose]
-        self._input.value = "" if purpose == "time" else self._view.page.wanted
-        self._input.display = True
-        self.set_focus(self._input)  # right away: the next keys belong to it
+        text = "" if purpose == "time" else self._view.page.wanted
+        self._entry.open(purpose, text, placeholder=PLACEHOLDERS[purpose])
         self._draw_bars()
+
+    @on(Entry.Stepped)
+    def _on_stepped(self, event: Entry.Stepped) -> None:
+        event.stop()
+        self._view.scroll_rows(event.step)
 
     @on(Input.Submitted, "#log-search")
     def _on_search(self, event: Input.Submitted) -> None:
         event.stop()
-        self._close_input()
-        if self._purpose == "search":
+        purpose = self._entry.purpose
+        self._close_entry()
+        if purpose == "search":
             self._view.find(event.value)
-        elif self._purpose == "only":
+        elif purpose == "only":
             self._view.find_only(event.value)
         elif event.value.strip():
             self._view.go_to(event.value)
 
-    def _close_input(self) -> None:
-        self._input.display = False
-        self.set_focus(None)
+    def _close_entry(self) -> None:
+        self._entry.shut()
         self._draw_bars()
 
     def action_log_back(self) -> None:
         """Close the input, or else end the search, or else go back."""
-        if self._input.display:
-            self._close_input()
+        if self._entry.purpose is not None:
+            self._close_entry()
         elif self._view.page.wanted:
             self._view.find("")
         else:
