@@ -17,15 +17,14 @@ from vllm_console.ui.widgets.draw import fit
 SIGN = "Δ"
 """Marks a verdict on a change, which is spelled out; other signs mark findings."""
 
-_STYLES: dict[ComparisonVerdict, Style] = {
+VERDICT_STYLES: dict[ComparisonVerdict, Style] = {
     ComparisonVerdict.BETTER: OK,
     ComparisonVerdict.WORSE: BAD,
     ComparisonVerdict.MIXED: WARN,
-    ComparisonVerdict.NO_DIFFERENCE: STRONG,
     ComparisonVerdict.INCONCLUSIVE: WARN,
     ComparisonVerdict.NOT_COMPARABLE: WARN,
-    ComparisonVerdict.TOO_LITTLE: DIM,
 }
+_STYLES = {**VERDICT_STYLES, ComparisonVerdict.NO_DIFFERENCE: STRONG, ComparisonVerdict.TOO_LITTLE: DIM}
 
 
 def worth_reporting(found: Comparison) -> bool:

@@ -50,10 +50,11 @@ from vllm_console.runs.text import (
 from vllm_console.text import clock, plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.change import VERDICT_STYLES
 from vllm_console.ui.panes.distributions import distribution_lines
 from vllm_console.ui.screens.dialogs import choose
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, fit, paragraph
 from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
@@ -63,13 +64,6 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.history.energy import Tariff
 
-VERDICT_STYLES = {
-    ComparisonVerdict.BETTER: OK,
-    ComparisonVerdict.WORSE: BAD,
-    ComparisonVerdict.MIXED: WARN,
-    ComparisonVerdict.NOT_COMPARABLE: WARN,
-    ComparisonVerdict.INCONCLUSIVE: WARN,
-}
 _LIKENESS = {TrafficMatch.ROUGHLY: WARN, TrafficMatch.DIFFERENT: BAD}
 
 AGAIN_SECONDS = 10.0

@@ -357,7 +357,7 @@ def _chart(
     if series is None or not any(value is not None for values in known for value in values):
         # Not read yet, or nothing to read.
         loading = series is None or series.loading
-        return _empty(columns, rows, height, "loading" if loading else empty)
+        return empty_chart(columns, rows, height, "loading" if loading else empty)
     scale = _scale(known, rows, hi, objective, log=log, whole=whole)
     scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS, limit=objective or None)
     cursor = _cell_of(series, count, columns, moment)
@@ -572,7 +572,8 @@ def _name_rows(
     return {row: (f" {name}", names[name]) for row, (_, name) in zip(rows, ends, strict=False)}
 
 
-def _empty(columns: int, rows: int, height: int, text: str) -> list[Strip]:
+def empty_chart(columns: int, rows: int, height: int, text: str) -> list[Strip]:
+    """Axes without a curve, and a text that says why."""
     strips = [strip_line((" " * (AXIS - 1) + "┤", DIM)) for _ in range(rows)]
     strips[rows // 2] = strip_line((" " * (AXIS - 1) + "┤ ", DIM), (fit(text, columns - 1), DIM))
     return [*strips, strip_line((" " * (AXIS - 1) + "┼" + "─" * columns, DIM)), *[strip_line()] * (height - rows - 1)]

@@ -10,7 +10,7 @@ from textual.strip import Strip
 
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN
-from vllm_console.ui.widgets.chart import AXIS, Scale, dot, nice_ceiling
+from vllm_console.ui.widgets.chart import AXIS, Scale, dot, empty_chart, nice_ceiling
 from vllm_console.ui.widgets.draw import fit
 
 _BEYOND = 0x100
@@ -38,9 +38,7 @@ def scatter(
     if columns < 4 or rows < 1:
         return []
     if not points:
-        empty = [line((" " * (AXIS - 1) + "┤", DIM)) for _ in range(rows)]
-        empty[rows // 2] = line((" " * (AXIS - 1) + "┤ ", DIM), (fit("nothing recorded yet", columns - 1), DIM))
-        return [*empty, line((" " * (AXIS - 1) + "┼" + "─" * columns, DIM))]
+        return empty_chart(columns, rows, height, "nothing recorded yet")
     across = _scale([x for x, _ in points] + ([at] if at is not None else []), columns, log)
     up = _scale([y for _, y in points] + ([limit] if limit is not None else []), rows, log)
     cells = [[0] * columns for _ in range(rows)]
