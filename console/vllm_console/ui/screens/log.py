@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,6 +33,11 @@ PLACEHOLDERS = {
 }
 
 
+def _of_view(method: Callable[..., None]) -> Callable[..., None]:
+    """An action of the screen that calls a method of its log view."""
+    return lambda screen, *args: method(screen._view, *args)
+
+
 class LogScreen(TerminalScreen[None]):
     """Shows all of a server's log, with search. ``path`` may not exist yet.
 
@@ -47,11 +53,11 @@ class LogScreen(TerminalScreen[None]):
         super().__init__()
         self._at = at
         self._server_name, self._path, self._simulated = plain(server_name), path, simulated
-        self._entry = Entry(id="log-search")
+        self._view, self._entry = LogView(id="log-lines", compact=False), Entry(id="log-search")
 
     def compose(self) -> ComposeResult:
         """Yield the log, message, input and keys."""
-        yield FrameBox(LogView(id="log-lines", compact=False), id="log-box")
+        yield FrameBox(self._view, id="log-box")
         yield LineView(id="log-note", classes="bar")
         yield self._entry
         yield LineView(id="log-keys", classes="bar")
@@ -62,10 +68,6 @@ class LogScreen(TerminalScreen[None]):
         if self._at is not None:
             self.call_after_refresh(self._view.show_moment, self._at)  # needs the final height
         self._draw_bars()
-
-    @property
-    def _view(self) -> LogView:
-        return self.query_one("#log-lines", LogView)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Draw the bars for the new width."""
@@ -152,49 +154,18 @@ class LogScreen(TerminalScreen[None]):
         """Go to the next match below, or above for -1."""
         self._view.find_next(backwards=step < 0)
 
-    # -- moving ----------------------------------------------------------------------------------------------------
+    # -- what the view does ----------------------------------------------------------------------------------------
 
-    def action_log_end(self) -> None:
-        """Go to the end and follow."""
-        self._view.follow()
-
-    def action_log_home(self) -> None:
-        """Go to the oldest line."""
-        self._view.go_home()
-
-    def action_log_hold(self) -> None:
-        """Stop or resume following the end."""
-        self._view.toggle_hold()
-
-    def action_rows(self, step: int) -> None:
-        """Scroll by lines."""
-        self._view.scroll_rows(step)
-
-    def action_page(self, step: int) -> None:
-        """Scroll by pages."""
-        self._view.scroll_pages(step)
-
-    def action_sideways(self, step: int) -> None:
-        """Scroll right, or left for -1."""
-        self._view.scroll_sideways(step)
-
-    def action_select(self, step: int) -> None:
-        """Select the line below, or above for -1."""
-        self._view.select(step)
-
-    # -- showing ---------------------------------------------------------------------------------------------------
-
-    def action_log_filter(self) -> None:
-        """Switch between all lines, warnings and errors, and errors only."""
-        self._view.cycle_filter()
-
-    def action_log_access(self) -> None:
-        """Switch access lines: folded, those of failed requests only, or all."""
-        self._view.cycle_access()
-
-    def action_log_wrap(self) -> None:
-        """Toggle between wrapping and cutting long lines."""
-        self._view.toggle_wrap()
+    action_log_end = _of_view(LogView.follow)
+    action_log_home = _of_view(LogView.go_home)
+    action_log_hold = _of_view(LogView.toggle_hold)
+    action_rows = _of_view(LogView.scroll_rows)
+    action_page = _of_view(LogView.scroll_pages)
+    action_sideways = _of_view(LogView.scroll_sideways)
+    action_select = _of_view(LogView.select)
+    action_log_filter = _of_view(LogView.cycle_filter)
+    action_log_access = _of_view(LogView.cycle_access)
+    action_log_wrap = _of_view(LogView.toggle_wrap)
 
     def action_log_copy(self) -> None:
         """Copy the selected line, or all visible lines."""
