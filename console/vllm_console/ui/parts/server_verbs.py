@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from vllm_console.fleet.markers import flag_change
-from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.types import DRAIN_SECONDS
 from vllm_console.text import plain, rate, took
 from vllm_console.ui.keymap import key_of
@@ -551,10 +551,10 @@ class ServerVerbs:
             ),
         )
 
-    def switch_pair(self, selected: ServerView | None, snapshot: FleetSnapshot | None) -> None:
+    def switch_pair(self, selected: ServerView | None) -> None:
         """Put a server to sleep or wake it up, after confirmation; in a standby pair, the other gets its GPUs."""
         server = self.idle(selected)
-        other = snapshot.server(server.partner) if snapshot is not None and server.partner else None
+        other = self._console.server(server.partner) if server.partner else None
         asleep, target = server, other
         if server.state is State.ASLEEP:
             asleep, target = other if other is not None else server, server

@@ -114,6 +114,11 @@ SHORT = 20
 """Screen height below which rows are scarce."""
 
 
+def _verb(method: Callable[[ServerVerbs, ServerView | None], None]) -> Callable[[OperationsScreen], None]:
+    """An action that does this to the server under the cursor."""
+    return lambda screen: method(screen.verbs, screen.live)
+
+
 class OperationsScreen(PartialRepaintScreen):
     """Shows the newest snapshot. Its keys are in the action registry; helper objects do the work."""
 
@@ -969,25 +974,11 @@ class OperationsScreen(PartialRepaintScreen):
         self._marked = frozenset()
         self.redraw()
 
-    def action_remove(self) -> None:
-        """Delete a stopped server's record and log."""
-        self.verbs.remove(self.live)
-
-    def action_switch_preset(self) -> None:
-        """Replace the server with another preset."""
-        self.verbs.switch(self.live)
-
-    def action_switch_pair(self) -> None:
-        """Put the server to sleep or wake it up; in a standby pair, the other server gets its GPUs."""
-        self.verbs.switch_pair(self.live, self.console.snapshot)
-
-    def action_toggle_load(self) -> None:
-        """Start or stop sending the preset's workload."""
-        self.verbs.toggle_load(self.live)
-
-    def action_ramp(self) -> None:
-        """Find the highest rate at which the server meets its objectives."""
-        self.verbs.ramp(self.live)
+    action_remove = _verb(ServerVerbs.remove)
+    action_switch_preset = _verb(ServerVerbs.switch)
+    action_switch_pair = _verb(ServerVerbs.switch_pair)
+    action_toggle_load = _verb(ServerVerbs.toggle_load)
+    action_ramp = _verb(ServerVerbs.ramp)
 
     def action_chat(self) -> None:
         """Open a chat with the selected server."""
