@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = open_fleet(args)
     presets, problems = fleet.presets()
     for problem in problems:
-        complain(str(problem))
+        complain(problem.message)
     if args.name:
         chosen = fleet.preset(args.name)
         if args.json:

@@ -67,7 +67,7 @@ def preset_lines(
             heads.append(len(strips))
             strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
         before = problem.path
-        strips += text_lines(str(problem).removeprefix(f"{problem.path}: "), width, WARN, "   ")
+        strips += text_lines(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
     model = draft.text("model")
     about = [line(), *_about_preset(draft.preset, model, width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
