@@ -85,7 +85,9 @@ def base_of(url: str) -> str:
         raise AddressError(f"'{shown}' is not a URL; expected one such as https://gpubox:8000") from error
     if parts.username is not None or parts.password is not None:
         # Not shown, because it may contain a password.
-        raise AddressError("the URL holds a user name: put the endpoint's API key into a variable, --key-env VAR")
+        raise AddressError(
+            "the URL contains a user name: put the endpoint's API key into a variable and give --key-env VAR"
+        )
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
         raise AddressError(f"'{shown}' is not an endpoint URL; expected one such as https://gpubox:8000")
     if parts.query or parts.fragment:

@@ -70,7 +70,7 @@ NO_METRICS = frozenset({"status", "redirect", "html", "empty", "garbage"})
 """Kinds of errors that mean that an address has no metrics page."""
 
 MIXED = "several servers answer at this address in turn, so their figures are mixed: attach each of them"
-NO_ENGINE = "its metrics page has no figures of an engine, as that of a router: attach the engines behind it"
+NO_ENGINE = "its metrics page has no engine metrics, like a router's: attach the engines behind it"
 
 _STARTED = lazy_pattern(r"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+-]{1,40})\s", re.MULTILINE)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -189,7 +189,7 @@ class EndpointRecording:
             if error.kind not in NO_METRICS or error.status >= 500:
                 raise
             try:
-                return self._without_metrics(f"{_without(error)}, so only whether it answers is known")
+                return self._without_metrics(f"{_without(error)}, so only its reachability is known")
             except ScrapeError as other:
                 raise (error if other.kind == error.kind == "redirect" else other) from None
         totals = (one.prompt_tokens_total for one in sample.engines.values())
@@ -291,7 +291,7 @@ class EndpointRecording:
     def _no_key(self) -> str:
         if not self._endpoint.key_env or self._endpoint.keyed:
             return ""
-        return f"{self._endpoint.key_env} was not set when its recorder started: it is asked without a key"
+        return f"{self._endpoint.key_env} was not set when its recorder started: it is scraped without a key"
 
     def _engine(self) -> dict[str, Any] | None:
         """Its vLLM, if it reports a version; requested once per run."""
@@ -313,9 +313,9 @@ class EndpointRecording:
 def _without(error: ScrapeError) -> str:
     """A clause explaining why an address that answers provides no metrics."""
     if error.kind == "redirect":
-        return f"it sends /metrics elsewhere (HTTP {error.status})"
+        return f"it redirects /metrics (HTTP {error.status})"
     if error.status in (401, 403):
-        return f"its metrics page asks for another key (HTTP {error.status})"
+        return f"its metrics page requires a different key (HTTP {error.status})"
     return "it has no metrics page"
 
 

@@ -80,7 +80,7 @@ def examine(
     if document["machine"]["open_files_limit"] < LEAST_FILES:
         _problem(problems, "the limit of open files is low", f"raise 'ulimit -n' to {LEAST_FILES} or more")
     if lost := format_lost(Leftovers(find(state).found)):
-        _problem(problems, lost, "'vllm-console leftovers' lists the processes, and with --remove ends them")
+        _problem(problems, lost, "'vllm-console leftovers' lists the processes; with --remove it ends them")
     if at_logout := session_end():
         _problem(problems, at_logout, "or start servers from a session that stays, such as a system service")
     if document["crashes"]:
@@ -120,7 +120,7 @@ def _lines(part: object) -> Iterator[str]:
             yield plain("  ".join(texts))
 
 
-NOT_CREATED = "not there yet"
+NOT_CREATED = "not created yet"
 """Shown instead of the mode of a folder that does not exist."""
 
 
@@ -208,7 +208,7 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
         _problem(problems, str(error), "make it readable for this user")
         return []
     for sentence in unreadable:
-        _problem(problems, sentence, "a server whose record cannot be read is not touched; remove its folder by hand")
+        _problem(problems, sentence, "a server with an unreadable record is left alone; remove its folder by hand")
     servers = []
     for record in records:
         kept = client.keeper_alive(state, record.name)
@@ -221,7 +221,7 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
         elif record.needs_keeper and not kept:
             _problem(problems, f"{record.name}: its keeper is gone", "the next command or console starts a new keeper")
         for what in _deleted(client.folder(state, record.name), kept):
-            do = "leave the files of a server to its keeper; 'vllm-console remove' deletes those of one that has ended"
+            do = "don't touch a server's files; 'vllm-console remove' deletes those of an ended server"
             _problem(problems, f"{record.name}: {what}", do)
         if problem := exposed_message(record):
             do = "export VLLM_API_KEY and restart it, or start it without --host"

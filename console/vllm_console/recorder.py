@@ -370,15 +370,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vllm_console.recorder", description="Record a server's metrics until it ends."
     )
-    parser.add_argument("--url", help="the server's base URL; a headless node has none, and is only watched")
+    parser.add_argument("--url", help="the server's base URL; a headless node has none and is only watched")
     parser.add_argument("--history", required=True, type=Path, help="the history file")
     parser.add_argument("--generation", required=True, type=int, help="stored with each row")
     parser.add_argument("--pid", required=True, type=int, help="the server's process")
     parser.add_argument("--start-time", required=True, type=int, help="its start time, field 22 of /proc/PID/stat")
     parser.add_argument("--interval", type=_interval, default=1.0, help="seconds between samples (default 1)")
-    parser.add_argument("--state-root", type=Path, help="where keepers keep their records; to call for a new keeper")
+    parser.add_argument("--state-root", type=Path, help="folder of the keepers' records, to start a new keeper")
     parser.add_argument("--runs", type=Path, help="the run database; with --run the run's minutes go there")
-    parser.add_argument("--run", help="the key of the run that this is")
+    parser.add_argument("--run", help="the key of this run")
     parser.add_argument("--gpu-samples", type=Path, help="sample the machine's GPUs too, into this file")
     parser.add_argument("--window", type=_interval, default=WINDOW_SECONDS, help="seconds per window")
     return parser.parse_args(arguments)

@@ -53,15 +53,13 @@ class Alerts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     severity: Annotated[
         Literal["critical", "warning", "note"],
-        Meta(description="The least severe finding that rings the terminal or goes to the webhook."),
+        Meta(description="Minimum severity of findings that alert the terminal or the webhook."),
     ] = "warning"
     terminal: Annotated[
         tuple[Literal["bell", "osc9", "osc777"], ...],
         Meta(description="How the terminal is alerted, at most every 10 s: the bell, or a desktop notification."),
     ] = ()
-    webhook: Annotated[
-        str, Meta(description="A URL that gets each finding as JSON, when it begins and when it ends.")
-    ] = ""
+    webhook: Annotated[str, Meta(description="A URL that receives each finding as JSON when it begins and ends.")] = ""
     webhook_header: Annotated[str, Meta(description="The HTTP header that carries the webhook's secret.")] = (
         "Authorization"
     )
@@ -75,9 +73,9 @@ class EnergyPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[energy]``: the price of energy. A price of 0 means none."""
 
     price_per_kwh: Annotated[
-        float, Meta(description="What a kWh costs; with it, energy per token is also shown as cost per million tokens.")
+        float, Meta(description="Price per kWh; if set, energy per token is also shown as cost per million tokens.")
     ] = 0.0
-    currency: Annotated[str, Meta(description="The currency of that price, as it is shown.")] = "EUR"
+    currency: Annotated[str, Meta(description="The currency of that price, as displayed.")] = "EUR"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +93,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ascii: Annotated[bool, Meta(description="Draw the console with ASCII characters only.")] = False
     layout: Annotated[
         Literal["auto", "overview", "focus", "wide", "tall"],
-        Meta(description="How the console lays out its panes at first; `auto` is the best for the terminal's size."),
+        Meta(description="Initial layout of the panes; `auto` is the best for the terminal's size."),
     ] = "auto"
     theme: Annotated[
         Literal["terminal", "dark", "light", "high-contrast", "nord", "gruvbox"],
@@ -109,15 +107,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ],
             ...,
         ],
-        Meta(description="Columns of the table of servers, in this order, as many as fit; by default what fits best."),
+        Meta(description="Columns of the server table, in this order, as many as fit; by default those that fit best."),
     ] = ()  # fmt: skip
     keymap: Annotated[
-        Literal["default", "vim", "arrows"], Meta(description="A preset of keys; `keys` changes single ones of it.")
+        Literal["default", "vim", "arrows"], Meta(description="A preset of keys; `keys` overrides individual ones.")
     ] = "default"
     keys: Annotated[Mapping[str, str], Meta(description="Your own keys: an action's id → a key.")] = {}
     shares: Annotated[
         Mapping[str, str | float],
-        Meta(description='The most memory of a GPU that your servers may use: GPU index → `"24 GiB"` or `"50%"`.'),
+        Meta(description='Maximum memory of a GPU that your servers may use: GPU index → `"24 GiB"` or `"50%"`.'),
     ] = {}
     reserve: Annotated[
         Mapping[str, str | float],
@@ -126,7 +124,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alerts: Annotated[Alerts, Meta(description="Where findings are sent; see the keys `alerts.…`.")] = Alerts()
     energy: Annotated[EnergyPrice, Meta(description="What energy costs; see the keys `energy.…`.")] = EnergyPrice()
     board: Annotated[str, Meta(description="The folder of the GPU board that the users of this machine share.")] = ""
-    warm_up: Annotated[bool, Meta(description="Send a server one request before it is called ready.")] = True
+    warm_up: Annotated[bool, Meta(description="Send a server one request before it counts as ready.")] = True
     probe: Annotated[
         Literal["auto", "on", "off"],
         Meta(description="Record each request and engine step of a server; `auto`: with the tested releases of vLLM."),
@@ -141,7 +139,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     rollback: Annotated[
-        bool, Meta(description="Return to the flags before a restart if the server fails before it is ready.")
+        bool, Meta(description="Revert to the previous flags if a restarted server fails before it is ready.")
     ] = True
 
 
@@ -320,7 +318,7 @@ def _document(path: Path, named: bool, mistakes: list[str] | None) -> dict[str, 
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         if named:
-            raise ConfigError(f"{path}: no such file; give --config a file that exists, or leave it out") from error
+            raise ConfigError(f"{path}: no such file; pass an existing file to --config, or omit it") from error
         return {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

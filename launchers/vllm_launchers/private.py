@@ -173,7 +173,7 @@ def check(state: Path, *, fix: bool) -> list[str]:
     sentences, wide = [], []
     if root.st_mode & OTHERS:
         if mixed or root.st_mode & stat.S_ISVTX:
-            why = f"it holds {mixed[0]!r}, which is not vllm-console's" if mixed else "it is a folder for everybody"
+            why = f"it contains {mixed[0]!r}, which is not vllm-console's" if mixed else "it is a shared folder"
             mode = f"{stat.S_IMODE(root.st_mode):04o}"
             sentences.append(
                 f"{state} can be entered by others (mode {mode}) and is left so, for {why}: choose another with --state"

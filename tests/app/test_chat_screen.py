@@ -66,7 +66,7 @@ async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(c
         await c.press("A")
         await c.sees("second")
         await c.press("ctrl+n")
-        await c.sees("Nothing of the conversation is written")
+        await c.sees("The conversation is never written")
 
 
 async def test_at_80_columns_the_models_name_gives_way_and_the_figures_stay(console, fleet, fakes, script, said, end):  # noqa: F811
@@ -91,9 +91,9 @@ async def test_it_warns_while_a_tuner_or_a_load_test_measures_the_server(console
     measured.chat_server = fleet.chat_server
     async with console(fleet=measured, size=size) as c:
         await c.press("A")
-        await c.sees("A tuner measures chat: what you send distorts its")
+        await c.sees("A tuner measures chat: your requests will distort its")
         state.update(tuner=None, load_test=12)
-        await c.sees("A load test measures chat: what you send distorts its")
+        await c.sees("A load test measures chat: your requests will distort its")
         state.update(load_test=None)
         await c.lacks("distorts")
 
@@ -117,7 +117,7 @@ async def test_the_same_goes_to_a_second_server(console, fleet, script, said, en
     script.pieces = [said(content="answer"), end]
     async with console(fleet=fleet) as c:
         await c.press("A", "ctrl+b")
-        await c.sees("Send the same to which server?")
+        await c.sees("Also send to which server?")
         await c.press("enter", *"hi", "enter")
         await c.until(lambda: any(row.count("answer") == 2 for row in c.text.splitlines()), "two answers in a row")
         assert len(script.requests) == 2

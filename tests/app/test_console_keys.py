@@ -85,7 +85,7 @@ async def test_escape_drops_one_staged_change_and_asks_before_it_drops_several(c
 async def test_a_revert_keeps_other_staged_changes(console):
     async with console() as c:
         await c.press("p", "z")
-        await c.sees("beside 1 other change")
+        await c.sees("in addition to 1 other change")
         flags = [step.flag for step in c.app.operations.staging.of("chat")]
         assert flags[0] == "enable-prefix-caching"
         assert len(flags) > 1

@@ -194,7 +194,7 @@ async def test_the_question_counts_those_that_wait_for_they_are_lost_too(console
 def test_the_question_names_the_load_of_this_console(fakes):
     window = replace(fakes.pressed(fakes.NOW).window, requests_running=62, requests_waiting=2)
     server = replace(fakes.pressed(fakes.NOW), window=window, load="load 6.9 req/s, 41s left")
-    told = "64 requests in flight (2 queued) will be aborted, those of this console's load included."
+    told = "64 requests in flight (2 queued) will be aborted, including this console's load."
     assert in_flight(server) == [told]
 
 
@@ -222,7 +222,7 @@ async def test_a_restart_that_the_plan_refuses_aborts_nothing(console, fakes):
         await c.press("left_square_bracket")
         await c.sees("max-model-len 999999 is more")
         await c.press("r")
-        await c.sees("The plan refuses these flags: nothing is restarted, and no request is aborted.")
+        await c.sees("The plan rejects these flags: nothing is restarted, no request is aborted.")
         await c.lacks("will be aborted")
 
 
@@ -230,7 +230,7 @@ async def test_a_restart_asks_where_the_requests_in_flight_are_not_known(console
     for window in (None, replace(fakes.pressed(fakes.NOW).window, requests_running=None)):
         async with console(lambda at, window=window: replace(fakes.pressed(at), window=window)) as c:
             await c.press("r")
-            await c.sees("How many requests are in flight is not known; all of them will be aborted.")
+            await c.sees("The number of requests in flight is unknown; all will be aborted.")
             assert c.fleet.calls == []
 
 
@@ -359,7 +359,7 @@ async def test_why_has_the_line_of_a_failures_log(console, fakes):
 async def test_why_says_when_nothing_is_found(console, fakes):
     async with console(fakes.coder) as c:
         await c.press("i")
-        await c.sees("No findings: no traffic yet")
+        await c.sees("No findings: not enough traffic yet")
 
 
 def test_every_severity_has_a_sign_of_its_own_in_ascii_too():
@@ -399,7 +399,7 @@ async def test_a_full_cache_that_no_finding_reports_of_yet_is_reported(console, 
         return replace(server, window=window, findings=())
 
     async with console(full) as c:
-        await c.sees("· chat  KV cache 99% (limit 85%): a finding if that lasts 30s")
+        await c.sees("· chat  KV cache 99% (limit 85%): becomes a finding after 30s")
         await c.press("i")
         await c.sees("No findings yet. KV cache 99%")
 

@@ -174,4 +174,4 @@ async def test_m_shows_what_holds_now_in_full(console, fakes):
 async def test_a_layout_that_changes_nothing_reports_it(console, fakes):
     async with console(fakes.chat, size=(60, 15)) as c:
         await c.press("L")
-        await c.sees("The other layouts make no difference on a screen")
+        await c.sees("All layouts look the same at this screen size")

@@ -103,9 +103,9 @@ async def test_set_stages_a_flag_of_the_selected_server(console):
         ("set max-num-seqs=256", "chat already has --max-num-seqs 256."),
         ("unset block-size", "chat does not set --block-size."),
         ("unset max-num-sqes", "chat does not set --max-num-sqes; did you mean --max-num-seqs?"),
-        ("go nobody", "No server is called 'nobody'; there are chat, coder"),
-        ("range 7h", "No range is called '7h'; there are 5m, 15m, 1h, 6h"),
-        ("theme pink", "No theme is called 'pink'; there are terminal, dark"),
+        ("go nobody", "No server is called 'nobody'; choose from chat, coder"),
+        ("range 7h", "No range is called '7h'; choose from 5m, 15m, 1h, 6h"),
+        ("theme pink", "No theme is called 'pink'; choose from terminal, dark"),
         ("layout round", "No layout is called 'round'"),
         ("launch nothing", "No preset is called 'nothing'"),
         ("columns +colour", "No column is called 'colour'"),
@@ -131,7 +131,7 @@ async def test_servers_are_sorted_only_by_what_tells_them_apart(console, fakes):
         assert {"sort gpu", "sort owner", "sort host"}.isdisjoint(listed(c))
         await c.press("escape")
         await run(c, "sort gpu")
-        await c.sees("No column is called 'gpu'; there are name, model")
+        await c.sees("No column is called 'gpu'; choose from name, model")
     async with console(fakes.chat) as c:
         await run(c, "sort gpu")
         await c.until(lambda: c.app.operations._order.title == "GPU")
@@ -201,7 +201,7 @@ async def test_export_writes_a_file_once(console, tmp_path, monkeypatch):
         text = (tmp_path / "chat.sh").read_text()
         assert "serve" in text
         await run(c, "export shell")
-        await c.sees("is there already: move it first.")
+        await c.sees("already exists: move it first.")
         assert (tmp_path / "chat.sh").read_text() == text
 
 

@@ -41,7 +41,7 @@ def prepared(at, step, message="", **more):
 async def test_the_progress_of_the_preparation_is_shown_and_escape_cancels_it(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("r", "y")
-        await c.sees("The restart of chat is being prepared.")
+        await c.sees("Preparing to restart chat.")
         await c.sees("loading vLLM")
         await c.sees("max-num-seqs 256 → 128 · keeps serving")
         await c.until(lambda: c.text.count("keeps serving") == 1, "it says so once")
@@ -73,7 +73,7 @@ async def test_changes_that_another_restart_replaced_are_staged_again(console, f
         await c.sees("loading vLLM")
         run = c.app.operations.selected.generation
         fleet.now = {"generation": run + 1, "flags": {"max-num-seqs": 9}}
-        await c.sees("chat was restarted by somebody else: your changes are not in effect, and staged again.")
+        await c.sees("chat was restarted by someone else: your changes are not in effect, and staged again.")
         assert c.app.operations.staging.of("chat") == staged
 
 

@@ -50,7 +50,7 @@ def fleet(fakes):
 async def test_steps_appear_as_they_finish_and_at_the_end_the_sentence(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("B")
-        await c.sees("Now warming up at 4.0 req/s, 11 under way; 1m12s of 10m00s")
+        await c.sees("Now warming up at 4.0 req/s, 11 in flight; 1m12s of 10m00s")
         await c.sees("200ms")
         await c.lacks("2.4s")
         fleet.ramps["chat"] = DONE
@@ -82,7 +82,7 @@ async def test_one_that_has_not_begun_is_left_without_a_question(console, fleet)
     fleet.begins = RampView()
     async with console(fleet=fleet) as c:
         await c.press("B")
-        await c.sees("First checks whether other clients use the server")
+        await c.sees("Checking whether other clients use the server")
         await c.press("escape")
         await c.until(lambda: c.app.operations.on_top)
         await c.until(lambda: fleet.calls[-1] == ("cancel_ramp", "chat"))

@@ -35,7 +35,7 @@ async def test_a_replay_opens_at_the_end_of_the_run_with_the_whole_run_in_sight(
         assert "removed" in row
         assert "82%" in row.split("removed")[1], "figures of the moment"
         await c.sees("no log: it was deleted with its server")
-        await c.sees("gone@2 is replayed: nothing can be done to it. end leaves")
+        await c.sees("gone@2 is being replayed and can't be changed. end leaves")
         await c.sees("now: 2 ready ─")  # it is not a server
 
 
@@ -116,7 +116,7 @@ async def test_no_key_changes_a_replayed_server(console, fakes, fleet, key):
     async with console(fleet=fleet, replay=fakes.REPLAY) as c:
         await replayed(c, fakes)
         await c.press(key)
-        await c.sees("gone@2 has ended and is replayed: nothing can be done to it. end leaves.")
+        await c.sees("gone@2 has ended and is being replayed: it can't be changed. end leaves.")
         assert c.app.screen is c.app.operations
         assert fleet.calls == []
 
@@ -172,7 +172,7 @@ async def test_a_console_opens_on_the_server_that_is_named(console, fakes, fleet
 async def test_without_an_ended_run_the_key_says_so(console, fakes, fleet):
     async with console(fleet=fleet) as c:
         await c.press("O")
-        await c.sees("There is no run to replay")
+        await c.sees("No run to replay")
 
 
 async def test_a_run_of_a_present_server_has_a_row_of_its_own(console, fakes, fleet):

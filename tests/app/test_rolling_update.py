@@ -77,7 +77,7 @@ async def test_no_room_is_reported_in_a_sentence(console, fleet):
     fleet.error = NoPlaceError("no room for a second server beside chat: GPU 0 has 0.6 GiB")
     async with console(fleet=fleet) as c:
         await c.press("U", "y")
-        await c.sees("no room for a second server beside chat: GPU 0 has 0.6 GiB")
+        await c.sees("A second chat was not started: no room for a second server beside chat: GPU 0 has 0.6 GiB")
 
 
 async def test_a_rolling_update_begins_with_a_ready_server(console, fleet):

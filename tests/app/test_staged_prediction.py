@@ -123,7 +123,7 @@ async def test_why_nothing_is_predicted(console, fleet):
 async def test_what_could_not_be_predicted_is_asked_again_once_it_is_staged_again(console, fleet):
     """The refusal once stayed for minutes although the unpredictable traffic was over."""
     by_two = fleet_values(fleet, 2)
-    outside = "The records don't hold the whole traffic."
+    outside = "The records don't cover all traffic."
     fleet.predictions[by_two] = predicted(now=Estimates(), predicted=Estimates(), outside=outside)
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")

@@ -117,7 +117,7 @@ async def test_before_the_servers_are_read_a_key_reports_it(console, fakes):
     fleet.open.clear()
     async with console(fleet=fleet) as c:
         await c.press("f")
-        await c.sees("The servers are being read")
+        await c.sees("Still reading the servers")
         assert "No server selected" not in c.text
         fleet.open.set()
         await c.sees("chat")

@@ -161,7 +161,7 @@ async def test_findings_that_are_not_known_of_a_moment_are_not_called_absent(con
         await c.press("left")
         await c.until(lambda: c.app.snapshot.earlier is not None)
         await c.press("i")
-        await c.sees("No findings are known of that moment: nothing was recorded then.")
+        await c.sees("No findings available for that moment: nothing was recorded then.")
 
 
 async def test_a_moment_at_which_nothing_was_wrong_has_no_findings(console, fakes):
@@ -170,8 +170,8 @@ async def test_a_moment_at_which_nothing_was_wrong_has_no_findings(console, fake
         await c.press("left")
         await c.until(lambda: c.app.snapshot.earlier is not None)
         await c.press("i")
-        await c.sees("No findings at that moment.")
-        await c.lacks("are known")
+        await c.sees("No findings at that moment")
+        await c.lacks("available for")
 
 
 async def test_latencies_on_a_logarithmic_scale(console):

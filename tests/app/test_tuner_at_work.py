@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.vllm.flags.changes import Changes
 
-WARNING = "! A tuner is at work (trial 2 of 4: max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192): it"
+WARNING = "! A tuner is running (trial 2 of 4: max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192): it"
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ async def test_tuner_is_shown_while_it_runs(console, fleet, size):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [((80, 24), "preempting (tuner): 7.2% (limit 2.0%)"), ((120, 40), "(a tuner is at work): 18")]
+    ("size", "text"), [((80, 24), "preempting (tuner): 7.2% (limit 2.0%)"), ((120, 40), "(a tuner is running): 18")]
 )
 async def test_a_finding_says_that_a_tuner_is_at_work(console, fleet, size, text):
     async with console(fleet=fleet, size=size) as c:
         await c.sees(text)
         await c.press("i")
-        await c.sees("A tuner is at work (pid 4711): this may be due to its load.")
+        await c.sees("A tuner is running (pid 4711): this may be due to its load.")
         await c.press("escape")
         fleet.tuning = False
         await c.lacks(text)
@@ -54,7 +54,7 @@ async def test_a_finding_says_that_a_tuner_is_at_work(console, fleet, size, text
 
 def test_a_finding_says_that_a_load_test_runs_unless_load_is_not_why(fakes):
     server = replace(fakes.pressed(fakes.NOW), load_test=12)
-    assert server.load_behind("preempting") == ("a load test runs", 12)
+    assert server.load_behind("preempting") == ("a load test is running", 12)
     assert server.load_behind("pcie_narrow") is None
     assert replace(server, moment=fakes.NOW - 600).load_behind("preempting") is None
 
@@ -68,7 +68,7 @@ async def test_a_restart_warns_of_a_tuner_at_work(console, fleet, busy):
         await c.sees(WARNING)
         await c.sees("Ctrl+c in its terminal (pid 4711) ends it with the original flags.")
         fleet.tuning = False
-        await c.lacks("A tuner is at work")
+        await c.lacks("A tuner is running")
         await c.press("y")
         await c.until(lambda: fleet.calls == [("restart", "chat", Changes())])
 
@@ -86,7 +86,7 @@ async def test_a_stop_warns_of_a_tuner_at_work(console, fleet):
 async def test_a_load_beside_a_tuner_asks_first(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("b")
-        await c.sees("A tuner measures chat. Send a load anyway?")
+        await c.sees("A tuner is measuring chat. Send a load anyway?")
         await c.press("n")
         await c.lacks("anyway?")
         assert fleet.calls == []

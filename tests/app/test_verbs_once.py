@@ -64,7 +64,7 @@ async def test_a_restart_of_what_starts_anyway_asks(console, fakes):
     """The new generation may be running before a second press: restarting again would lose the way back."""
     async with console(fakes.docs) as c:
         await c.press("r")
-        await c.sees("Already starting with these flags; a restart starts over.")
+        await c.sees("Already starting with these flags; restarting starts over.")
         await c.press("n", "v", "r")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("restart", "docs", Changes(set={"kv-cache-dtype": "fp8"}))]

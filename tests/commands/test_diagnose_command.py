@@ -81,13 +81,13 @@ def test_binary_and_empty_logs_have_no_failure(program, tmp_path):
 def test_unknown_name_prints_one_line(program):
     answer = program("diagnose", "chat")
     assert (answer.returncode, answer.stdout) == (1, "")
-    assert answer.stderr == "vllm-console: chat: there is neither such a file nor a server of that name\n"
+    assert answer.stderr == "vllm-console: chat: no such file or server\n"
 
 
 def test_folder_with_server_name_does_not_hide_server(program, tmp_path, monkeypatch):
     (tmp_path / "chat").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert program("diagnose", "chat").stderr.endswith("neither such a file nor a server of that name\n")
+    assert program("diagnose", "chat").stderr.endswith("no such file or server\n")
 
 
 @pytest.mark.parametrize(

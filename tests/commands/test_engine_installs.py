@@ -54,7 +54,7 @@ def test_cpu_build_is_planned_installed_listed_and_removed(
     (place / "pyvenv.cfg").touch()
     listed = program("engines", "--json", env=env)
     assert [one["kind"] for one in json.loads(listed.stdout)] == ["simulated"]
-    assert "9.1.0-cpu: its installation is not finished; 'vllm-console engines install 9.1.0 --cpu'" in listed.stderr
+    assert "9.1.0-cpu: installation incomplete; 'vllm-console engines install 9.1.0 --cpu'" in listed.stderr
 
     # A file that changed since the plan is not installed; insufficient disk space is reported before the download.
     monkeypatch.setattr(engine_install, "free_bytes", lambda _folder: 1)

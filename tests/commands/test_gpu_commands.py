@@ -176,7 +176,7 @@ def test_simulated_server_occupies_recorded_gpu_while_running(program: Callable[
 def test_gpu_history_as_table_and_json(program: Callable[..., Any], tmp_path: Path) -> None:
     none = program("host", "--history", "1h")
     assert none.returncode == 1
-    assert "no GPU was recorded yet" in none.stderr
+    assert "no GPU history yet" in none.stderr
     assert "unknown range; use one of 5m" in program("host", "--history", "1y").stderr
     host = read_host(Path("4xa6000"))
     state = tmp_path / "state" / "vllm-console"

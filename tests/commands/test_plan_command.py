@@ -229,7 +229,7 @@ def test_export_uses_vllm_default_port(program, monkeypatch, capsys, form: str):
     answer = capsys.readouterr()
     assert "8000" in answer.out
     assert "8002" not in answer.out
-    assert "port 8000 is taken on this machine now" in answer.err
+    assert "port 8000 is in use on this machine" in answer.err
     assert "[port_taken]" not in answer.err
     assert main([*words, "--port", "8123"]) == 0
     given = capsys.readouterr()

@@ -69,7 +69,7 @@ def test_interrupted_command_leaves_server_serving(program):
         until(lambda: program.json(*HOST, "status", "chat")["sleep"]["step"] == "canceled")
         status = program.json(*HOST, "status", "chat")
     assert status["state"] == "ready"
-    assert "the console that asked for it has ended" in status["sleep"]["message"]
+    assert "the console that requested it has ended" in status["sleep"]["message"]
 
 
 def until(true):

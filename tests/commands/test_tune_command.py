@@ -59,7 +59,7 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
         ("chat", "--budget", "10s"): "--budget 10s is too short for a single trial: at least ",
         ("chat", "--rate", "2"): "--objective ttft",
         ("nobody",): "nobody",
-        ("http://127.0.0.1:9",): "not the name of a server of yours",
+        ("http://127.0.0.1:9",): "not one of your servers",
     }.items():
         refused = program("tune", *words)
         assert refused.returncode != 0, words
@@ -83,7 +83,7 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     assert flags(program) == ("ready", 3, 4), (output, errors)
     assert "canceled: chat has its original flags" in errors
     assert second.returncode == 4
-    assert f"a tuner (pid {running.pid}) is at work on chat, for at most" in second.stderr
+    assert f"a tuner (pid {running.pid}) is running on chat, for at most" in second.stderr
 
     result = tuned(program)
     now = flags(program)[1]
@@ -108,7 +108,9 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     finally:
         running.kill()
     assert running.returncode == 1
-    assert "chat was stopped by somebody else meanwhile" in errors
-    assert f"warning: a tuner (pid {running.pid}) is at work on chat: it gives up now" in stopped.stderr
-    assert f"warning: a tuner (pid {running.pid}) measures chat: this prompt distorts its figures" in asked.stderr
+    assert "chat was stopped by someone else meanwhile" in errors
+    assert f"warning: a tuner (pid {running.pid}) is running on chat: it gives up now" in stopped.stderr
+    assert (
+        f"warning: a tuner (pid {running.pid}) is measuring chat: this prompt will distort its results" in asked.stderr
+    )
     assert "Traceback" not in errors

@@ -302,7 +302,7 @@ def test_stop_cancels_pending_start(bench, keepers, session_of):
 def test_failed_launch_is_not_retried_later(bench, keepers):
     fault, _ = keepers
     fault.write_text("early")
-    with pytest.raises(errors.KeeperError, match="ended at its start"):
+    with pytest.raises(errors.KeeperError, match="ended during startup"):
         bench.launch(bench.spec())
     assert not fault.exists()
     assert bench.adopt() == ["one"]

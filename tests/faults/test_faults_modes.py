@@ -226,14 +226,16 @@ def test_console_shows_open_permissions_on_screen(state):
 def test_shared_folder_is_reported_and_keeps_its_permissions(state, capsys):
     (state / "thesis.tex").write_text("mine")
     assert main(["list", "--ours"]) == 0
-    assert "can be entered by others (mode 0777) and is left so, for it holds 'thesis.tex'" in capsys.readouterr().err
+    assert (
+        "can be entered by others (mode 0777) and is left so, for it contains 'thesis.tex'" in capsys.readouterr().err
+    )
     assert stat.S_IMODE(state.stat().st_mode) == 0o777
     assert (state / "thesis.tex").stat().st_mode & 0o077, "the folder's mode is not changed"
     assert too_open(state / "servers") == [], "our own files are still fixed"
     (state / "thesis.tex").unlink()
     state.chmod(0o1777)
     assert main(["list", "--ours"]) == 0
-    assert "a folder for everybody" in capsys.readouterr().err
+    assert "a shared folder" in capsys.readouterr().err
     assert stat.S_IMODE(state.stat().st_mode) == 0o1777
 
 

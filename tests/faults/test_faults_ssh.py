@@ -153,7 +153,7 @@ def test_hanging_ssh_session_is_replaced(sshd: Sshd, hosts: RemoteHosts, monkeyp
     session, other = session_of(sshd, hosts, "box-a"), session_of(sshd, hosts, "box-b")
     there = _family(session)
     os.kill(session, signal.SIGSTOP)
-    with pytest.raises(OperationError, match="whether it was done is not known"):
+    with pytest.raises(OperationError, match="it is unknown whether it was done"):
         hosts.connection("box-a").do("stop", "chat")
     until(lambda: "no answer within" in reason(hosts, "box-a"), "it was not given up")
     assert not lost(hosts, "box-b")

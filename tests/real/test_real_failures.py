@@ -143,7 +143,7 @@ def test_cause_and_log_line(failed: Get, name: str, code: int, cause: Cause, tex
             "speculation",
             {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
             (),
-            "tokens to guess per step",
+            "draft tokens per step",
         ),
         ("killed worker", {}, (), "dmesg"),
     ],

@@ -88,7 +88,7 @@ def test_an_earlier_moment(snap_compare, fakes, pressing, size, pane):
         Marker(fakes.NOW - 700, MarkerKind.LOAD, "b", "Load began: 4 requests/s"),
         Marker(fakes.NOW - 500, MarkerKind.START, "r3", "Restarted: run 3: --max-num-seqs 512 → 256"),
         Marker(fakes.NOW - 200, MarkerKind.FINDING, "!", "Finding began: preempting"),
-        Marker(fakes.NOW - 60, MarkerKind.CRASH, "✗", "Ended by itself: exit code 1"),
+        Marker(fakes.NOW - 60, MarkerKind.CRASH, "✗", "Exited unexpectedly: exit code 1"),
     )
     app = ConsoleApp(fleet, refresh=0.25)
 

@@ -151,7 +151,7 @@ def test_removed_server_is_replayed(terminal, command):
     console.press("\x1b[D")
     console.wait_for(lambda text: (then := re.search(r" at (\d\d:\d\d:\d\d) ", text)) and then[1] < at[1])
     console.press("s")
-    console.wait_for("chatbot@1 has ended and is replayed: nothing can be done to it")
+    console.wait_for("chatbot@1 has ended and is being replayed: it can't be changed")
     console.press("\x1b")
     console.wait_for(lambda text: "live · 15m" in text and "chatbot@1" not in text)
     console.press(":replay chatbot@1\r")
@@ -189,7 +189,7 @@ def test_picture_of_own_servers_needs_no_terminal(command, tmp_path):
     wrong = command("demo", "--picture", str(tmp_path / "picture.gif"))
     assert (wrong.returncode, "must end in .svg or .png" in wrong.stderr) == (2, True)
     both = command("demo", "--picture", str(path), "--record", str(tmp_path / "a.cast"))
-    assert (both.returncode, "leave one of them out" in both.stderr) == (2, True)
+    assert (both.returncode, "can't be combined" in both.stderr) == (2, True)
 
 
 def test_demo_of_two_servers_is_recorded_and_leaves_nothing(terminal, home, tmp_path):
@@ -238,7 +238,7 @@ def test_missing_terminal_is_reported(command):
 def test_unsupported_terminal_is_rejected(terminal, words, name):
     console = terminal(*words, env={"TERM": name})
     assert console.wait_end() == 2
-    assert f"TERM={name}: the console needs a terminal that can be drawn on" in console.text.replace("\n", "")
+    assert f"TERM={name}: the console needs a terminal with cursor positioning" in console.text.replace("\n", "")
 
 
 BUSY = """

@@ -21,7 +21,7 @@ from vllm_console.settings import ConfigError, read_settings
         ('vllm = "/opt"', "vllm: expected a list, each entry a string, not a string"),
         ("vllm = [1]", "vllm: expected a list, each entry a string, not that list"),
         ("shares = { 0 = [] }", "shares.0: expected a string or a number, not a list"),
-        ("reserve = { 0 = inf }", "reserve: GPU 0: 'inf' is not a part of its memory; expected '24 GiB'"),
+        ("reserve = { 0 = inf }", "reserve: GPU 0: 'inf' is not a valid share of its memory; expected '24 GiB'"),
         ("prepare_launches = true", 'prepare_launches: expected "auto" or "on" or "off", not true'),
         ("alerts = 1", "alerts: expected a table, not a number"),
         ("alerts = { webhook = 1979-05-27 }", "alerts.webhook: expected a string, not a date or time"),

@@ -201,7 +201,7 @@ def _broken(
     if unknown == list(judged):
         return [f"{server.name} reports no metrics (started with --disable-log-stats?)"]
     if done.idle:
-        message = f"{server.name} served nothing in the last {duration(span)}, so its latencies can't be judged"
+        message = f"{server.name} served nothing in the last {duration(span)}, so its latencies are unknown"
         return broken if idle_is_well else [*broken, f"{message} (an idle server passes only with --allow-idle)"]
     # If requests run and none has ended yet, shares and latencies may be unknown; that is not a violation.
     return broken + [f"{server.name}: {one.sentence}" for one in unknown if one.name == "kv_cache_usage"]

@@ -95,7 +95,7 @@ def checklist(plan: Plan, workload: Workload, around: ChecklistInputs) -> tuple[
         "context": _context(plan, workload),
         "memory": _memory(plan),
         "links": _links(plan),
-        "flags": f"nothing speaks against them in {plan.engine.label}",
+        "flags": f"no problems with {plan.engine.label}",
         "port": f"port {plan.port} is free",
         "key": "an API key is set" if API_KEY in plan.secrets else f"it listens on {plan.host} only",
     }
@@ -128,16 +128,16 @@ def _context(plan: Plan, workload: Workload) -> str:
 
 
 def _to_download(plan: Plan) -> ChecklistItem:
-    text = f"{plan.model} is not on this machine: vLLM would download it as it starts"
+    text = f"{plan.model} is not on this machine: vLLM would download it at startup"
     return ChecklistItem("model", "warning", text, f"vllm-console models get {plan.model}")
 
 
 def _not_known(plan: Plan) -> ChecklistItem:
     """The memory item of a launch without a memory estimate."""
     model = bool(plan.gpus) or plan.engine.build == "cpu"
-    missing = "too little is known of the model" if model else "no GPU is known"
+    missing = "too little is known about the model" if model else "no GPU is known"
     fix = "--model with a folder or an id whose config.json is on this machine" if model else ""
-    return ChecklistItem("memory", "unknown", f"not known whether it fits: {missing}", fix)
+    return ChecklistItem("memory", "unknown", f"unknown whether it fits: {missing}", fix)
 
 
 def _memory(plan: Plan) -> str:

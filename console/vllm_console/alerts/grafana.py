@@ -98,14 +98,14 @@ def _objectives(objectives: Objectives) -> tuple[Panel, ...]:
             "percentunit",
             limit=objectives.kv_cache_usage,
             most=1.0,
-            description="How full the KV cache is, of the fullest engine.",
+            description="KV cache usage of the fullest engine.",
         ),
         Panel(
             "Preemptions",
             (Query(share, f"per request {SERVER_LEGEND}"),),
             "short",
             limit=objectives.preemption_rate,
-            description="How often a request lost its place in the KV cache and was computed again, per ended request.",
+            description="Preemptions per finished request: evicted from the KV cache and recomputed.",
         ),
     )
 

@@ -397,7 +397,7 @@ class Notifier:
             return Webhook(wanted.webhook)
         secret = environ.get(wanted.webhook_header_env, "")
         if not secret or not secret.isascii() or not secret.isprintable():
-            fault = "contains characters that no header may have" if secret else "is not set"
+            fault = "contains characters that are not allowed in a header" if secret else "is not set"
             self._missing = f"alerts: {wanted.webhook_header_env} {fault}, so the webhook is not used"
             return None
         return Webhook(wanted.webhook, {wanted.webhook_header: secret})

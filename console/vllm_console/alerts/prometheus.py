@@ -53,7 +53,7 @@ class AlertTarget(msgspec.Struct, frozen=True):
 def checked_match(text: str) -> str:
     """Parse label matchers as typed by a user. Raises MatchError if the text is not valid."""
     if not _MATCHERS.fullmatch(text) or not text.isprintable():
-        raise MatchError(f'{text[:60]!r} is no list of label matchers such as job="vllm",instance=~"gpubox:.*"')
+        raise MatchError(f'{text[:60]!r} is not a list of label matchers such as job="vllm",instance=~"gpubox:.*"')
     return text.strip()
 
 
@@ -126,8 +126,8 @@ def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
             "5m",
             "warning",
             f"The queue grows: {WHERE}",
-            "{{ $value | humanize }} requests or more have waited for five minutes, and they become more: requests"
-            " come faster than they are served.",
+            "{{ $value | humanize }} requests or more have waited for five minutes, and the queue grows: requests "
+            "arrive faster than they are served.",
         ),
         AlertingRule(
             "VllmDown",
@@ -135,7 +135,7 @@ def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
             "1m",
             "critical",
             "vLLM is down: {{ $labels.instance }}",
-            "Its metrics cannot be read any more: it has ended, does not answer, or cannot be reached.",
+            "Its metrics can no longer be read: it has ended, does not respond, or cannot be reached.",
         ),
         AlertingRule(
             "VllmHung",
@@ -144,7 +144,7 @@ def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
             "1m",
             "critical",
             f"vLLM hangs: {WHERE}",
-            "{{ $value | humanize }} requests run, and no token has come for two minutes.",
+            "{{ $value | humanize }} requests are running, but no token has been generated for two minutes.",
         ),
     )
 

@@ -143,7 +143,7 @@ class AnswerReader:
         events = (self._rest + data.replace(b"\r", b"")).split(b"\n\n")
         self._rest = events.pop()
         if len(self._rest) > LARGEST_EVENT:
-            raise AnswerError("an event of more than 1 MiB came, which no token needs")
+            raise AnswerError("the server sent an event of more than 1 MiB, too large for a token")
         for event in events:
             if event.startswith(b"data:"):
                 self._event(event[5:].strip(), at)
@@ -153,7 +153,7 @@ class AnswerReader:
         if self._finish == "abort":
             raise AnswerError("the server aborted the request")
         if self._rest.strip() and not self._rest.startswith(b"data:") and self._first is None:
-            raise AnswerError("it answered with something that is not a stream of events: is it vLLM's address?")
+            raise AnswerError("the response is not an event stream: is this vLLM's address?")
         if not self._done:
             raise AnswerError("the connection ended before the answer did")
 
@@ -190,7 +190,7 @@ class AnswerReader:
         try:
             event = _decode(payload)
         except (ValueError, RecursionError) as error:
-            raise AnswerError("the answer is no event stream of a chat or completion") from error
+            raise AnswerError("the response is not an event stream of a chat or completion") from error
         if bytes(event.error) not in (b"", b"null"):
             from vllm_console.load.client import message_of  # imports httpx, which no screen needs to draw an answer
 
@@ -225,7 +225,7 @@ class AnswerReader:
         last.name += name
         self._size += len(text or "") + len(name)
         if self._size > LARGEST_ANSWER:
-            raise AnswerError("the answer is longer than 8 MiB: it was ended")
+            raise AnswerError("the answer exceeded 8 MiB and was stopped")
         return True
 
     def _token(self, at: float) -> None:

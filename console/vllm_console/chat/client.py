@@ -82,12 +82,12 @@ class ChatClient:
         except (LoadError, AnswerError) as error:
             return reader.answer(problem=self._sentence(str(error)))
         except httpx.ConnectError as error:
-            taken = str(error) if isinstance(error.__cause__, WrongProcessError) else "nothing listens there any more"
+            taken = str(error) if isinstance(error.__cause__, WrongProcessError) else "nothing listens there anymore"
             return reader.answer(problem=self._sentence(f"no connection to {self.server.url}: {taken}"))
         except httpx.TimeoutException:
             return reader.answer(problem=self._sentence(f"no connection within {CONNECT_SECONDS:.0f}s"))
         except httpx.HTTPError:
-            return reader.answer(problem=self._sentence("the connection broke off: it ended or was restarted"))
+            return reader.answer(problem=self._sentence("the connection was lost: it ended or was restarted"))
         return reader.answer()
 
     def _sentence(self, problem: str) -> str:

@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     target = find_target(args, "", others_allowed=False)
     server = target.server
     if server is None:
-        raise RefusedError("bench needs one of your servers: its vLLM is used, and the result is kept with its run")
-    if server.simulated or server.engine is None:
-        raise OperationError(
-            f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work"
+        raise RefusedError(
+            "bench needs one of your servers: it uses that server's vLLM and keeps the result with its run"
         )
+    if server.simulated or server.engine is None:
+        raise OperationError(f"{server.name} runs the simulated engine, which has no benchmark; use 'ramp' or 'load'")
     check_words(args.more)
     check_access(target.url, target.lookup)
     confirm_load(args, target)
@@ -122,8 +122,8 @@ def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -
     exact = (args.input_tokens or 1) + (args.output_tokens or 1)
     if longest is not None and exact > longest and (args.input_tokens or args.output_tokens):
         raise OperationError(
-            f"{exact:,} tokens do not fit: prompt and answer may have {longest:,} in the server's context, less what "
-            "'vllm bench serve' adds to prompts"
+            f"{exact:,} tokens do not fit: prompt and answer together can have {longest:,} tokens in the server's "
+            "context, after what 'vllm bench serve' adds to prompts"
         )
     prompt = args.input_tokens or round(mean_length(workload.input_tokens_p95))
     output = args.output_tokens or round(mean_length(workload.output_tokens_p95))
@@ -175,7 +175,7 @@ def _run_tool(words: list[str], result: Path, *, quiet: bool) -> None:
     except OSError as error:
         raise OperationError(f"{words[0]} can't be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise OperationError("'vllm bench serve' ran for a day") from error
+        raise OperationError("'vllm bench serve' was stopped after a day") from error
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     if done.returncode:
         raise OperationError(f"'vllm bench serve' failed: {plain(reason(lines), 1500)}")

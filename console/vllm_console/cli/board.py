@@ -78,7 +78,7 @@ def _claim_line(one: Claim, now: float) -> str:
 def _server_line(one: Announced, now: float) -> str:
     who = "you" if one.uid == os.getuid() else one.user
     gpus = ",".join(map(str, one.gpus)) or UNKNOWN
-    seen = "" if one.seen else "  (can't see from here whether it runs)"
+    seen = "" if one.seen else "  (can't tell from here whether it is running)"
     seen += "  ! others can use it: no API key" if one.open else ""
     return (
         f"{one.name:<15} {who:<11} {one.preset or UNKNOWN:<17} {gpus:<7} {one.port or UNKNOWN:<6} "

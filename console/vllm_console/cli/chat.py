@@ -147,7 +147,7 @@ def _prompt(in_terminal: bool) -> str:
     if sys.stdin is None:
         raise UsageError("standard input is closed: echo 'Hello' | vllm-console chat NAME")
     if in_terminal:
-        complain("type the prompt; an empty line and ctrl-d end it")
+        complain("type the prompt; end it with ctrl-d on an empty line")
     data = sys.stdin.buffer.read(LARGEST_PROMPT + 1)
     if len(data) > LARGEST_PROMPT:
         raise UsageError("the prompt on standard input is longer than 16 MiB")

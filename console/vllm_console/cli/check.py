@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=duration_type(1, LONGEST_SECONDS),
         metavar="DURATION",
-        help="how much of the past to judge (default 5m)",
+        help="time window to evaluate (default 5m)",
     )
     parser.add_argument("--allow-idle", action="store_true", help="pass if the server had no requests (default: fail)")
     add_json(parser)

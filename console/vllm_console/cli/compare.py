@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", nargs="?", help="run to compare with")
     parser.add_argument(
         "--engine", action="append", default=[], metavar="ENGINE",
-        help="given twice: run NAME's flags on both engines in turns, with the same traffic; a version or path "
-        "as 'engines' lists it, vllm, or simulated",
+        help="given twice: run NAME's flags on both engines in turn, with the same traffic; a version or path as "
+             "'engines' lists it, vllm, or simulated",
     )  # fmt: skip
     parser.add_argument("--rounds", type=count_from, default=8, metavar="N", help="rounds per engine (default 8)")
     parser.add_argument(
         "--seconds", type=timeout_from, default=120, metavar="DURATION",
-        help="with --engine: length of the traffic in each turn, the newest recorded (default 2m)",
+        help="with --engine: length of the newest recorded traffic to send in each turn (default 2m)",
     )  # fmt: skip
     add_changes(parser)
     add_json(parser)

@@ -84,8 +84,8 @@ def need_screen(otherwise: str) -> None:
         raise UsageError(otherwise)
     if (name := os.environ.get("TERM", "")).lower() in DUMB:
         raise UsageError(
-            f"TERM={name}: the console needs a terminal that can be drawn on; commands such as "
-            "'vllm-console list' work without"
+            f"TERM={name}: the console needs a terminal with cursor positioning; commands such as 'vllm-console "
+            "list' work without one"
         )
 
 

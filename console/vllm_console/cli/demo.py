@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         need_screen("the demo needs a terminal; --picture FILE saves a picture instead")
     if args.picture is not None:
         if args.record is not None:
-            raise UsageError("--record records the console; with --picture none is opened: leave one of them out")
+            raise UsageError("--record and --picture can't be combined: --picture opens no console to record")
         check_picture_options(args)
     else:
         if args.record is not None and not args.record.absolute().parent.is_dir():

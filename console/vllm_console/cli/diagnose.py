@@ -82,9 +82,9 @@ def _failure_of(args: argparse.Namespace) -> Diagnosis:
     name: str = args.logfile
     server = open_fleet(args).snapshot().server(name)
     if server is None:
-        raise OperationError(f"{name}: there is neither such a file nor a server of that name")
+        raise OperationError(f"{name}: no such file or server")
     if args.exit_code is not None:
-        raise UsageError("--exit-code is for a log; that of a server is known")
+        raise UsageError("--exit-code is for log files; a server's exit code is known")
     if server.diagnosis is None:
         raise RefusedError(_not_failed(server))
     return server.diagnosis

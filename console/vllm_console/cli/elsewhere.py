@@ -49,10 +49,12 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
     if server is not None and split_host(server) is None:
         others.append(server)
     if others:
-        raise OperationError(f"{plain(others[0], 200)} is not on {name}: a command is run on one machine")
+        raise OperationError(f"{plain(others[0], 200)} is not on {name}: a command can only run on one machine")
     if args.command in READS_INPUT and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         way = shlex.join(["ssh", "-t", *(["-p", str(host.port)] if host.port else []), host.destination, host.command])
-        raise OperationError(f"on screen it runs on {name} itself: {way} {args.command} {plain(split[0][1][1], 200)}")
+        raise OperationError(
+            f"to use it on screen, run it on {name}: {way} {args.command} {plain(split[0][1][1], 200)}"
+        )
     there = {word: server for word, (_, server) in split}
 
     def without_host(word: str) -> str:

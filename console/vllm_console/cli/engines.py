@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", choices=["install", "remove"], help="omit to list them")
     parser.add_argument("version", nargs="?", type=text_from, help="vLLM's version (default: the newest), or the name")
     build = parser.add_mutually_exclusive_group()
-    build.add_argument("--cpu", action="store_true", help="the CPU build (default where there is no NVIDIA driver)")
+    build.add_argument("--cpu", action="store_true", help="the CPU build (default without an NVIDIA driver)")
     build.add_argument("--cuda", action="store_true", help="the CUDA build")
     parser.add_argument("--index", action="append", default=[], metavar="URL", help="an additional package index")
     parser.add_argument(
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
         version, _, cpu = folder.name.partition("-")
         again = f"vllm-console engines install {version}{' --cpu' if cpu else ''}"
         complain(
-            f"{folder.name}: its installation is not finished; '{again}' continues it, "
-            f"'vllm-console engines remove {folder.name}' deletes it"
+            f"{folder.name}: installation incomplete; '{again}' continues it, 'vllm-console engines remove "
+            f"{folder.name}' deletes it"
         )
     if args.json:
         print_json([fields(engine, "kind version build path") for engine in engines])

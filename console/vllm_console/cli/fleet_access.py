@@ -33,7 +33,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
     found = read_settings(args.config, forgiving=getattr(args, "forgiving", False))
     if found.mistakes:
         first = found.mistakes[0]
-        complain(f"{first}{'' if first.endswith('?') else '.'} This command leaves it out; others refuse it")
+        complain(f"{first}{'' if first.endswith('?') else '.'} This command ignores it; others refuse to run")
     args.settings = found
     return found
 

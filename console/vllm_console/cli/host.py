@@ -154,7 +154,9 @@ def read_charts(args: argparse.Namespace, span: ChartRange, recorded: Host | Non
                 raise OperationError(chart.problem)
             charts.append(chart)
     if not charts:
-        raise OperationError(f"{path}: no GPU was recorded yet; a server on a GPU, or an open console, records them")
+        raise OperationError(
+            f"{path}: no GPU history yet; it is recorded while a server runs on a GPU or a console is open"
+        )
     return charts
 
 

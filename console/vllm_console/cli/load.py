@@ -45,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration_type(0, MOST_SECONDS),
         default=30.0,
         metavar="DURATION",
-        help="how long requests are sent, such as 90s, 20m or 1h (default 30s); not with --requests",
+        help="how long to send requests, such as 90s, 20m or 1h (default 30s); not with --requests",
     )
     many.add_argument("--requests", type=count_from, metavar="N", help="send N requests in total; not with --duration")
     add_shape(parser)
     parser.add_argument(
         "--from-requests", metavar="RUN",
-        help="send the recorded requests of a run again, NAME@RUN or NAME for its newest: arrivals and lengths, "
-        "synthetic tokens",
+        help="replay the recorded requests of a run, NAME@RUN or NAME for its newest: same arrivals and lengths, "
+             "synthetic tokens",
     )  # fmt: skip
     parser.add_argument(
         "--speed",
@@ -84,7 +84,7 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
     others = (args.rate, args.requests, args.preset, args.input_tokens, args.input_p95, args.output_tokens,
               args.output_p95, args.prefix_reuse)  # fmt: skip
     if any(one is not None for one in others):
-        raise UsageError("--from-requests has its own arrivals and lengths; only --concurrency goes with it")
+        raise UsageError("--from-requests sets arrivals and lengths; it can only be combined with --concurrency")
     from vllm_console.load.shape import RecordedRequest, RecordedTraffic
 
     found = [
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _progress_text(progress: LoadProgress) -> str:
     """``10s: 20 sent, 3 under way, 17 answered``."""
-    counts = f"{progress.sent:,} sent, {progress.in_flight:,} under way, {progress.completed:,} answered"
+    counts = f"{progress.sent:,} sent, {progress.in_flight:,} in flight, {progress.completed:,} answered"
     failed = f", {progress.failed} failed" if progress.failed else ""
     late = ""
     if progress.held_back:

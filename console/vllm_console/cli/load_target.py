@@ -111,7 +111,9 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
 def warn_of_tuner(target: Target, what: str) -> None:
     """Warn on stderr if a tuner measures the server that ``what`` is sent to."""
     if target.server is not None and (tuner := target.server.tuner) is not None:
-        complain(f"warning: a tuner (pid {tuner.pid}) measures {target.server.name}: {what} distorts its figures")
+        complain(
+            f"warning: a tuner (pid {tuner.pid}) is measuring {target.server.name}: {what} will distort its results"
+        )
 
 
 def _attached_at(fleet: LocalFleet, url: str) -> ServerView | None:

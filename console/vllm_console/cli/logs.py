@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     server = open_fleet(args).snapshot().named(args.name)
     if not server.log_path:
         why = (
-            "is attached: its log is where it runs"
+            "is attached: its log is on its own machine"
             if server.attached
             else "was not started by vllm-console: no log available"
         )

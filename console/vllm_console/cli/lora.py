@@ -23,8 +23,8 @@ _COLUMNS = (("ADAPTER", 24), ("RANK", 6), ("SIZE", 10), ("REQUESTS", 20), ("PATH
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "List, load or unload LoRA adapters of a running server of yours. Loading first checks the adapter's rank and "
-        "memory. Loading and unloading need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING, which lets all "
+        "List, load or unload LoRA adapters of one of your running servers. Loading first checks the adapter's rank "
+        "and memory. Loading and unloading need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING, which lets all "
         "clients of the server do the same."
     )
     parser.add_argument("action", choices=NAMES)

@@ -81,7 +81,7 @@ COMMANDS = {
     "tune": Command("find better flags: predict every combination, measure the best few", changes=True, elsewhere=True),
     "lora": Command("list, load or unload a running server's LoRA adapters", elsewhere=True),
     "runs": Command("list past and present runs, with flags and figures", elsewhere=True),
-    "replay": Command("open the console on a past run, also of a removed server", module="console"),
+    "replay": Command("open the console on a past run, even of a removed server", module="console"),
     "compare": Command("compare two runs: did the change help?", elsewhere=True),
     "metrics": Command("parse a /metrics page from a URL or a file"),
     "diagnose": Command("explain a vLLM failure from its log, with fixes"),

@@ -139,7 +139,7 @@ def _search(fleet: LocalFleet, args: argparse.Namespace) -> int:
         print_json([fields(one, "model downloads tags") | more for one, more in zip(found, extra, strict=True)])
         return 0
     if not found:
-        print(plain(f"The hub has no model for: {' '.join(args.words)}"))
+        print(plain(f"No models found on the hub for: {' '.join(args.words)}"))
         return 0
     names = _name_width([one.model for one in found], 10 + (0 if fits is None else 2 + FITS))
     print(f"{'MODEL':<{names}}{'DOWNLOADS':>10}{'  FITS' if fits is not None else ''}")
@@ -278,7 +278,7 @@ def remove_model(args: argparse.Namespace) -> int:
     try:
         folder = hub.held(model)
     except HubError as error:
-        raise UsageError(f"{error}; a model in a folder of your own is yours to delete") from error
+        raise UsageError(f"{error}; delete models in your own folders yourself") from error
     if folder is None:
         raise NotFoundError(f"{model} is not in the cache at {hub.cache}")
     if users := users_of_model(model, folder):

@@ -79,13 +79,13 @@ def run(args: argparse.Namespace) -> int:
         if args.export == "systemd":
             _tell_closed(plan)
         if left_out := _left_out(plan):
-            words = f"this shell sets {', '.join(left_out)}, the export does not; add with --env what it needs"
+            words = f"this shell sets {', '.join(left_out)}, the export does not; add those it needs with --env"
             print(f"vllm-console: note: {words}", file=sys.stderr)
         everywhere = errors_anywhere(plan.findings)
         failed = bool(everywhere)
         for finding in errors(plan.findings):
             if finding.code == "port_taken" and args.port is None:
-                complain(f"note: port {plan.port} is taken on this machine now; for another one give --port")
+                complain(f"note: port {plan.port} is in use on this machine; choose another with --port")
                 continue
             where = "this would not start" if finding in everywhere else "on this machine now"
             print(f"vllm-console: {where}: {plain(finding.message)} [{finding.code}]", file=sys.stderr)

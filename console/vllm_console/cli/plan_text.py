@@ -225,7 +225,7 @@ def _node_lines(plan: Plan, nodes: NodesPlan | None) -> Iterator[str]:
     if network.needed_gbits is not None and network.tokens_per_second is not None:
         text += (
             f"; at full load, {network.tokens_per_second:,.0f} tokens/s with prompts, "
-            f"{three_digits(network.needed_gbits)} Gbit/s keep sending below a tenth of the time"
+            f"{three_digits(network.needed_gbits)} Gbit/s keep transfers below 10% of the time"
         )
     given = f"; given: {network.given_gbits:g} Gbit/s" if network.given_gbits is not None else ""
     yield from _wrapped("", f"{text}{given} (estimate: {network.formula})")
@@ -249,9 +249,9 @@ def _verdict(plan: Plan) -> str:
     warnings = sum(finding.level is Level.WARNING for finding in plan.findings)
     hint = f"; {counted(warnings, 'warning')} below" if warnings else ""
     if plan.memory is None:
-        return f"No errors, but whether it fits is not known{hint}."
+        return f"No errors, but it is unknown whether it fits{hint}."
     if not plan.memory.fits:
-        nevertheless = "; a simulated server starts nevertheless" if plan.engine.kind == "simulated" else ""
+        nevertheless = "; a simulated server starts anyway" if plan.engine.kind == "simulated" else ""
         return f"Does not fit{nevertheless}{hint}."
     return f"Fits{hint}."
 

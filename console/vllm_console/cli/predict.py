@@ -124,7 +124,7 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     if record.median_error is not None and record.covered is not None:
         yield (
             f"Of {counted(record.predictions, 'earlier prediction')} here the median error was "
-            f"{record.median_error:.0%}, and {record.covered:.0%} of what was measured lay in the interval."
+            f"{record.median_error:.0%}, and {record.covered:.0%} of the measurements were within the interval."
         )
     if found.drift is not None:
         slower = "slower" if found.drift > 0 else "faster"
@@ -196,8 +196,8 @@ def _sentence(now: Estimates, then: Estimates) -> str:
             word = f"rise by {by}" if 0 < share < 1 else f"be {by} as high" if share >= 1 else f"fall by {by}"
             parts.append(f"{middle}{title} would {word}")
     if not parts and unsure:
-        return "No change is certain: the intervals hold the present medians. More requests would narrow them."
+        return "No change is certain: the intervals contain the current medians. More requests would narrow them."
     if not parts:
-        return "No figure would change beyond what the machine and the traffic vary anyway."
+        return "No figure would change by more than the normal variation of machine and traffic."
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

@@ -135,7 +135,7 @@ def confirm_load(args: argparse.Namespace, target: Target, cost: str = MAKES_WAI
     """
     if target.server is not None and (tuner := target.server.tuner) is not None:
         left = duration(max(0.0, tuner.until - time.time()))
-        raise RefusedError(f"a tuner (pid {tuner.pid}) is at work on {_name(target)}, for at most {left}")
+        raise RefusedError(f"a tuner (pid {tuner.pid}) is running on {_name(target)}, for at most {left}")
     if args.yes:
         return True
     if not (why := _others(target)):
@@ -152,7 +152,7 @@ def _others(target: Target) -> str:
     from vllm_console.load.spans import read_spans
 
     if target.folder is not None and any(span.ended_at is None for span in read_spans(target.folder, time.time())):
-        return f"{_name(target)} is being sent load already"
+        return f"{_name(target)} is already receiving load"
     why = asyncio.run(traffic_of_others(target.url, target.lookup, target.access))
     return f"{_name(target)} {why}" if why else ""
 
@@ -272,7 +272,7 @@ class _Reports:
             return
         what = "warming up at" if progress.warming_up else "measuring"
         left = duration(max(0.0, self._args.budget - progress.elapsed))
-        text = f"{what} {rate(progress.rate, 'req')}, {progress.in_flight:,} under way; at most {left} left"
+        text = f"{what} {rate(progress.rate, 'req')}, {progress.in_flight:,} in flight; at most {left} left"
         self._line.show(text, progress.elapsed)
 
 

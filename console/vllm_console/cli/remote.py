@@ -98,5 +98,5 @@ class _Answers:
                 options = decode_options(request.get("options"))
                 self._fleet.restart(name, decode_changes(request.get("changes")), options)
             case _:
-                raise OperationError("this vllm-console does not know what was asked: update it")
+                raise OperationError("this vllm-console does not support the request: update it")
         return {"done": True}

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"No finished request of {plain(args.name)} is recorded yet.")
     if lost := found[-1].dropped if found else 0:
-        complain(f"note: its process lost {counted(lost, 'record')} of steps and requests, missing here")
+        complain(f"note: its process dropped {counted(lost, 'record')} of steps and requests, which are missing here")
     return 0
 
 
@@ -250,7 +250,7 @@ def prefixes_lines(use: PrefixUse) -> list[str]:
     lines += table_lines(_PREFIX_COLUMNS, rows)
     lines.append("")
     if use.unknown:
-        lines.append(f"{count(use.unknown)} more ended before their first token, or their cached tokens are not known")
+        lines.append(f"{count(use.unknown)} more ended before their first token, or their cached tokens are unknown")
     lines.append(f"resumed after a preemption: {resumed_text(use.resumed)}")
     return lines
 

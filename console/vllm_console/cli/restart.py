@@ -265,7 +265,7 @@ def _stop_wanted(args: argparse.Namespace) -> bool:
         return bool(args.stop_old)
     if args.json:
         return False
-    if ask(f"Stop {args.name}? Its clients must use the new address by then."):
+    if ask(f"Stop {args.name}? Move its clients to the new address first."):
         return True
     print(f"{args.name} keeps serving; 'vllm-console stop {args.name}' stops it")
     return False

@@ -53,10 +53,9 @@ LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "List all servers. KV cache usage, running and waiting requests are those of now. Preemptions, p99 of TTFT and "
-        "ITL, and TOK/S cover the last minute: TOK/S is the mean of generated tokens per second, over all requests. "
-        "– is unknown: servers that you did not start are read once, which shows rates only where nothing was counted "
-        "yet."
+        "List all servers. KV cache usage, running and waiting requests are current. Preemptions, p99 of TTFT and "
+        "ITL, and TOK/S cover the last minute: TOK/S is the mean rate of generated tokens over all requests. – is "
+        "unknown: servers that you did not start are read only once, so most of their rates are unknown."
     )
     parser.add_argument("--ours", action="store_true", help="only your own servers")
     add_json(parser)
@@ -246,7 +245,7 @@ def _describe_conditions(server: ServerView, now: float) -> list[str]:
         return []
     from vllm_console.diagnosis.finding import format_finding
 
-    lines = ["", "  findings    judged every 5 s by histograms, so figures can differ a little from those above"]
+    lines = ["", "  findings    evaluated every 5 s from histograms, so figures can differ slightly from those above"]
     for finding in server.findings:
         since, load = f"for {duration(now - finding.since)}", server.load_behind(finding.code)
         since = f"{since}; {load[0]}, pid {load[1]}" if load is not None else since

@@ -81,12 +81,12 @@ def add_sleep(parser: argparse.ArgumentParser) -> None:
     """Add the options for going to sleep: the level, and how long requests may take to finish."""
     parser.add_argument(
         "--level", type=int, choices=[1, 2], default=1,
-        help="1: keep the weights in host memory; 2: drop them and reload (default 1)",
+        help="1: keep the weights in host memory; 2: discard them and reload (default 1)",
     )  # fmt: skip
     parser.add_argument(
         "--drain", type=timeout_from, default=DRAIN_SECONDS, metavar="DURATION",
-        help="how long its requests may take to end; if some are left, it keeps serving "
-        f"(default {round_duration(DRAIN_SECONDS)})",
+        help="how long to wait for its requests; if any remain, it keeps serving (default "
+             f"{round_duration(DRAIN_SECONDS)})",
     )  # fmt: skip
 
 

@@ -100,16 +100,16 @@ _NAMES = {GOODPUT: "goodput", TTFT: "mean TTFT", THROUGHPUT: "throughput"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Find better flags for a running server of yours. Measures it with its preset's traffic, predicts every "
-        "combination of batch sizes and memory shares from the probe's records, and tries the best few: a restart and "
-        "a measurement each. Keeps the best one if the improvement is significant, otherwise restores the original "
-        "flags, also when canceled. The server is unreachable during restarts."
+        "Find better flags for one of your running servers. Measures it with its preset's traffic, predicts every "
+        "combination of batch sizes and memory shares from the probe's records, and tries the best few: a restart "
+        "and a measurement each. Keeps the best one if the improvement is significant, otherwise restores the "
+        "original flags, also when canceled. The server is unreachable during restarts."
     )
     parser.add_argument("server", metavar="name")
     parser.add_argument(
         "--objective", choices=OBJECTIVES, default=GOODPUT,
-        help="what is to get better: the request rate at which the objectives hold (default), the mean time to first "
-        "token at one rate, or the tokens per second of requests that are kept in flight",
+        help="what to improve: the request rate at which the objectives hold (default), the mean time to first "
+             "token at one rate, or tokens per second with a constant number of requests in flight",
     )  # fmt: skip
     parser.add_argument(
         "--trials", type=_trials, default=4, metavar="N", help="measurements after the baseline (default 4)"
@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--rate belongs to --objective {TTFT}")
     target = find_target(args, "", others_allowed=False)
     if target.server is None:
-        raise UsageError(f"{plain(args.server)} is not the name of a server of yours, and only those are restarted")
+        raise UsageError(f"{plain(args.server)} is not one of your servers, and only those can be restarted")
     if target.server.no_probe:
         raise OperationError(f"{args.server} has no probe, so nothing can be predicted: {target.server.no_probe}")
     limits, source = objectives_of(target.server.objectives, target.server.preset)
@@ -270,7 +270,7 @@ class _Tuner:
         ranking = self._ranking = self._rank(original)
         if not ranking.candidates:
             tried = counted(ranking.considered - ranking.refused, "combination")
-            self._sentence = f"Of {tried} none is predicted to be better by 2% or more: nothing was restarted."
+            self._sentence = f"None of {tried} is predicted to be at least 2% better: nothing was restarted."
             return
         while (following := self._next(original)) is not None:
             candidate = ranking.candidates[following.place]
@@ -615,7 +615,7 @@ class _Tuner:
 
     def _changed_by_others(self, what: str, server: ServerView | None) -> OperationError:
         """The error that names which original flags the server does not have now."""
-        text = f"{self._name} was {what} by somebody else meanwhile: it is left as it is now"
+        text = f"{self._name} was {what} by someone else meanwhile; it is left as it is"
         now = flag_difference(self._original, server.flags) if server is not None else Changes()
         flags = flags_text({**now.set, **dict.fromkeys(now.unset)})
         return OperationError(f"{text}, with {flags}" if flags else text)
@@ -767,8 +767,8 @@ def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, don
     name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
     if not done:
         return (
-            "No time was left for a trial, since what came before took longer than planned: the original flags stay. "
-            "A longer --budget tells more."
+            "No time was left for a trial because earlier steps took longer than planned: the original flags stay. "
+            "Try a longer --budget."
         )
     if not tried:
         return "No trial could be measured: the original flags stay."
@@ -782,5 +782,5 @@ def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, don
         return f"{words} stays: its {name} is {percent(one.value)} {better} ({interval})."
     return (
         f"The original flags stay: with {words} the {name} was {percent(one.value)} {better}, which may be chance "
-        f"({interval}). A longer --budget tells more."
+        f"({interval}). Try a longer --budget."
     )

@@ -111,7 +111,7 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
     )
     if taken := sorted(used & {side.name for side in sides}):
         raise OperationError(
-            f"a server is called {taken[0]} already: stop and remove it, it may be left of an earlier check"
+            f"a server named {taken[0]} already exists, perhaps from an earlier check: stop and remove it"
         )
     notes: list[str] = []
     for _ in range(8):  # each pass handles what the passes before it uncovered
@@ -120,7 +120,7 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
             try:
                 plan = fleet.plan_trial(args.before, side.engine, side.changes)
             except NoPlaceError as error:
-                hint = f"free GPUs, or stop {args.before} for the time of the check"
+                hint = f"free GPUs, or stop {args.before} during the check"
                 raise NoPlaceError(f"{str(error).removesuffix('.')}: {hint}", error.sets) from error
             for one in plan.findings:
                 if one.level is not Level.ERROR or one.code not in _FLAG_CODES or one.fix is None:

@@ -123,7 +123,7 @@ def warn_of_tuner(server: ServerView | None) -> None:
     """Warn on standard error that a tuner gives up if this server is changed now."""
     if server is not None and (tuner := server.tuner) is not None:
         stay = f"; {server.name} keeps the flags of {tuner.place}" if tuner.place else ""
-        complain(f"warning: a tuner (pid {tuner.pid}) is at work on {server.name}: it gives up now{stay}")
+        complain(f"warning: a tuner (pid {tuner.pid}) is running on {server.name}: it gives up now{stay}")
 
 
 class Canceling:

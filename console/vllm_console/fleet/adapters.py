@@ -130,11 +130,11 @@ class ServerAdapters:
             OperationError: vLLM refuses it.
         """
         if not name or _HIDDEN.search(name):
-            raise UsageError("an adapter's name must not be empty or hold commas or control characters")
+            raise UsageError("an adapter's name must not be empty or contain commas or control characters")
         before = self._require_updates()
         served = {one.name for one in before.adapters}
         if name in served:
-            raise RefusedError(f"{self._name} serves an adapter '{name}' already: unload it, or use another name")
+            raise RefusedError(f"{self._name} already serves an adapter '{name}': unload it, or use another name")
         adapter = read_adapter(Path(folder).expanduser().absolute())
         self._check(adapter, before)
         answer = self._ask("POST", LOAD, {"lora_name": name, "lora_path": str(adapter.path)}, LOAD_SECONDS)
@@ -182,7 +182,7 @@ class ServerAdapters:
             fix = (
                 f"vllm-console restart {self._name} --set max-lora-rank={needed}"
                 if needed is not None
-                else "vLLM has no --max-lora-rank for it"
+                else "vLLM supports no --max-lora-rank that high"
             )
             raise RefusedError(f"its rank is {adapter.rank}, and --max-lora-rank is {before.max_lora_rank}: {fix}")
         workers, free = ranks(self._details.flags), memory_available_gib()
@@ -200,7 +200,7 @@ class ServerAdapters:
         if before.max_cpu_loras is not None and many > before.max_cpu_loras:
             notes.append(
                 f"it serves {many} adapters and keeps {before.max_cpu_loras} in host memory (--max-cpu-loras): the "
-                "least recently used are read from disk again"
+                "least recently used are reloaded from disk"
             )
         elif before.max_loras is not None and many > before.max_loras:
             notes.append(
@@ -240,7 +240,7 @@ class ServerAdapters:
 
     def _cards(self, used: frozenset[str] | None, running: float | None, waiting: float | None) -> tuple[Adapter, ...]:
         answer = self._ask("GET", "/v1/models")
-        self._require(answer, "its adapters are not known")
+        self._require(answer, "its adapters are unknown")
         data = (answer.document or {}).get("data")
         cards = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
         return tuple(_adapter(card, used, running, waiting) for card in cards if card.get("parent") and card.get("id"))

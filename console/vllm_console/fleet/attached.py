@@ -50,7 +50,7 @@ CHECK_SECONDS = 5.0
 RECORDER_ENDS_SECONDS = 12.0
 """How long a recorder may take to end: longer than a response may take."""
 
-NOT_RECORDED = "nothing asks it now: this console is read-only and starts no recorder"
+NOT_RECORDED = "not scraped: this console is read-only and starts no recorder"
 LOCK_SECONDS = 0.5
 """How often to check for a record that a recorder has rewritten in the meantime."""
 
@@ -206,7 +206,7 @@ class AttachedServers:
         """
         endpoint = _checked(url, key_env, ca)
         if is_loopback(endpoint.host) and (here := own.get(endpoint.port)) is not None:
-            raise OperationError(f"{endpoint.url} is {here}, a server of your own: it is in the table already")
+            raise OperationError(f"{endpoint.url} is {here}, one of your own servers: it is already in the table")
         folder = self._state / ATTACHED
         busy = OperationError(f"another command is attaching an endpoint ({folder}): try again")
         try:

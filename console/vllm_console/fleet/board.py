@@ -108,7 +108,7 @@ class SharedBoard:
         if not wanted:
             raise UsageError("name the GPUs to claim, such as 2 or 0,1")
         if not now < until <= now + LONGEST_SECONDS:
-            raise UsageError(f"a claim ends in the future, and within {LONGEST_SECONDS / 86_400:.0f} days")
+            raise UsageError(f"a claim must end in the future, within {LONGEST_SECONDS / 86_400:.0f} days")
         check_gpus(wanted)
         for other in self.read().claims:
             if other.uid != os.getuid() and (both := sorted(set(wanted) & set(other.gpus))):
@@ -142,7 +142,7 @@ class SharedBoard:
         self.change(lambda page: without_claims(page, gone))
         still = sorted({i for one in self.read().claims if one.uid == os.getuid() for i in one.gpus} & set(gone))
         if still:
-            raise OperationError(f"{gpus_text(still)} is still claimed by you: the board has another page of yours")
+            raise OperationError(f"{gpus_text(still)} is still claimed by you: the board has another file of yours")
         return self.read()
 
     def exchange(

@@ -261,9 +261,9 @@ class Judge:
         if model is None:
             return "its metrics do not name its model"
         if not context.may_ask:
-            return "read-only sends none"
+            return "a read-only console sends none"
         if record.server is None:
-            return "its process is not known"
+            return "its process is unknown"
         spec, owner = record.current.spec, Owner(record.server.pid, record.server.start_time)
         self._request.ask(owner, spec.port, model, tls=spec.tls)
         if wait:

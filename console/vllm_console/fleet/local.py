@@ -303,7 +303,7 @@ class LocalFleet:
 
     def _adopt(self) -> list[str]:
         if self.read_only:
-            return ["a keeper died; this console is read-only and starts none"]
+            return ["a keeper died; this console is read-only and does not start a new one"]
         try:
             client.adopt_orphans(self._state)
         except KeeperError as error:
@@ -582,7 +582,7 @@ class LocalFleet:
         """
         from vllm_console.fleet.adapters import ServerAdapters
 
-        return ServerAdapters(self._recorded(name, "its adapters are not known")).served()
+        return ServerAdapters(self._recorded(name, "its adapters are unknown")).served()
 
     def load_adapter(self, name: str, adapter: str, folder: str) -> Loaded:
         """Load a LoRA adapter into a running server; errors as `ServerAdapters.load`."""
@@ -935,7 +935,7 @@ class LocalFleet:
         """
         from vllm_console.fleet.predictions import predict_change
 
-        record = self._recorded(name, "its flags are not known well enough to predict a change of them")
+        record = self._recorded(name, "too little is known of its flags to predict changes")
         self._refresh_gpus()
         plans = self._launcher.plan_restart(record, Changes()).plan, self._launcher.plan_restart(record, changes).plan
         facts = self._facts(unpack(record.current.spec.details))

@@ -97,7 +97,7 @@ def _end(generation: Generation, following: Generation | None) -> Iterator[Marke
     if end is None:
         return
     if not end.requested:
-        yield Marker(end.at, MarkerKind.CRASH, "✗", f"Ended by itself: {redact(plain(end.reason))}")
+        yield Marker(end.at, MarkerKind.CRASH, "✗", f"Exited unexpectedly: {redact(plain(end.reason))}")
     elif following is None or following.started_at - end.at > STOP_SECONDS:
         yield Marker(end.at, MarkerKind.STOP, "s", "Stopped on request")
 

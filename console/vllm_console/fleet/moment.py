@@ -89,8 +89,8 @@ def read_moment(
 def _no_findings(history: HistoryReader, at: float, judged: tuple[Judged, ...]) -> str:
     """Why the findings of a moment are unknown; empty if they are known."""
     if all(part.tier.step > _TENS for part in history.stretches(at - WINDOW_SECONDS, at, 2 * _TENS)):
-        return "only minutes are kept of it, which is too coarse to judge"
-    return "" if any(one.ok is not None for one in judged) else "too little traffic then to judge by"
+        return "only one-minute samples are left, too coarse for findings"
+    return "" if any(one.ok is not None for one in judged) else "too little traffic at that time"
 
 
 def _fixes_still(finding: Finding, details: Details) -> tuple[Fix, ...]:

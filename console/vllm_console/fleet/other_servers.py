@@ -47,7 +47,7 @@ REST_PER_WORK = 9.0
 """Seconds of rest per second of computing, so that parsing others' metrics uses at most a tenth of a core."""
 
 
-PORT_UNKNOWN = "its port is not known: its processes belong to another user"
+PORT_UNKNOWN = "its port is unknown: its processes belong to another user"
 IN_A_CONTAINER = "in a container: its port is not reachable from here"
 
 
@@ -144,7 +144,7 @@ class ObservedWatch:
                 self._enter(self._after(error.kind, unanswered), str(error))
             except Exception as error:  # noqa: BLE001 - thread boundary: shown and retried
                 self._enter(
-                    State.UNRESPONSIVE, f"it can't be sampled: {plain(str(error), 200) or type(error).__name__}"
+                    State.UNRESPONSIVE, f"its metrics can't be read: {plain(str(error), 200) or type(error).__name__}"
                 )
             self.sampled.set()
             rest = max(self._interval, REST_PER_WORK * (time.thread_time() - busy))

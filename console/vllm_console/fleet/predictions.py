@@ -190,7 +190,7 @@ def evidence_of(
         raise OperationError(f"{name}: {error}") from error
     if not part.steps:
         why = part.flaw or "no recorded step ran without a preempted request"
-        raise OperationError(f"{name}: {why}: what a step costs is not known")
+        raise OperationError(f"{name}: {why}, so the cost of a step is unknown")
     return whole, part
 
 
@@ -332,7 +332,7 @@ def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> 
     known = all(plan.memory is not None and plan.memory.kv_tokens for plan in (before, after))
     if not sizes or known:
         return ""
-    return f"How large the KV cache would be with another {' and '.join(sizes)} is not known before the start."
+    return f"The size of the KV cache with another {' and '.join(sizes)} is unknown before the start."
 
 
 # -- records, and earlier predictions ----------------------------------------------------------------------------------

@@ -98,20 +98,20 @@ def host_from(url: str, name: str | None) -> RemoteHost:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"'{shown}' is no address; write ssh://[user@]host") from error
+        raise UsageError(f"'{shown}' is not an address; use ssh://[user@]host") from error
     if parts.password is not None or parts.query or parts.fragment:
-        raise UsageError("no password is taken or stored: write ssh://[user@]host, and use a key or an agent")
+        raise UsageError("passwords are not accepted or stored: write ssh://[user@]host, and use a key or an agent")
     user, at, host = parts.netloc.rpartition("@")
     host = host if port is None else host.rpartition(":")[0]
     destination = f"{user}{at}{host}"
     if not _DESTINATION.fullmatch(destination):
-        raise UsageError(f"'{shown}' names no host that ssh could take; write ssh://[user@]host")
+        raise UsageError(f"'{shown}' does not name a host for ssh; use ssh://[user@]host")
     command = parts.path if parts.path not in ("", "/") else "vllm-console"
     if not _COMMAND.fullmatch(command):
         raise UsageError("the path to vllm-console there may have letters, digits and /._~+- only")
     chosen = name if name is not None else re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("-._")[:63]
     if not NAME.fullmatch(chosen):
-        raise UsageError(f"'{plain(chosen, 80)}' is no name for a host: use letters, digits, '.', '_' and '-'")
+        raise UsageError(f"'{plain(chosen, 80)}' is not a valid host name: use letters, digits, '.', '_' and '-'")
     return RemoteHost(chosen, destination, port, command)
 
 
@@ -179,8 +179,7 @@ class Session:
         if not isinstance(hello, dict) or hello.get("protocol") != PROTOCOL:
             version = plain(str(hello.get("version")), 40) if isinstance(hello, dict) else "unknown version"
             raise ProtocolError(
-                f"its vllm-console ({version}) and this one ({__version__}) don't understand each other: update the "
-                "older one"
+                f"its vllm-console ({version}) and this one ({__version__}) are incompatible: update the older one"
             )
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -215,7 +214,7 @@ class Session:
                     if not self._greeted and not line.lstrip().startswith(b"{"):
                         others += 1  # output of a shell's start-up files
                         if others > GREETING_LINES:
-                            raise ProtocolError("it prints something else than vllm-console does")
+                            raise ProtocolError("it does not respond like vllm-console")
                         continue
                     self._take(decode(line))
         except (ProtocolError, OSError, ValueError) as error:
@@ -317,7 +316,7 @@ class Connection:
         try:
             answer = session.ask({"do": verb, "name": name, **more}, VERB_SECONDS)
         except ProtocolError as error:
-            raise OperationError(f"{self.host.name}: {error}; whether it was done is not known") from error
+            raise OperationError(f"{self.host.name}: {error}; it is unknown whether it was done") from error
         refusal = answer.get("error")
         if isinstance(refusal, dict):
             raise decode_error(refusal, self.host.name)

@@ -71,7 +71,7 @@ def decode(line: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError("it sent something that is not JSON") from error
     if not isinstance(message, dict):
-        raise ProtocolError("it sent something that is no message")
+        raise ProtocolError("it sent an invalid message")
     return message
 
 
@@ -132,7 +132,7 @@ def views_of(document: Any, host: str) -> tuple[list[ServerView], list[str]]:
     """
     try:
         if not _bounded(document):
-            raise ValueError("a number is beyond all bounds")
+            raise ValueError("a number is out of bounds")
         servers, notices = document["servers"], [str(one) for one in document.get("notices", ())]
         return [_view(one, host) for one in servers[:MOST_SERVERS]], notices[:20]
     except (TypeError, KeyError, AttributeError, ValueError, RecordError, RecursionError) as error:

@@ -31,8 +31,8 @@ class AnswerComparison(msgspec.Struct, frozen=True):
         if not self.different:
             return f"same answers to all {self.compared} golden prompts"
         return (
-            f"different answers to {len(self.different)} of {self.compared} golden prompts; flags such as a data type "
-            "may change answers"
+            f"different answers to {len(self.different)} of {self.compared} golden prompts; flags such as the data "
+            "type can change answers"
         )
 
 

@@ -35,7 +35,7 @@ CONDITIONS_EVERY_SECONDS = 60.0
 PAST_SECONDS = 120.0
 """If at least this much history lacks findings, listing the runs computes them first."""
 
-_NOT_JUDGED = "read-only: times without an open console are not judged; a console that is not read-only judges them"
+_NOT_JUDGED = "read-only: no findings for times without an open console; a console that is not read-only computes them"
 _MANY = 5000
 """More runs than a server has."""
 _FEW_EARLIER = 12
@@ -404,7 +404,7 @@ class RunHistory:
             return self._compared(store, *_last_two(store, before))
         one, other = _find(store, before), _find(store, after)
         if one.id == other.id:
-            raise UsageError(f"{plain(before)} and {plain(after)} are the same run ({one.id}): name two others")
+            raise UsageError(f"{plain(before)} and {plain(after)} are the same run ({one.id}): name two different runs")
         return self._compared(store, one, other)
 
     def last_change(self, name: str) -> Comparison | None:

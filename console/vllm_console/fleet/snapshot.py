@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.sharing import GpuShare
 
 
-TUNES, TESTS = "a tuner is at work", "a load test runs"
+TUNES, TESTS = "a tuner is running", "a load test is running"
 """Our own sources of load on a server."""
 
 FIRST = ""
@@ -133,15 +133,15 @@ class SleepView(msgspec.Struct, frozen=True):
         host = f", about {self.host_gib:.1f} GiB of weights in host memory" if self.host_gib is not None else ""
         match self.step:
             case SleepStep.DRAINING:
-                return "going to sleep: its requests may end first"
+                return "going to sleep: waiting for its requests to end"
             case SleepStep.SUSPENDING:
                 return f"going to sleep, level {self.level}"
             case SleepStep.ASLEEP:
-                return f"asleep, level {self.level}{host or (', its weights are dropped' if self.level == 2 else '')}"
+                return f"asleep, level {self.level}{host or (', weights discarded' if self.level == 2 else '')}"
             case SleepStep.WAKING:
-                return "waking up" + (": its weights are loaded again" if self.level == 2 else "")
+                return "waking up" + (": reloading its weights" if self.level == 2 else "")
             case SleepStep.CHECKING:
-                return "awake: its answers are compared with those before"
+                return "awake: comparing its answers with earlier ones"
             case SleepStep.CANCELED:
                 return f"did not go to sleep: {self.message}"
             case SleepStep.FAILED | SleepStep.MISMATCH:
@@ -327,12 +327,16 @@ class ServerView(msgspec.Struct, frozen=True):
         if self.ours:
             return ""
         if self.remote:
-            why = "it can be stopped and restarted" if self.remote_ours else "it belongs to another user there"
-            return f"runs on {self.remote}; {why}, the rest is done there"
+            why = (
+                "it can only be stopped and restarted from here"
+                if self.remote_ours
+                else "it belongs to another user there"
+            )
+            return f"runs on {self.remote}; {why}"
         if self.attached is not None and self.machine:
             return f"is an attached machine ({self.attached.url}), not a server"
         if self.attached is not None:
-            return f"is attached from {self.attached.url}: it is read over the network, and can only be changed there"
+            return f"is attached from {self.attached.url}: read over the network, it can only be changed there"
         return f"was started by {self.owner or 'another user'} outside this console: read-only"
 
     @property

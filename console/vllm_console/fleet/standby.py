@@ -120,7 +120,7 @@ class Sleeping:
             why = sleep.message if sleep is not None and sleep.message else found.reason
             restarted = sleep is not None and sleep.step in (SleepStep.FAILED, SleepStep.MISMATCH)
             raise OperationError(
-                f"{name} was restarted, since {why}" if restarted else f"{name} is {found.state}: {why}"
+                f"{name} was restarted because {why}" if restarted else f"{name} is {found.state}: {why}"
             )
         prompts = f"{sleep.checked} golden prompts answered as before" if sleep.checked else sleep.message
         say(f"{name}: awake; {prompts}")
@@ -151,18 +151,18 @@ class Sleeping:
         """Wait until the memory that a sleeping server needs is free on its GPUs."""
         details, host = unpack(record.current.spec.details), self._host()
         if host is None or host.problem or not details.gpus:
-            say(f"{record.name}: not confirmed that its GPUs have free memory: {_unread(host, details)}")
+            say(f"{record.name}: could not confirm that its GPUs have free memory: {_unread(host, details)}")
             return
         from vllm_launchers.host.gpu.monitor import wait_until_freed
 
         wanted = wanted_gib(host, record.name, details)
         if not wanted:
-            say(f"{record.name}: not confirmed that its GPUs have free memory: how much it needs is not known")
+            say(f"{record.name}: could not confirm that its GPUs have free memory: its need is unknown")
             return
         ours = {holder.pid for gpu in host.gpus for holder in gpu.holders if partner and holder.server == partner.name}
         release = wait_until_freed(lambda: self._host() or host, wanted, ours, timeout=FREED_SECONDS)
         if not release.freed:
-            raise OperationError(f"{record.name} stays asleep, since its memory is not free: {release.reason}")
+            raise OperationError(f"{record.name} stays asleep because its memory is not free: {release.reason}")
         say(f"{record.name}: " + ", ".join(f"GPU {gpu} has the {gib:.1f} GiB it needs" for gpu, gib in wanted.items()))
 
     def _over(self, name: str) -> ServerRecord:

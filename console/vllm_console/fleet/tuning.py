@@ -79,7 +79,7 @@ def rank_changes(
     limits = limits_of(details.flags, details, facts, cache)
     evidence, fitted_to = evidence_of(present_run(state, record), record.name, limits)
     if evidence.flaw:
-        raise OperationError(f"{record.name}: the records don't hold the whole traffic: {evidence.flaw}")
+        raise OperationError(f"{record.name}: the records don't cover all traffic: {evidence.flaw}")
     limits = replace(limits, ahead=evidence.ahead)
     before = plan_of(Changes())
     utilization = None

@@ -104,7 +104,7 @@ SEEN_SECONDS = 3600.0
 
 MOST_FRAMES = int(SEEN_SECONDS / STEP_SECONDS)
 
-LAST_HOUR, PRESENT_RUN = "the last hour", "the present run"
+LAST_HOUR, PRESENT_RUN = "the last hour", "the current run"
 """Names of the time span that traffic is from."""
 
 FEWEST = 50
@@ -168,9 +168,9 @@ def seen_workload(
     minutes = traffic.seconds / 60
     prompts, answers = (merge_histograms(traffic.histograms[key]) for key in LENGTHS)
     if not traffic.samples:
-        return SeenWorkload(None, 0, 0.0, "Nothing was recorded of this server yet.")
+        return SeenWorkload(None, 0, 0.0, "Nothing has been recorded for this server yet.")
     if prompts is None or answers is None:
-        return SeenWorkload(None, 0, minutes, "This server does not report how long its prompts and answers are.")
+        return SeenWorkload(None, 0, minutes, "This server does not report prompt and output lengths.")
     requests = int(min(prompts.count, answers.count))
     if requests < FEWEST:
         return SeenWorkload(None, requests, minutes, _too_few(requests, minutes, span))
@@ -251,7 +251,7 @@ def _seen(
     )
     parts = [
         f"p95 prompt {lengths[0].words(given)}",
-        f"p95 answer {lengths[1].words(made)}{_buckets(*lengths)}",
+        f"p95 output {lengths[1].words(made)}{_buckets(*lengths)}",
         f"{percent(reuse)} of prompt tokens reused" if reuse is not None else "prefix reuse not measured",
         f"{flying:,} in flight (p95)" if flying is not None else "concurrency not measured",
     ]

@@ -102,7 +102,7 @@ class StreamedAnswer:
         events = (self._rest + data).split(b"\n\n")
         self._rest = events.pop()
         if len(self._rest) > LARGEST_EVENT:
-            raise RequestFailedError("an event of more than 1 MiB came, which no token needs")
+            raise RequestFailedError("the server sent an event of more than 1 MiB, too large for a token")
         for event in events:
             if event.startswith(b"data:"):
                 self._event(event[5:].strip(), at)
@@ -145,7 +145,7 @@ class StreamedAnswer:
         try:
             event = _decode(payload)
         except (ValueError, RecursionError) as error:
-            raise RequestFailedError("the answer is no event stream of completions") from error
+            raise RequestFailedError("the response is not an event stream of completions") from error
         if bytes(event.error) not in (b"", b"null"):
             raise RequestFailedError(f"the server reports: {message_of(bytes(event.error))}")
         if event.choices:
@@ -251,7 +251,7 @@ def check_url(url: str, *, allow_remote: bool) -> str:
     if parts.scheme not in ("http", "https") or not host:
         raise LoadError(f"'{plain(url, 200)}' is not a server URL; expected one such as http://127.0.0.1:8000")
     if not allow_remote and not is_loopback(host):
-        raise LoadError(f"{plain(host, 200)} is not this machine; say --remote if load should really be sent there")
+        raise LoadError(f"{plain(host, 200)} is not this machine; use --remote to send load there")
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -315,16 +315,16 @@ async def find_served_model(client: httpx.AsyncClient, model: str | None, access
             status, body = await fetch_body(client, "GET", "/v1/models")
     except httpx.ConnectError as error:
         if isinstance(error.__cause__, WrongProcessError):
-            raise LoadError(f"{error}: it is sent nothing; --remote says that it may be") from error
+            raise LoadError(f"{error}: nothing was sent; use --remote to allow it") from error
         raise LoadError(f"nothing answers at {base}: no connection; is the server up?") from error
     except (httpx.TimeoutException, TimeoutError) as error:
         raise LoadError(f"{base} does not answer within {CONNECT_SECONDS:.0f}s; does it hang?") from error
     except httpx.HTTPError as error:
-        raise LoadError(f"{base} does not speak HTTP as vLLM does: {plain(str(error), 200)}") from error
+        raise LoadError(f"{base} does not speak HTTP like vLLM: {plain(str(error), 200)}") from error
     if status in (401, 403):
         raise LoadError(f"{base} {key_wanted(access)}")
     if status != 200:
-        raise LoadError(f"{base} does not answer /v1/models as vLLM does: status {status}")
+        raise LoadError(f"{base} does not answer /v1/models like vLLM: status {status}")
     return target_in(body, model, base)
 
 
@@ -372,7 +372,7 @@ def target_in(body: bytes, model: str | None, base: str) -> LoadTarget:
             raise ValueError(f"more than {LARGEST_MODELS >> 20} MiB")
         models = decode_json(body, _Models).data
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"{base} does not answer /v1/models as vLLM does: {plain(str(error), 200)}") from error
+        raise LoadError(f"{base} does not answer /v1/models like vLLM: {plain(str(error), 200)}") from error
     chosen = next((one for one in models if model in (None, one.model)), None)
     if chosen is None:
         served = ", ".join(plain(one.model, 200) for one in models[:MOST_NAMED]) or "nothing"
@@ -510,7 +510,7 @@ class Sender:
         except httpx.TimeoutException:
             tally.fail(f"no connection within {CONNECT_SECONDS:.0f}s")
         except httpx.HTTPError:
-            tally.fail("the connection broke off")
+            tally.fail("the connection was lost")
         except RequestFailedError as error:
             tally.fail(str(error))
         else:

@@ -631,7 +631,7 @@ def conclude(
 _ENDED = {
     "canceled": "Canceled. ",
     "server": "The server stopped answering, so the ramp ended. ",
-    "others": "Requests of others came, so the ramp ended. ",
+    "others": "Other clients sent requests, so the ramp ended. ",
 }
 
 

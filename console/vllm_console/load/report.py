@@ -229,12 +229,20 @@ class LoadReport(msgspec.Struct, frozen=True):
 
     def _remarks(self) -> list[str]:
         remarks = (
-            (self.cut_off, "request", "not answered when the load ended: failed, and in the latencies as longer"),
-            (self.overdue, "request", "due but not sent when the load ended: in the latencies as longer"),
+            (
+                self.cut_off,
+                "request",
+                "unfinished when the load ended: counted as failed and as longer in the latencies",
+            ),
+            (self.overdue, "request", "due but not sent when the load ended: counted as longer in the latencies"),
             (self.held_back, "request", "sent late: the limit of requests in flight was reached"),
             (self.not_sent, "request", "of the schedule never sent: the load ended first"),
-            (self.other_prompt, "prompt", "of another length than asked, by the server's count"),
-            (self.other_output, "answer", "of another length than asked: the server stops or limits them itself"),
+            (self.other_prompt, "prompt", "with a different length than requested, by the server's count"),
+            (
+                self.other_output,
+                "answer",
+                "with a different length than requested: the server stops or limits them itself",
+            ),
         )
         lines = [f"{counted(number, thing)} {words}" for number, thing, words in remarks if number]
         return [*lines, f"failed: {self.failure}"] if self.failed else lines

@@ -159,7 +159,7 @@ async def _finish(
                     watching.cancel()
     except TimeoutError:
         waited = took(grace)
-        kind = f"nothing came for {waited}" if seconds is None else f"{UNFINISHED} {waited} after the last arrival"
+        kind = f"no response for {waited}" if seconds is None else f"{UNFINISHED} {waited} after the last arrival"
     finally:
         await sender.cancel(kind)
 
@@ -199,7 +199,7 @@ def _planned(rate: float | None, seconds: float, requests: int | None, max_in_fl
     if not (math.isfinite(seconds) and seconds > 0 and (rate is None or (math.isfinite(rate) and rate > 0))):
         raise LoadError("rate and duration must be greater than 0")
     if max_in_flight < 1 or (requests is not None and requests < 1):
-        raise LoadError("at least one request must be sent, and allowed in flight")
+        raise LoadError("at least one request must be sent and allowed in flight")
     planned = requests or (request_count(rate, seconds) if rate is not None else MOST_REQUESTS)
     if planned > MOST_REQUESTS:
         raise LoadError(f"that would be {planned} requests; at most {MOST_REQUESTS} are sent in one go")

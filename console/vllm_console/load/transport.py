@@ -217,13 +217,13 @@ class _Connection(asyncio.Protocol):
         while True:
             while (end := self._data.find(b"\r\n\r\n")) < 0:
                 if len(self._data) > LARGEST_HEAD:
-                    raise httpx.RemoteProtocolError("the head of the answer is too long")
+                    raise httpx.RemoteProtocolError("the response header is too long")
                 await self._more()
             lines = bytes(self._data[:end]).split(b"\r\n")
             del self._data[: end + 4]
             words = lines[0].split(None, 2)
             if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not (words[1].isdigit() and len(words[1]) == 3):
-                raise httpx.RemoteProtocolError("the answer is not HTTP/1.1")
+                raise httpx.RemoteProtocolError("the response is not HTTP/1.1")
             if (status := int(words[1])) >= 200:
                 break
         headers = [(name.strip(), value.strip()) for name, _, value in (line.partition(b":") for line in lines[1:])]
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
         self._chunked = known.get(b"transfer-encoding", b"").endswith(b"chunked")
         length = known.get(b"content-length", b"")
         if length and not (length.isdigit() and len(length) < 16):
-            raise httpx.RemoteProtocolError("the length of the answer is no number")
+            raise httpx.RemoteProtocolError("the response's content length is not a number")
         self._left = 0 if self._chunked or status in (204, 304) else int(length) if length else None
         self._ended = not self._chunked and self._left == 0
         return status, headers
@@ -271,7 +271,7 @@ class _Connection(asyncio.Protocol):
             end = data.find(b"\r\n", at)
             if end < 0:
                 if len(data) - at > LARGEST_LINE:
-                    raise httpx.RemoteProtocolError("the size of a chunk is too long")
+                    raise httpx.RemoteProtocolError("the chunk size is too long")
                 break
             size = _size(bytes(data[at:end]))
             if size:
@@ -279,7 +279,7 @@ class _Connection(asyncio.Protocol):
             elif data[end : end + 4] == b"\r\n\r\n":  # no trailers
                 at, self._ended = end + 4, True
             elif len(data) - end > LARGEST_LINE:
-                raise httpx.RemoteProtocolError("the answer has too much behind its end")
+                raise httpx.RemoteProtocolError("there is extra data after the response")
             else:
                 break
         del data[:at]
@@ -288,7 +288,7 @@ class _Connection(asyncio.Protocol):
     async def _more(self) -> None:
         """Wait for more data. Raises httpx.RemoteProtocolError if the connection has ended."""
         if self._over:
-            raise httpx.RemoteProtocolError("the connection ended in the middle of an answer")
+            raise httpx.RemoteProtocolError("the connection ended in the middle of a response")
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -299,7 +299,7 @@ class _Connection(asyncio.Protocol):
 def _size(line: bytes) -> int:
     digits = line.partition(b";")[0].strip()
     if not digits or len(digits) > 15 or digits.strip(b"0123456789abcdefABCDEF"):
-        raise httpx.RemoteProtocolError("the size of a chunk is no number")
+        raise httpx.RemoteProtocolError("the chunk size is not a number")
     return int(digits, 16)
 
 

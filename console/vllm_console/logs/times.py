@@ -80,7 +80,7 @@ def parse_moment(text: str, newest: datetime) -> datetime:
         if month is not None and day is not None:
             return _near(moment.replace(year=YEAR, month=month, day=day), newest)
     except ValueError:
-        raise ValueError(f"{text} is no time: {HINT}") from None
+        raise ValueError(f"{text} is not a time: {HINT}") from None
     return moment if moment <= newest else moment - timedelta(days=1)
 
 

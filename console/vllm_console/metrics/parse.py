@@ -463,9 +463,9 @@ def _check_shape(text: str) -> None:
     if text[:64].lstrip("\ufeff \t\r\n")[:1] == "<":
         raise NotMetricsError("html", "The answer is a web page (HTML), not metrics.")
     if text.count("\n") > _MAX_LINES:
-        raise NotMetricsError("garbage", f"The answer has more than {_MAX_LINES:,} lines: these are no metrics.")
+        raise NotMetricsError("garbage", f"The answer has more than {_MAX_LINES:,} lines, so it is not metrics.")
     if text[-1] != "\n" and not text.endswith("# EOF"):
-        raise NotMetricsError("cut off", "The metrics are cut off: the last line has no end.")
+        raise NotMetricsError("cut off", "The metrics are truncated: the last line is incomplete.")
 
 
 def _engine_sample(slots: _EngineSlots, values: list[str | None]) -> EngineSample | None:

@@ -137,7 +137,7 @@ class Scraper:
         response = self._connection.get(self._prefix + path, self._headers)
         if 300 <= response.status < 400:
             target = plain(response.headers.get("location", "").partition("?")[0], 100)
-            where = f"{self.place} sends {path} elsewhere (HTTP {response.status}{' to ' if target else ''}{target})"
+            where = f"{self.place} redirects {path} (HTTP {response.status}{' to ' if target else ''}{target})"
             raise ScrapeError("redirect", f"{where}: give the server's own address.", response.status)
         if response.status != 200:
             raise ScrapeError("status", self._status_sentence(path, response.status, response.reason), response.status)
@@ -163,7 +163,7 @@ class Scraper:
         return {
             "html": f"{self.place} answered with a web page (HTML), not metrics: check that this is vLLM's port.",
             "empty": f"{self.place} answered /metrics with nothing: check that this is vLLM's port.",
-            "cut off": f"{self.place} cut its metrics off in the middle: ask again, and see its log if it stays so.",
+            "cut off": f"{self.place} sent truncated metrics: try again, and see its log if that persists.",
         }.get(
             kind, f"{self.place} answered /metrics with something that is not metrics: check that this is vLLM's port."
         )
@@ -179,7 +179,7 @@ class Scraper:
             return ScrapeError("refused", f"{place} refused the connection: no server listens there (yet).")
         if isinstance(error, NoResponseError) and not self._secure:
             message = (
-                f"{place} closed the connection without an answer: if it speaks TLS, its address is https://{place}"
+                f"{place} closed the connection without a response: if it uses TLS, its address is https://{place}"
             )
             return ScrapeError("cut off", f"{message}.")
         if isinstance(error, (CutOffError, ConnectionResetError)):
@@ -187,9 +187,7 @@ class Scraper:
         if self._secure and (found := _tls_problem(error, place)) is not None:
             return found
         if isinstance(error, (NotHttpError, ValueError)):
-            return ScrapeError(
-                "garbage", f"{place} does not speak HTTP as a server should: check that this is vLLM's port."
-            )
+            return ScrapeError("garbage", f"{place} does not respond with valid HTTP: check that this is vLLM's port.")
         reason = plain(getattr(error, "strerror", None) or str(error), 120)
         return ScrapeError("network", f"{place} could not be reached ({reason}): check host and port.")
 
@@ -209,10 +207,10 @@ def _tls_problem(error: Exception, place: str) -> ScrapeError | None:
     if isinstance(error, ssl.SSLCertVerificationError):  # a subclass of ValueError
         why = plain(error.verify_message, 120).rstrip(".")
         if error.verify_code in _UNUSABLE:
-            return ScrapeError("certificate", f"{place} shows a certificate that can't be used: {why}.")
+            return ScrapeError("certificate", f"{place} presents an invalid certificate: {why}.")
         return ScrapeError("untrusted", f"{place} shows a certificate that is not trusted: {why}.")
     if isinstance(error, ssl.SSLError):
-        return ScrapeError("network", f"{place} does not speak TLS as it should: check scheme (https) and port.")
+        return ScrapeError("network", f"{place} failed the TLS handshake: check scheme (https) and port.")
     return None
 
 
@@ -224,7 +222,7 @@ def verifying(ca: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca or None)
     except OSError as error:  # also an ssl.SSLError
         shown = plain(ca, 200)
-        raise ScrapeError("url", f"{shown} holds no certificates in PEM format that can be read.") from error
+        raise ScrapeError("url", f"{shown} contains no readable PEM certificates.") from error
 
 
 def _split(url: str) -> tuple[str, str, int, str]:
@@ -235,7 +233,7 @@ def _split(url: str) -> tuple[str, str, int, str]:
     except ValueError:
         raise ScrapeError("url", f"{shown}: not a valid address; write http://HOST:PORT.") from None
     if parts.scheme not in ("http", "https"):
-        raise ScrapeError("url", f"{shown}: only http:// and https:// addresses can be asked.")
+        raise ScrapeError("url", f"{shown}: only http:// and https:// addresses are supported.")
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:

@@ -175,7 +175,7 @@ def gather(
         )
     begin, end = judged[0].at, judged[-1].at
     if end - begin < 1.0:
-        raise NoEvidenceError("its requests came all at once: a prediction needs traffic over some time")
+        raise NoEvidenceError("its requests all arrived at once: a prediction needs traffic spread over time")
     # From the last moment without a queue before them, including requests in flight then, until the last one ended.
     last = max(one.finished_at for one in judged)
     calm = max((one.at for one in stretch if one.at <= begin and one.queue <= NO_QUEUE_SECONDS), default=stretch[0].at)
@@ -620,13 +620,13 @@ def _flaw(
     if not timed:
         return "no steps were recorded"
     if requests[-1].dropped > requests[0].dropped or timed[-1][0].dropped > timed[0][0].dropped:
-        return "its probe lost records"
+        return "its probe dropped records"
     counted = sum(((step.running or 0) + (step.waiting or 0)) * took for step, took in timed)
     begin, end = timed[0][0].at, timed[-1][0].at
     known = sum(max(0.0, min(one.finished_at, end) - max(one.at, begin)) for one in around)
     if counted > known * VANISHED + 0.5 * seconds:
         if _vanished(stretch, steps, timed) > (counted - known) / 2:
-            why = "more requests ran than ended: clients disconnected, and such requests leave no record"
+            why = "more requests ran than ended: clients disconnected, which leaves no record"
             return f"{why}; try again after more traffic"
         return "some of its requests have not ended yet"
     made = sum(step.generation_tokens or 0 for step, _ in timed)

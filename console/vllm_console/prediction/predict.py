@@ -423,8 +423,8 @@ def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figur
 def unusable(evidence: TrafficEvidence, change: Change) -> str:
     """A sentence explaining why this evidence can't be replayed with the change; empty if it can."""
     if evidence.flaw:
-        known = "The records don't hold" if not evidence.ends else "The metrics don't tell"
-        return f"{known} the whole traffic: {evidence.flaw}."
+        known = "The records don't cover" if not evidence.ends else "The metrics don't show"
+        return f"{known} all traffic: {evidence.flaw}."
     if change.after.prefix_caching and not change.now.prefix_caching:
         return "Turning prefix caching on can't be predicted: the records don't show which prompts share a prefix."
     about = "About " if evidence.ends else ""
@@ -436,7 +436,7 @@ def unusable(evidence: TrafficEvidence, change: Change) -> str:
     refused = sum(one.prompt_tokens + one.output_tokens > step for one in evidence.arrivals)
     if refused and not change.after.scheduler.chunked_prefill:
         longer = f"{about}{_of_recorded(refused, evidence, 'is', 'are')} longer than a step of {step} tokens"
-        return f"{longer}, which vLLM does not accept without chunked prefill."
+        return f"{longer}, which vLLM rejects without chunked prefill."
     largest = (change.after.blocks - 1) * change.after.scheduler.block_size
     refused = sum(one.prompt_tokens + one.output_tokens > largest for one in evidence.arrivals)
     if refused:
@@ -515,13 +515,13 @@ def _outside(evidence: TrafficEvidence, found: Replayed, baseline: Replayed, loa
     batch = _typical_most(found.batches)
     if batch > FAR * max(evidence.most_running, 1):
         return (
-            f"Up to {counted(batch, 'request')} would run at once, and this server has shown at most "
-            f"{evidence.most_running}: step times there are extrapolated."
+            f"Up to {counted(batch, 'request')} would run at once, but at most {evidence.most_running} were "
+            "observed on this server: step times are extrapolated."
         )
     if found.prefill_tokens > FAR * max(baseline.prefill_tokens, 1):
         return (
-            f"Steps would compute up to {found.prefill_tokens:,} prompt tokens, and this server has shown at most "
-            f"{baseline.prefill_tokens:,}: step times there are extrapolated."
+            f"Steps would compute up to {found.prefill_tokens:,} prompt tokens, but at most "
+            f"{baseline.prefill_tokens:,} were observed on this server: step times are extrapolated."
         )
     return ""
 

@@ -130,7 +130,7 @@ def reconstruct(
         cached_tokens=0,
         steps=steps,
         most_running=round(max(one.after.running for one in busy)),
-        flaw=_flaw(intervals) or ("" if steps else "no time between two tokens was counted"),
+        flaw=_flaw(intervals) or ("" if steps else "no inter-token latency was recorded"),
         ends=ends,
     )
 
@@ -141,7 +141,7 @@ def _few_ended(ended: int, samples: Sequence[Sample]) -> str:
     now = [_Gauges.of(one) for one in samples[-1].engines.values()] if samples else []
     under_way = round(sum(one.in_flight for one in now if one is not None))
     if under_way:
-        more = f", and {under_way:,} {'is' if under_way == 1 else 'are'} under way: try again once more have ended"
+        more = f", and {under_way:,} {'is' if under_way == 1 else 'are'} in flight: try again once more have ended"
     else:
         more = ": send traffic first"
     return f"{few} in the recorded traffic; a prediction needs at least {FEWEST_REQUESTS}{more}"
@@ -162,7 +162,7 @@ def _intervals(samples: Sequence[Sample]) -> Iterator[_Interval]:
         first, last, ended = _Gauges.of(one), _Gauges.of(other), grown.requests_finished_total
         missing = [key for key in _NEEDED if key not in grown.histograms]
         if missing or ended is None or first is None or last is None or grown.generation_tokens_total is None:
-            raise NoEvidenceError("its metrics lack what requests took or how long they were")
+            raise NoEvidenceError("its metrics lack request times or lengths")
         came = last.in_flight - first.in_flight + round(ended)
         yield _Interval(before.at, after.at, first, last, grown, came)
 
@@ -209,10 +209,7 @@ def _flaw(intervals: Sequence[_Interval]) -> str:
 
     total = _sum(intervals)
     if counted("preemptions_total"):
-        return (
-            "requests were preempted, and near preemption a traffic reconstructed from metrics is too far from the "
-            "real one"
-        )
+        return "requests were preempted, and traffic reconstructed from metrics is too inaccurate near preemption"
     if counted("prefix_cache_hits_total") > MOST_HITS * max(1.0, total["prompt_tokens"].sum):
         return "metrics don't show which prompts share a prefix, which matters for this server"
     came = sum(one.came for one in intervals)
@@ -221,7 +218,7 @@ def _flaw(intervals: Sequence[_Interval]) -> str:
     lost = sum(-one.came for one in intervals if one.came < 0)
     aborted = counted("requests_finished_total") - total["e2e"].count
     if began - came > allowed or lost > allowed or aborted > allowed:
-        return "requests were aborted or their clients disconnected, and metrics don't tell how long these ran"
+        return "requests were aborted or their clients disconnected, and metrics don't show how long these ran"
     if counted("generation_tokens_total") > _SEVERAL * (total["itl"].count + total["ttft"].count):
         return "it generates several tokens per step, which is not modeled"
     return ""

@@ -178,7 +178,7 @@ def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
     ``judged``: the runs have been compared. Before that, values are not marked as within or outside.
     """
     if kept.unlike:
-        return ["A prediction was made of this change, for other traffic than came: it can't be judged."]
+        return ["This change was predicted for different traffic than it got, so the prediction can't be scored."]
     lines = [f"  {'':<15}{'PREDICTED':>11}   {'90% INTERVAL':<22}{'MEASURED' if judged else 'SO FAR':>11}"]
     for one in outcomes(kept):
         form = seconds if one.name != "tokens_per_second" else _rate
@@ -191,12 +191,12 @@ def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
         )
     if kept.requests:
         seen = f"{counted(kept.requests, 'request')} that came within {took(kept.seconds)}"
-        lines.append(f"Measured of {seen}; what is compared is of other spans of time.")
+        lines.append(f"Measured over {seen}; the comparison covers other periods.")
     if kept.drift is not None and abs(kept.drift) >= LEAST_DRIFT:
         slower = "slower" if kept.drift > 0 else "faster"
         lines.append(f"The same steps are {abs(kept.drift):.0%} {slower} since the restart: the machine or the engine.")
     if kept.outside:
-        lines.append("This prediction was outside what the server had shown; it does not count in the track record.")
+        lines.append("This prediction was outside the observed range; it does not count in the track record.")
     return lines
 
 

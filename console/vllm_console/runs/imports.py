@@ -43,18 +43,18 @@ def read_result(path: Path) -> Measurement:
     except OSError as error:
         raise ResultError(f"{path} can't be read: {error.strerror}") from error
     if len(data) > LARGEST_RESULT:
-        raise ResultError(f"{path} is larger than {LARGEST_RESULT >> 20} MiB, so it is no benchmark's result")
+        raise ResultError(f"{path} is larger than {LARGEST_RESULT >> 20} MiB, too large for a benchmark result")
     try:
         document = json.loads(data)  # accepts NaN and Infinity, which Python tools write
     except (ValueError, RecursionError) as error:
-        raise ResultError(f"{path} is no JSON file: {plain(str(error), 200)}") from error
+        raise ResultError(f"{path} is not a JSON file: {plain(str(error), 200)}") from error
     try:
         found = measurement(document, changed_at)
     except ResultError as error:
         raise ResultError(f"{path}: {error}") from error
     if found is None:
         raise ResultError(
-            f"{path} is no result that is known here: expected the JSON file of 'vllm bench serve --save-result' or of "
+            f"{path} is not a known result format: expected the JSON file of 'vllm bench serve --save-result' or of "
             "'guidellm'"
         )
     return found

@@ -36,7 +36,7 @@ class StartSaving(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         """The saving as a sentence: ``compile cache: 21.3s less than chat@1``."""
         more = "less" if self.seconds >= 0 else "more"
-        unknown = ", where what was cached is not known" if READ_AHEAD in self.measure else ""
+        unknown = ", where it is unknown what was cached" if READ_AHEAD in self.measure else ""
         return f"{self.measure}: {took(abs(self.seconds))} {more} than {plain(self.before.name)}{unknown}"
 
 

@@ -339,7 +339,7 @@ SERVER_ACTIONS: Mapping[str, str] = {
 """Verbs that run a registry action if they get no argument."""
 
 _OF_A_SERVER = {
-    "restart": "Restart SERVER with what is staged for it", "stop": "Stop SERVER",
+    "restart": "Restart SERVER with its staged changes", "stop": "Stop SERVER",
     "update": "Rolling update: start a second instance of SERVER with its staged flags",
     "remove": "Remove SERVER: delete its record and log; its runs can be replayed",
     "load": "Send SERVER its preset's workload, or stop it",
@@ -348,9 +348,9 @@ _OF_A_SERVER = {
     "lora": "Load a LoRA adapter into SERVER, or unload one",
     "fix": "Stage a fix for the top finding of SERVER",
     "flags": "Edit all flags of SERVER", "adjust": "Adjust the common flags of SERVER with the arrow keys",
-    "mark": "Mark SERVER, or no longer", "log": "Read the log of SERVER", "describe": "Describe SERVER",
+    "mark": "Mark or unmark SERVER", "log": "Read the log of SERVER", "describe": "Describe SERVER",
     "findings": "Findings on SERVER", "compare": "Compare SERVER with its previous run",
-    "revert": "Stage a revert to the flags that SERVER had before",
+    "revert": "Stage a revert to SERVER's previous flags",
     "sleep": "Put SERVER to sleep, and wake up its standby pair's other server", "wake": "Wake up SERVER",
 }  # fmt: skip
 
@@ -376,7 +376,7 @@ class ServerCommands:
                  optional=True),
             Verb("set", "Stage a change: set max-num-seqs=64", self._flags, partial(self._stage, self._step),
                  changes=True, preview=partial(self._preview, self._step)),
-            Verb("unset", "Stage leaving a flag out", self._set_flags, partial(self._stage, self._unset_step),
+            Verb("unset", "Stage unsetting a flag", self._set_flags, partial(self._stage, self._unset_step),
                  changes=True, preview=partial(self._preview, self._unset_step)),
             Verb("range", "Range of the charts: range 6h",
                  lambda: [Argument(one.name, f"Charts over {one.name}") for one in CHART_RANGES], self._range),
@@ -389,7 +389,7 @@ class ServerCommands:
                     lambda name: partial(screen.show_pane, name)),
             Verb("columns", "Columns of the table: columns +hit -preset", self._columns, self._choose_columns,
                  preview=lambda text: f"Columns: {' '.join(self._column_names(text)) or 'as by default'}"),
-            Verb("replay", "Replay a run that has ended, also of a removed server: replay chat@2", lambda: (),
+            Verb("replay", "Replay a run that has ended, even of a removed server: replay chat@2", lambda: (),
                  lambda text: partial(screen.replay, text) if text else screen.action_replay, optional=True,
                  preview=lambda text: f"Replay run {plain(text)}"),
             _choice("sort", "Sort servers by a column",
@@ -528,7 +528,7 @@ class ServerCommands:
         if (server := self._mine) is None:
             return ()
         after = self._screen.staging.flags_of(server)
-        return [Argument(name, f"Leave --{name} out; now {shown_value(value)}") for name, value in after.items()]
+        return [Argument(name, f"Unset --{name}; now {shown_value(value)}") for name, value in after.items()]
 
     def _unset_step(self, text: str) -> tuple[ServerView, StagedStep]:
         server = self._own()
@@ -574,8 +574,8 @@ class ServerCommands:
     def _columns(self) -> Sequence[Argument]:
         shown = self._screen.columns or DEFAULT_COLUMNS
         more = [Argument(f"+{name}", f"Show column {COLUMNS[name]}") for name in COLUMNS if name not in shown]
-        less = [Argument(f"-{name}", f"Leave out column {COLUMNS[name]}") for name in shown if name != "name"]
-        return [Argument("default", "The columns that the table has by itself"), *more, *less]
+        less = [Argument(f"-{name}", f"Hide column {COLUMNS[name]}") for name in shown if name != "name"]
+        return [Argument("default", "The default columns"), *more, *less]
 
     def _column_names(self, text: str) -> tuple[str, ...]:
         """Parse ``+hit -preset``, a list of columns, or ``default`` (empty)."""
@@ -591,7 +591,7 @@ class ServerCommands:
         for sign, name in signed:
             kept = [other for other in kept if other != name] + ([name] if sign == "+" else [])
         if not kept:
-            raise RefusalError("The table needs a column.")
+            raise RefusalError("The table needs at least one column.")
         return tuple(kept)
 
     def _choose_columns(self, text: str) -> Do:
@@ -624,7 +624,7 @@ class ServerCommands:
         server = self._own()
         path = Path(f"{server.name}.{EXPORTS[form]}").absolute()
         if path.exists():
-            raise RefusalError(f"{path} is there already: move it first.")
+            raise RefusalError(f"{path} already exists: move it first.")
         fleet, name = self._console.fleet, server.name
         beside = [one.name for one in self._screen.marked if one.ours] if form in PROXIES else []
 
@@ -662,7 +662,7 @@ _LAYOUTS: Mapping[str, str] = {
 _COPIES = {
     "url": "Copy the URL of the selected server's API",
     "command": "Copy its command line",
-    "flags": "Copy its flags, as words of a command line",
+    "flags": "Copy its flags as command-line arguments",
     "model": "Copy its model",
     "log": "Copy the path of its log",
 }
@@ -703,10 +703,9 @@ def _one_of(name: str, known: Sequence[str], kind: str) -> None:
     if name in known:
         return
     every = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
-    verb = "is" if len(known) < 2 else "are"
     if not name:
-        raise RefusalError(f"Which {kind}? There {verb} {every or 'none'}.")
-    raise RefusalError(f"No {kind} is called '{plain(name)}'" + (f"; there {verb} {every}." if known else "."))
+        raise RefusalError(f"Which {kind}? {f'Choose from {every}' if known else 'There is none'}.")
+    raise RefusalError(f"No {kind} is called '{plain(name)}'" + (f"; choose from {every}." if known else "."))
 
 
 def _ranked(typed: str, commands: Sequence[TypedCommand], recent: Sequence[str], skip: int = 0) -> list[TypedCommand]:

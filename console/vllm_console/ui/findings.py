@@ -87,7 +87,7 @@ def unjudged(server: ServerView) -> str:
         return ""
     if usage is None or objective is None or usage <= objective:
         return ""
-    return f"KV cache {percent(usage)} (limit {percent(objective)}): a finding if that lasts 30s"
+    return f"KV cache {percent(usage)} (limit {percent(objective)}): becomes a finding after 30s"
 
 
 def worst_sign(server: ServerView) -> tuple[str, Style] | None:

@@ -272,8 +272,8 @@ def open_folder(folder: Path) -> tuple[int, str]:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise BoardError(
-            f"{folder}: there is no such board here ({os.strerror(error.errno or 0)}); "
-            f"an administrator creates it with: install -d -m 1777 {folder}"
+            f"{folder}: there is no such board ({os.strerror(error.errno or 0)}); an administrator creates it with: "
+            f"install -d -m 1777 {folder}"
         ) from error
     status = os.fstat(opened)
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
@@ -342,7 +342,7 @@ def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
         if status.st_uid != uid:
             raise BoardError(f"belongs to {user_name(status.st_uid)}, not to {user_name(uid)}")
         if status.st_nlink != 1:
-            raise BoardError("has a second name, so it may be another file of theirs")
+            raise BoardError("has another hard link, so it may be a different file of theirs")
         try:
             data = file.read(MOST_BYTES + 1)
         except OSError as error:
@@ -388,7 +388,7 @@ def _pages(opened: int, folder: Path) -> tuple[list[int], list[str]]:
         notices.append(f"and {len(others) - len(notices)} more files that are not valid board pages")
     if len(uids) > MOST_PAGES or left:
         notices.insert(
-            0, f"more than {MOST_PAGES if not left else MOST_FILES} files lie on the board: not all are read"
+            0, f"more than {MOST_PAGES if not left else MOST_FILES} files are on the board: not all are read"
         )
     return sorted(uids)[:MOST_PAGES], notices
 
@@ -551,7 +551,7 @@ def _lock_file(folder: int) -> tuple[int, str]:
             lock = os.open(mine[0], flags, dir_fd=folder)
             close_to_others(lock)
             return lock, mine[0]
-    raise OSError(errno.EAGAIN, "its lock file comes and goes")
+    raise OSError(errno.EAGAIN, "its lock file keeps disappearing")
 
 
 def _own_files(folder: int, name: str) -> list[str]:

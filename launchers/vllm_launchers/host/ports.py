@@ -62,7 +62,7 @@ def check_port(host: str, port: int) -> PortUse | None:
     if not listening and any(row.state in _GONE for row in rows):
         if _bind(host, port, reuse=True)[0] == 0:
             return None  # only connections of an ended server; vLLM binds over those
-        return PortUse(reason="by connections of a server that has just ended; they are gone within a minute")
+        return PortUse(reason="by connections of a server that has just ended; they close within a minute")
     if listening:
         pid = _holder(listening[0].link)
         return PortUse(pid, _command(pid) if pid is not None else None, user_name(listening[0].uid))

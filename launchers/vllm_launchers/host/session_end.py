@@ -85,7 +85,10 @@ def ending(cgroup: str, user: str, logind: Logind, *, lingers: bool) -> Ending |
         why = f"this machine ends all processes of a login session (KillUserProcesses=yes in {logind.file})"
         return Ending(why, f"to prevent that: {linger}start with 'systemd-run --user --scope vllm-console'")
     if _MANAGER.search(cgroup) and not lingers:
-        return Ending("they run below your own service manager, and you do not linger", "'loginctl enable-linger' once")
+        return Ending(
+            "they run below your own service manager, and lingering is not enabled for you",
+            "'loginctl enable-linger' once",
+        )
     return None
 
 

@@ -99,7 +99,7 @@ def remove(files: Iterable[LeftFile], found_again: LeftFiles) -> tuple[list[Left
         try:
             status = os.lstat(file.path)
             if file not in found_again.found or status.st_ino != file.inode:
-                problems.append(f"{file.path}: left, because it is used again or is another file now")
+                problems.append(f"{file.path}: kept, because it is in use again or was replaced")
                 continue
             os.unlink(file.path)  # noqa: PTH108
         except FileNotFoundError:

@@ -234,7 +234,7 @@ def wake(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
 
 def _refuse_ended(record: ServerRecord) -> None:
     if not record.state.alive:
-        raise errors.CannotSleepError(f"{record.name} is {record.state}: only a server that runs can sleep or wake up")
+        raise errors.CannotSleepError(f"{record.name} is {record.state}: only a running server can sleep or wake up")
 
 
 def stop(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
@@ -457,7 +457,7 @@ def _start_keeper(
     try:
         return _record(json.loads(output))
     except ValueError as error:
-        raise KeeperError(f"the keeper of {home.name} ended at its start; see {home / KEEPER_LOG}") from error
+        raise KeeperError(f"the keeper of {home.name} ended during startup; see {home / KEEPER_LOG}") from error
 
 
 def _record(answer: Mapping[str, Any]) -> ServerRecord:

@@ -145,7 +145,7 @@ def _way_out(folder: Path) -> str:
     """What to do about an unreadable record. A keeper rewrites it from its own copy."""
     if lock_is_held(folder):
         return "its keeper writes it again within seconds"
-    return f"it has no keeper: 'vllm-console leftovers --remove' ends what still runs of it, then delete {folder}"
+    return f"it has no keeper: end its remaining processes with 'vllm-console leftovers --remove', then delete {folder}"
 
 
 def write_record(folder: Path, record: ServerRecord) -> None:

@@ -274,7 +274,7 @@ class WarmUpRun(threading.Thread):
                 missing, refused = path, ""
             else:
                 refused = path
-        return outcome, detail if refused else "it has no endpoint for a text"
+        return outcome, detail if refused else "it has no endpoint for text"
 
 
 def requests(model: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -298,11 +298,11 @@ def judge_response(path: str, answer: Response) -> tuple[WarmUpOutcome, str]:
     if answer.status != 200:
         return WarmUpOutcome.REFUSED, f"{path}: {answer.message}"
     if document is None:
-        return WarmUpOutcome.REFUSED, f"{path}: 200, but no JSON"
+        return WarmUpOutcome.REFUSED, f"{path}: 200, but not JSON"
     if document.get("error"):
         return WarmUpOutcome.FAILED, f"{path}: {answer.message}"
     choices = document.get("choices")
     ends = [one.get("finish_reason") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
     if path == "/v1/completions" and (not ends or "abort" in ends or "error" in ends):
-        return WarmUpOutcome.FAILED, f"{path}: 200, without a completion"
+        return WarmUpOutcome.FAILED, f"{path}: 200, but without a completion"
     return WarmUpOutcome.COMPLETED, ""

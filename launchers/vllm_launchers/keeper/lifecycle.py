@@ -97,7 +97,7 @@ def exit_of(status: int, requested: bool, killed: bool, at: float) -> Exit:
     if requested:
         reason = f"stopped as requested, {how}" + ("; it had to be killed" if killed else "")
     elif code >= 0:
-        reason = f"exited by itself with code {code}"
+        reason = f"exited with code {code}"
     else:
         reason = f"killed by signal {how}, not by this console"
     return Exit(

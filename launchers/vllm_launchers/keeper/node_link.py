@@ -204,7 +204,9 @@ class NodeLink(threading.Thread):
             return 0, ""
         node = self._node
         if hello["vllm-console"] != PROTOCOL:
-            return rank, f"node {rank} runs a vllm-console that speaks another protocol: install the same one on all"
+            return rank, (
+                f"node {rank} runs a vllm-console with a different protocol: install the same version on all nodes"
+            )
         if count != node.count:
             return rank, f"node {rank} was started for {_clean(count)} nodes, node 0 for {node.count}"
         if not 0 < rank < node.count:
@@ -220,7 +222,7 @@ class NodeLink(threading.Thread):
             if peer.line() is not None or peer.over:
                 with self._lock:
                     self._peers.pop(rank).socket.close()
-                self._news(NodeStep.WAITING, f"node {rank} has left again; {self._waits()}")
+                self._news(NodeStep.WAITING, f"node {rank} disconnected; {self._waits()}")
 
     # -- the others ------------------------------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ class NodeLink(threading.Thread):
         ended = message.get("rank")
         ended = ended if isinstance(ended, int) and 0 <= ended < self._node.count else rank
         if message.get("told") is not True:
-            why = f"node {ended} was stopped, as requested there" if requested else f"node {ended} is gone: {why}"
+            why = f"node {ended} was stopped by a request on that node" if requested else f"node {ended} is gone: {why}"
         order = {"do": "end", "why": why, "requested": requested, "rank": ended, "told": True}
         self._send_all(order, but=rank)
         self._news(NodeStep.ENDED, why, requested=requested)
@@ -364,7 +366,7 @@ class _Connection:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            self.over, self.why = True, "it speaks something else"
+            self.over, self.why = True, "it uses a different protocol"
             return None
         return found
 

@@ -247,7 +247,7 @@ class RestartPreparation:
             case "started":
                 self._became_server(process)
             case None if event.message is None and self.waits and not process.accepted:
-                self.discard(PreparationStep.FAILED, "its process ended before it had judged the flags")
+                self.discard(PreparationStep.FAILED, "its process ended before it had checked the flags")
         return None
 
     def server_stops(self) -> None:
@@ -287,7 +287,7 @@ class RestartPreparation:
         process = self._process
         if process is None:
             return ""
-        why = "the server ended by itself meanwhile"
+        why = "the server ended in the meantime"
         if not self.waits:  # it was to become the server, and this is its own end
             last = process.last_message()
             if last.get("step") == "started":
@@ -339,13 +339,13 @@ class RestartPreparation:
             return
         elif process.too_much_output:
             step = PreparationStep.UNPREPARED if process.accepted else PreparationStep.FAILED
-            self.discard(step, "its process prints too much")
+            self.discard(step, "its process printed too much output")
         elif process.accepted:
             return
         elif now - process.started_at >= self._limit:
             self.discard(PreparationStep.FAILED, f"it was not prepared within {self._limit:g}s")
         elif preparation.console is not None and not processes.alive(preparation.console):
-            self.discard(PreparationStep.CANCELED, "the console that asked for it has ended")
+            self.discard(PreparationStep.CANCELED, "the console that requested it has ended")
 
     def _record_process(self, identity: ProcessIdentity) -> None:
         if (preparation := self._record_writer.record.preparation) is not None:

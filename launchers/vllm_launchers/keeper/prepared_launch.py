@@ -59,7 +59,7 @@ class FirstStart(Value):
         """How it differs from another start, as a clause; empty if it does not."""
         mine, theirs = self.spec, other.spec
         if (mine.host, mine.port) != (theirs.host, theirs.port):
-            return f"its address is {theirs.host}:{theirs.port} by now"
+            return f"its address is now {theirs.host}:{theirs.port}"
         if self.argv != other.argv or mine.argv != theirs.argv:
             return "its flags have changed"
         if self.folder != other.folder:

@@ -106,7 +106,7 @@ class SleepRun(threading.Thread):
                 return
             self._suspends = self._in_doubt = True
         self._tell(SleepStep.SUSPENDING)
-        problem: OSError = SleepRefusedError("it accepted /sleep and is not asleep")
+        problem: OSError = SleepRefusedError("it accepted /sleep but is not asleep")
         try:
             self._ask("POST", f"/sleep?level={self._order.level}", seconds=SUSPEND_SECONDS)
         except OSError as error:  # it may have fallen asleep anyway
@@ -131,7 +131,7 @@ class SleepRun(threading.Thread):
             if time.monotonic() >= ends:
                 return f"{left} request{'s' * (left > 1)} left after {order.drain_seconds:g}s"
             if order.console is not None and not processes.alive(order.console):
-                return "the console that asked for it has ended"
+                return "the console that requested it has ended"
             self._client.canceled.wait(POLL_SECONDS)
         return "canceled"
 
@@ -144,7 +144,7 @@ class SleepRun(threading.Thread):
         else:
             self._ask("POST", "/wake_up", seconds=SUSPEND_SECONDS)
         if (self._ask("GET", "/is_sleeping").document or {}).get("is_sleeping") is not False:
-            raise SleepRefusedError("it accepted /wake_up and is still asleep")
+            raise SleepRefusedError("it accepted /wake_up but is still asleep")
         self._tell(SleepStep.CHECKING)
         self._ask("POST", "/reset_prefix_cache")
         differing = tuple(one.prompt for one in self._recorded)
@@ -160,7 +160,7 @@ class SleepRun(threading.Thread):
             )
             self._tell(SleepStep.MISMATCH, message, checked, differing)
         else:
-            self._tell(SleepStep.AWAKE, "" if checked else "no golden prompt is recorded to compare with", checked)
+            self._tell(SleepStep.AWAKE, "" if checked else "no golden answers were recorded to compare with", checked)
 
     def _ask(self, method: str, path: str, body: object = None, *, seconds: float | None = None) -> Response:
         response = self._client.ask(method, path, body, seconds=seconds)
@@ -192,11 +192,11 @@ class Sleeper:
             raise CannotSleepError(f"{record.name} runs without sleep mode: restart it with enable-sleep-mode")
         if self.busy:
             step = record.sleep.step if record.sleep is not None else SleepStep.DRAINING
-            raise CannotSleepError(f"{record.name} is already on its way ({step})")
+            raise CannotSleepError(f"{record.name} is already going to sleep or waking up ({step})")
         if wake and record.state is not State.ASLEEP:
             raise CannotSleepError(f"{record.name} is {record.state}, not asleep")
         if not wake and record.state is not State.READY:
-            raise CannotSleepError(f"{record.name} is {record.state}: only a server that is ready can be put to sleep")
+            raise CannotSleepError(f"{record.name} is {record.state}: only a ready server can be put to sleep")
         if record.preparation is not None and record.preparation.step.under_way:
             raise CannotSleepError(f"a restart of {record.name} is being prepared: cancel that first")
 
@@ -255,7 +255,9 @@ class Sleeper:
             case SleepStep.FAILED:
                 self._writer.change(sleep=sleep)
                 fell = record.sleep is not None and record.sleep.step is SleepStep.SUSPENDING
-                return f"{'whether it is asleep is not known' if fell else 'it could not be woken up'}: {event.message}"
+                return (
+                    f"{'it is unknown whether it is asleep' if fell else 'it could not be woken up'}: {event.message}"
+                )
             case SleepStep.MISMATCH:
                 self._writer.change(sleep=sleep)
                 return event.message

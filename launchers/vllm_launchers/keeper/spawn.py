@@ -277,7 +277,7 @@ class Sidecar:
         if not expected and self._wanted is not None:
             if now - self._started_at >= STEADY_SECONDS:
                 self._backoff = BACKOFF_SECONDS
-            self._note(f"the sidecar exited by itself; restarting it in {self._backoff:g}s")
+            self._note(f"the sidecar exited unexpectedly; restarting it in {self._backoff:g}s")
             self._next_start = now + self._backoff
             self._backoff = min(self._backoff * 2, BACKOFF_CAP_SECONDS)
         self._changed(None)

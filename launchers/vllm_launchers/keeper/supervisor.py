@@ -726,7 +726,7 @@ class Supervisor:
         back = self.record.current.rollback
         if back is not None and self.record.current.ready_at is None:
             retry = False
-            reason = f"run {back.failed}: {back.reason}; with the flags of run {back.to} again: {reason}"
+            reason = f"run {back.failed}: {back.reason}; after reverting to run {back.to}'s flags: {reason}"
         decision = decide_restart(self.record, self._context.folder / LOG, self.note) if retry else None
         if decision is None or decision.delay is None:
             if decision is not None and decision.why:

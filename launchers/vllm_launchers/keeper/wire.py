@@ -121,7 +121,7 @@ def _decode(kind: Any, raw: Any, where: str) -> Any:  # noqa: C901 (one branch p
             raise RecordError(f"{where} is {repr(raw)[:80]}, expected one of {known}") from error
     if kind is float and isinstance(raw, int | float) and not isinstance(raw, bool):
         if not abs(raw) <= MOST_SECONDS:  # nor is NaN
-            raise RecordError(f"expected seconds at {where}, found a number beyond all bounds")
+            raise RecordError(f"expected seconds at {where}, found a number out of range")
         return float(raw)
     return _expect(kind, raw, where)
 

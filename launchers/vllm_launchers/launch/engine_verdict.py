@@ -56,7 +56,7 @@ class EngineVerdicts:
             return EngineVerdict(EngineAnswer.UNKNOWN, why)
         start = _start(launch, folder)
         if not start.argv:
-            return EngineVerdict(EngineAnswer.UNKNOWN, "its command may do more than to run vLLM")
+            return EngineVerdict(EngineAnswer.UNKNOWN, "its command may do more than run vLLM")
         try:
             with self._lock:
                 self._end()

@@ -185,7 +185,7 @@ class Launcher:
             OperationError: it cannot be launched, or the name is taken.
         """
         if request.vllm_version is not None:
-            raise UsageError("--vllm-version names a release that is not installed: it can be planned, not started")
+            raise UsageError("--vllm-version names a release that is not installed: it can be planned but not started")
         if request.nodes is not None:
             request = startable(request, request.nodes)
         with launch_lock(self._state):

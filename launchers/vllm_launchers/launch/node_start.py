@@ -52,9 +52,9 @@ def startable(request: LaunchRequest, nodes: NodesRequest) -> LaunchRequest:
     if nodes.master_port >= 65535:
         raise UsageError(f"--master-port {nodes.master_port}: the port after it is used too, so 65534 is the highest")
     if request.restart != RestartMode.NEVER:
-        raise UsageError("--restart on-failure: a node is not restarted automatically, since all must start together")
+        raise UsageError("--restart on-failure: nodes are not restarted automatically because all must start together")
     if request.warm_up is False:
-        raise UsageError("--no-warm-up: node 0 is ready only after a completed request, since /health proves nothing")
+        raise UsageError("--no-warm-up: node 0 is ready only after a completed request because /health proves nothing")
     _refuse_public(nodes.master_addr)
     return replace(request, port=None) if nodes.rank else request
 
@@ -69,8 +69,8 @@ def _refuse_public(master: str) -> None:
         raise UsageError(f"--master-addr {master}: give one address of node 0, not all of them")
     if not (address.is_private or address in _SHARED):
         raise RefusedError(
-            f"--master-addr {master}: {address} is public, and nodes talk without encryption or a password; "
-            "join them by a private network"
+            f"--master-addr {master}: {address} is public, and nodes communicate without encryption or a password; "
+            "connect them by a private network"
         )
 
 

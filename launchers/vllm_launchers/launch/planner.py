@@ -129,7 +129,7 @@ class Planner:
             OperationError: it belongs to another server or process.
         """
         if not 1 <= port <= 65535:
-            raise UsageError(f"--port {port}: a port lies between 1 and 65535")
+            raise UsageError(f"--port {port}: expected a port between 1 and 65535")
         if port in taken:
             raise OperationError(
                 f"port {port} belongs to another of your servers (see 'vllm-console list'); choose another with --port"
@@ -161,7 +161,7 @@ class Planner:
             found.append(PlanFinding("recorded_host", Level.ADVICE, text))
         port = request.port if request.port is not None else _free(host, taken, self._prepared())
         if not 1 <= port <= 65535:
-            raise UsageError(f"--port {port}: a port lies between 1 and 65535")
+            raise UsageError(f"--port {port}: expected a port between 1 and 65535")
         if port in taken:
             text = f"port {port} belongs to another of your servers (see 'vllm-console list'); {OTHER_PORT}"
             found.append(PlanFinding("port_taken", Level.ERROR, text))
@@ -381,7 +381,7 @@ class Planner:
             return found
         if pretends and find_model(pretends) != model:
             raise UsageError(
-                f"{PRETENDS}={pretends}, but the recorded host's {gpu.label} is chosen: leave one of them out"
+                f"{PRETENDS}={pretends}, but the recorded host's {gpu.label} is selected: leave one of them out"
             )
         return replace(found, pretends=gpu.name or "")
 

@@ -266,9 +266,9 @@ def _tradeoff(pool: Pool, row: _Row, chosen: Option) -> str:
     option, layout = row.option, row.option.layout
     found: list[str] = []
     if row.sibling:
-        found.append("another checkpoint: compare its answers")
+        found.append("another checkpoint: compare its outputs")
     if is_fp8(option.formats.get(KV_DTYPE)) and not is_fp8(chosen.formats.get(KV_DTYPE)):
-        found.append("answers can differ slightly")
+        found.append("outputs can differ slightly")
     if layout.tensor > 1 and not option.near:
         found.append(f"two all-reduces per layer over {pool.far_link or 'unknown links'}")
     elif layout.tensor > 1:
@@ -278,7 +278,7 @@ def _tradeoff(pool: Pool, row: _Row, chosen: Option) -> str:
     if layout.data > 1 and is_mixture(row.facts):
         found.append("each step waits for the GPU with the most work")
     elif layout.data > 1:
-        found.append("each copy holds all weights and has its own prefix cache")
+        found.append("each replica holds all weights and has its own prefix cache")
     if layout.total == 1:
         found.append("one GPU does all the work")
     text = "; ".join(found)

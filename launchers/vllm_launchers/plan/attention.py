@@ -83,16 +83,18 @@ def fp8_cache_support(
     if HOPPER <= capability < BLACKWELL + 1:
         return Fp8Cache(True, native=True)
     if release is not None and release < V1_ONLY_SINCE:
-        return Fp8Cache(True, why="vLLM before 0.11 leaves its V1 engine for it")
+        return Fp8Cache(True, why="vLLM before 0.11 falls back from its V1 engine for it")
     return Fp8Cache(True, why="vLLM reads it with FlashInfer, which compiles a kernel with nvcc at the first start")
 
 
 def _refusal(capability: float, release: Release | None) -> str:
     """Why it may not work below 8.9 if vLLM chooses the backend (``_get_backend_priorities`` in ``cuda.py``)."""
     if release is not None and release < V1_ONLY_SINCE:
-        return "vLLM before 0.11 has it there in its old V0 engine at most"
+        return "vLLM before 0.11 supports it there in its old V0 engine at most"
     if capability < AMPERE:
-        return "FlashInfer reads it from compute capability 8.0 on, and vLLM's Triton attention backend from 8.9 on"
+        return (
+            "FlashInfer reads it on compute capability 8.0 and later, vLLM's Triton attention backend on 8.9 and later"
+        )
     if release is not None and release < FLASHINFER_TRIED_SINCE:
         return "vLLM uses its Triton attention backend for it, which refuses it there ('requires SM89+')"
     return (

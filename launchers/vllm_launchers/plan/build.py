@@ -75,8 +75,8 @@ def make_plan(
         raise PlanError("the model must be a hub id such as Qwen/Qwen3-8B-AWQ, or a folder")
     if holds_secret(model):
         raise PlanError(
-            "the model's name contains a key or a password, which every user of this machine can read on the command "
-            "line: remove it, and export the variable that the model's host expects"
+            "the model's name contains a key or a password, which every user of this machine can read on the "
+            "command line: remove it and export the variable that the model's host expects"
         )
     draft = _Draft(
         choices if choices is not None else tuple(overlay(preset.flags, changes).values()),
@@ -155,7 +155,7 @@ def _fit_to_cpu(draft: _Draft, inherited: Mapping[str, str]) -> None:
         return
     without = ""
     if asked is not None and asked.value is not None:
-        without = f"--{name} {asked.value} is dropped, since it would refer to RAM here; "
+        without = f"--{name} {asked.value} is dropped because it would refer to RAM here; "
         draft.put(replace(asked, value=None, reason="It would refer to RAM on a CPU build.", source=Source.MACHINE))
     if said_otherwise:
         draft.environment[CPU_KV_VARIABLE] = said_otherwise  # so that a restart from another shell keeps it

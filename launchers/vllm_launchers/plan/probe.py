@@ -43,7 +43,7 @@ def _impossible(engine: Engine, flags: Flags) -> str:
     if engine.kind is EngineKind.SIMULATED:
         return ""
     if engine.release is not None and engine.release < FIRST:
-        return f"{engine.label} takes no plugins for its statistics; {'.'.join(map(str, FIRST))} is the first to"
+        return f"{engine.label} supports no statistics plugins; {'.'.join(map(str, FIRST))} is the first that does"
     return ""
 
 

@@ -302,7 +302,7 @@ def parse(command_line: ModuleType, serve: ModuleType) -> argparse.Namespace:
     command.cmd = staticmethod(keep)
     try:
         if original is None or not all(found.cmd is keep for found in serve.cmd_init()):
-            raise UnpreparedError("its command line is laid out in an unknown way")
+            raise UnpreparedError("its command line has an unknown structure")
         with noted_exits() as messages:
             command_line.main()
     except SystemExit as error:
@@ -697,7 +697,7 @@ class Holders:
                     return f"GPU memory of ended processes is still held: {', '.join(map(str, sorted(held)))}"
                 time.sleep(POLL_SECONDS)
         except Exception as error:  # noqa: BLE001 - the driver's library raises anything; the server finds out
-            return f"whether GPU memory was freed is not known: {describe(error)}"
+            return f"it is unknown whether GPU memory was freed: {describe(error)}"
         return f"GPU memory was free after {time.monotonic() - began:.1f} s" if self._noted else ""
 
     def _listed(self) -> set[int]:

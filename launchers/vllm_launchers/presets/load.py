@@ -100,7 +100,7 @@ def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
         _check_drop(document)
     if complete and (missing := [key for key in REQUIRED if key not in document]):
         wanted = ", ".join(REQUIRED)
-        found.append(f"'{missing[0]}' is missing; a preset needs {wanted}, or 'extends = \"…\"' to take them over")
+        found.append(f"'{missing[0]}' is missing; a preset needs {wanted}, or 'extends = \"…\"' to inherit them")
     if found:
         raise Problem(*found)
 
@@ -194,14 +194,14 @@ def _check_variable(name: str, setting: object) -> None:
     if not ENVIRONMENT_NAME.fullmatch(name):
         raise Problem(f"{where}: is not a name of an environment variable (letters, digits and '_')")
     if is_secret_name(name):
-        raise Problem(f"{where}: a secret does not belong in a file; export {name} before you launch, or give --env")
+        raise Problem(f"{where}: secrets don't belong in files; export {name} before you launch, or give --env")
     value = _setting(where, setting, "environment")
     place = f"{where}.value" if isinstance(setting, dict) else where
     if not isinstance(value, str):
         raise Problem(f"{place}: expected text in quotes, not {_kind(value)}")
     _check_text(place, value, empty=True)
     if holds_secret(value):
-        raise Problem(f"{place}: it holds a key or a password; export {name} before you launch, or give --env")
+        raise Problem(f"{place}: it contains a key or a password; export {name} before you launch, or give --env")
 
 
 def _setting(where: str, setting: object, table: str) -> object:
@@ -228,7 +228,7 @@ def _check_drop(document: Mapping[str, Any]) -> None:
     if not isinstance(drop, list) or not all(isinstance(name, str) for name in drop):
         raise Problem('drop: expected a list of names, such as ["kv-cache-dtype"]')
     if drop and "extends" not in document:
-        raise Problem("drop: only takes out what is inherited, but this preset has no 'extends'")
+        raise Problem("drop: only removes inherited settings, but this preset has no 'extends'")
 
 
 def _check_text(where: str, value: object, *, empty: bool = False) -> None:

@@ -37,9 +37,11 @@ class EnvironmentSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The traffic a preset is made for. Lengths in tokens; ``prefix_reuse`` is a share from 0 to 1."""
 
-    input_tokens_p95: Annotated[_Tokens, Meta(description="95% of prompts are no longer, in tokens")]
-    output_tokens_p95: Annotated[_Tokens, Meta(description="95% of answers are no longer, in tokens")]
-    prefix_reuse: Annotated[_Share, Meta(description="share of a prompt that other requests begin with too, 0 to 1")]
+    input_tokens_p95: Annotated[_Tokens, Meta(description="95th percentile of prompt length, in tokens")]
+    output_tokens_p95: Annotated[_Tokens, Meta(description="95th percentile of output length, in tokens")]
+    prefix_reuse: Annotated[
+        _Share, Meta(description="fraction of a prompt that is a prefix shared with other requests, 0 to 1")
+    ]
     concurrency: Annotated[int, Meta(ge=1, le=100_000, description="requests in flight at the same time")]
 
 
@@ -47,7 +49,7 @@ class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What good service means: latencies in seconds, usage and rate as shares from 0 to 1."""
 
     ttft_p99_seconds: Annotated[_Seconds, Meta(description="99% of requests get their first token within this time")]
-    itl_p99_seconds: Annotated[_Seconds, Meta(description="99% of gaps between two tokens are no longer")]
+    itl_p99_seconds: Annotated[_Seconds, Meta(description="99% of gaps between two tokens are at most this long")]
     kv_cache_usage: Annotated[_Share, Meta(description="the KV cache should stay below this share, 0 to 1")]
     preemption_rate: Annotated[_Share, Meta(description="preemptions per finished request should stay below, 0 to 1")]
 

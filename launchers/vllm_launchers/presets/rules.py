@@ -100,24 +100,24 @@ def _count(description: str) -> FlagRule:
 
 FLAG_RULES: Mapping[str, FlagRule] = {
     "gpu-memory-utilization": FlagRule(
-        float, "share of the GPU's memory that vLLM takes in all, above 0 and 1 at most", above=0, maximum=1
+        float, "fraction of the GPU's memory that vLLM uses in total, above 0 and at most 1", above=0, maximum=1
     ),
     "max-model-len": FlagRule(
-        int, "longest prompt and answer together, in tokens", minimum=1, maximum=MAX_TOKENS, also=LENGTH
+        int, "maximum length of prompt plus output, in tokens", minimum=1, maximum=MAX_TOKENS, also=LENGTH
     ),
-    "max-num-seqs": _count("requests that run at the same time, at most"),
+    "max-num-seqs": _count("maximum number of requests that run at the same time"),
     "max-num-batched-tokens": FlagRule(
-        int, "tokens computed in one step, at most", minimum=1, maximum=MAX_TOKENS, also=TOKENS
+        int, "maximum number of tokens computed in one step", minimum=1, maximum=MAX_TOKENS, also=TOKENS
     ),
-    "enable-prefix-caching": FlagRule(bool, "share the cache of prompts that begin alike"),
-    "enable-chunked-prefill": FlagRule(bool, "compute long prompts in pieces, between other requests' tokens"),
+    "enable-prefix-caching": FlagRule(bool, "reuse the KV cache of prompts with a common prefix"),
+    "enable-chunked-prefill": FlagRule(bool, "prefill long prompts in chunks between decode steps"),
     "enforce-eager": FlagRule(bool, "no CUDA graphs and no compilation: quicker start, slower tokens"),
     "kv-cache-dtype": FlagRule(str, "number format of the KV cache: auto, fp8, …"),
-    "quantization": FlagRule(str, "only where the checkpoint does not say it itself"),
+    "quantization": FlagRule(str, "only if the checkpoint does not specify it"),
     "dtype": FlagRule(str, "number format of weights and activations: auto, bfloat16, …"),
     "tensor-parallel-size": _count("GPUs that share each layer; a divisor of the attention heads"),
-    "pipeline-parallel-size": _count("groups of GPUs that hold the layers one after another"),
-    "data-parallel-size": _count("copies of the model behind one address"),
+    "pipeline-parallel-size": _count("pipeline stages: groups of GPUs that hold consecutive layers"),
+    "data-parallel-size": _count("replicas of the model behind one address"),
     "block-size": _count("tokens per block of the KV cache"),
     "num-gpu-blocks-override": _count("blocks of the KV cache, instead of what fits"),
     "seed": FlagRule(int, "seed of the random numbers"),
@@ -130,8 +130,8 @@ def refused_flag(name: str) -> str | None:
     """Why a flag of that name is not allowed in a preset or among changes, or None. ``name`` is normalized."""
     if name in SECRET_FLAGS:
         return (
-            f"every user of this machine can read it on the command line; "
-            f"export {SECRET_FLAGS[name]} instead, and it is handed to the server unseen"
+            f"every user of this machine can read it on the command line; export {SECRET_FLAGS[name]} instead, and "
+            "the server inherits it"
         )
     return SECRET_ON_A_COMMAND_LINE if is_secret_flag(name) else MANAGED_FLAGS.get(name)
 

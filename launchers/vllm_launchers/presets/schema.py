@@ -30,7 +30,7 @@ def schema() -> dict[str, Any]:
     extends = {
         "type": "string",
         "minLength": 1,
-        "description": f"a preset to take everything over from; at most {MAX_DEPTH} in a row",
+        "description": f"preset to inherit from; at most {MAX_DEPTH} in a row",
     }
     drop = {"type": "array", "items": {"type": "string"}, "description": "inherited flags and variables to leave out"}
     return {
@@ -42,8 +42,8 @@ def schema() -> dict[str, Any]:
         "properties": {
             "extends": extends,
             "drop": drop,
-            "title": _TEXT | {"description": "what people call it"},
-            "summary": _TEXT | {"description": "one line: for what traffic it is"},
+            "title": _TEXT | {"description": "display name"},
+            "summary": _TEXT | {"description": "one line: the traffic it is for"},
             "model": _TEXT | {"description": "a hub id such as Qwen/Qwen3-8B-AWQ, or the whole path of a folder"},
             "flags": _flags(),
             "environment": _environment(),

@@ -73,7 +73,7 @@ def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
         "serve",
         prog="vllm serve",
         usage=_SERVE_USAGE,
-        description="A simulated engine that speaks as vLLM does. No GPU is used.",
+        description="A simulated engine that behaves like vLLM. No GPU is used.",
     )
     _add_modeled(serve)
     _add_ignored(serve)

@@ -91,7 +91,7 @@ def announce(log: Log, args: argparse.Namespace, gpu: str) -> None:
     log.api("api_utils.py:286", f"non-default args: {given}")
     if args.ignored:
         flags = ", ".join(dict.fromkeys(args.ignored))
-        log.api("simulated.py:2", f"simulated engine: accepted and not modeled: {flags}")
+        log.api("simulated.py:2", f"simulated engine: accepted but not modeled: {flags}")
 
 
 def announce_resumed(log: Log) -> None:

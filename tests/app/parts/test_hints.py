@@ -69,7 +69,7 @@ async def test_a_restart_that_is_prepared_takes_no_step_back_and_its_fix_is_not_
         await c.sees("hint 3/4  r, then y, restarts chat")
         await c.press("r", "y")
         await c.sees("loading vLLM")
-        await c.sees("hint 3/4  chat restarts with the change; wait until it is ready")
+        await c.sees("hint 3/4  chat is restarting with the change; wait until it is ready")
         await c.lacks("stage fix")
         now.clear()
         now["generation"] = fakes.pressed(0).generation + 1

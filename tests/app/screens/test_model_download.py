@@ -62,7 +62,7 @@ async def test_a_model_is_downloaded_after_a_question_and_escape_cancels(host, w
         await wait_until(pilot, lambda: "org/new: downloading: " in app.text() and "esc cancels" in app.text())
         await wait_until(pilot, hub.held.is_set)
         await pilot.press("ctrl+s")
-        await wait_until(pilot, lambda: "Its model is being downloaded" in app.text())
+        await wait_until(pilot, lambda: "The model is still downloading" in app.text())
         await pilot.press("escape")
         await wait_until(pilot, lambda: "org/new: canceled; the next download keeps" in app.text())
         assert app.screen is screen, "escape canceled, and did not leave"

@@ -129,7 +129,7 @@ async def test_a_hub_id_that_is_not_here_is_taken_as_typed(host, wait_until, fle
         await opened(pilot, wait_until, fleet)
         await wait_until(pilot, lambda: row(app, "Qwen/Qwen3-8B-AWQ"))
         await pilot.press("ctrl+u", *"org/new")
-        await wait_until(pilot, lambda: "enter takes what is typed" in app.text())
+        await wait_until(pilot, lambda: "enter accepts a hub id or a folder as typed" in app.text())
         await pilot.press("enter")
         await wait_until(pilot, lambda: app.screen.planner.draft.text("model") == "org/new")
 
@@ -143,7 +143,7 @@ async def test_reading_slowly_blocks_nothing_and_models_are_read_once(host, wait
         await pilot.press("ctrl+u", *"org/x")
         await wait_until(pilot, lambda: app.screen.entry.value == "org/x")
         fleet.hold.set()
-        await wait_until(pilot, lambda: "enter takes what is typed" in app.text())
+        await wait_until(pilot, lambda: "enter accepts a hub id or a folder as typed" in app.text())
         await pilot.press("escape", "enter")
         await wait_until(pilot, lambda: row(app, "Qwen/Qwen3-8B-AWQ"))
         assert fleet.reads == 1

@@ -58,7 +58,7 @@ def test_a_tmux_that_hangs_is_given_up(tmux, monkeypatch):
     monkeypatch.setattr(clipboard, "TMUX_SECONDS", 0.2)
     tmux("exec sleep 60")
     began = time.monotonic()
-    assert "did not take it" in load_tmux_buffer("text")
+    assert "did not accept it" in load_tmux_buffer("text")
     assert time.monotonic() - began < 30
 
 

@@ -69,7 +69,7 @@ print(json.dumps([stuck, pid, psutil.Process().username()]))
     )
     stuck, pid, user = make_stub(recorded("1xrtx4090")).run(code, str(tmp_path / "state"), "0.1")
     assert stuck == (
-        f"ended, but GPU 0: 19.5 GiB did not come back; pid {pid} of {user} still holds 20.0 GiB"
+        f"ended, but GPU 0: 19.5 GiB were not freed; pid {pid} of {user} still holds 20.0 GiB"
     )  # fmt: skip
 
 
@@ -144,6 +144,6 @@ def test_stop_waits_for_gpu_memory_and_names_its_holder(
     answer = make_stub(recorded("1xrtx4090")).run(STOP, str(tmp_path / "state"), timeout, memory)
     state, stderr, pid, user = answer
     assert state == "stopped"
-    held = f"19.5 GiB did not come back; pid {pid} of {user} still holds 20.0 GiB"
+    held = f"19.5 GiB were not freed; pid {pid} of {user} still holds 20.0 GiB"
     # The other process has grown meanwhile by its own memory.
     assert stderr == ("" if memory == "freed" else f"! chat: ended, but GPU 0: {held}\n")

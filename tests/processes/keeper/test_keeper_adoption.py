@@ -300,7 +300,7 @@ def test_known_exit_survives_keeper_death(bench):
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "9"))
     record = bench.wait(State.FAILED)
     bench.until(lambda _: not client.keeper_alive(bench.root, "one"))
-    seen = Exit(record.exit.at, 9, None, requested=False, reason="exited by itself with code 9")
+    seen = Exit(record.exit.at, 9, None, requested=False, reason="exited with code 9")
     cut = replace(record, state=State.STOPPING, generations=(replace(record.current, exit=seen),))
     folders.write_record(client.folder(bench.root, "one"), cut)
     bench.adopt()

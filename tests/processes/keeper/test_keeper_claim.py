@@ -132,7 +132,7 @@ def test_broken_record_without_keeper_reports_remedy(bench):
     before = bench.file("record.json").read_bytes()
     bench.file("record.json").write_bytes(b"{broken")
     folder = bench.file("")
-    expected = f"no keeper: 'vllm-console leftovers --remove' ends what still runs of it, then delete {folder}$"
+    expected = f"no keeper: end its remaining processes with 'vllm-console leftovers --remove', then delete {folder}$"
     with pytest.raises(errors.RecordError, match=expected):
         bench.stop()
     bench.file("record.json").write_bytes(before)

@@ -116,7 +116,7 @@ def test_unrequested_exit_is_a_failure_for_any_exit_code(bench, code):
     bench.launch(bench.spec("--never-ready", "--exit-after", "0.1", "--exit-code", str(code)))
     failed = bench.wait(State.FAILED)
     assert failed.exit.code == code
-    assert failed.reason == f"exited by itself with code {code}"
+    assert failed.reason == f"exited with code {code}"
     assert bench.log().endswith("fatal: made to fail\n")
 
 

@@ -103,7 +103,7 @@ def test_server_dies_on_first_request(bench: Bench, asked: Path) -> None:
     launch(bench, asked, {"POST /v1/completions": [0, {}]})
     record = bench.wait(State.FAILED)
     assert outcome(record) is WarmUpOutcome.FAILED
-    assert "on the first request it exited by itself with code 7" in record.reason
+    assert "on the first request it exited with code 7" in record.reason
 
 
 def test_rejected_request_is_not_a_failure(bench: Bench, asked: Path) -> None:
@@ -120,7 +120,7 @@ def test_rejected_request_is_not_a_failure(bench: Bench, asked: Path) -> None:
 @pytest.mark.parametrize(
     ("answers", "detail"),
     [
-        ({f"POST {path}": [404, {}] for path in ("/v1/completions", *health._POOLING)}, "no endpoint for a text"),
+        ({f"POST {path}": [404, {}] for path in ("/v1/completions", *health._POOLING)}, "no endpoint for text"),
         ({"GET /v1/models": [401, {"error": "Unauthorized"}]}, "401 Unauthorized"),
     ],
     ids=["a transcription model", "another key"],
@@ -149,7 +149,7 @@ def test_model_without_text_endpoint(bench: Bench, asked: Path) -> None:
     launch(bench, asked, {f"POST {path}": [404, {"detail": "Not Found"}] for path in paths})
     record = bench.wait(State.READY)
     assert record.current.warm_up is not None
-    assert record.current.warm_up.detail == "it has no endpoint for a text"
+    assert record.current.warm_up.detail == "it has no endpoint for text"
     assert len(sent(asked)) == len(paths)
 
 

@@ -173,7 +173,7 @@ def test_engine_that_cannot_be_asked_is_not_started(plan: Plan, tmp_path: Path) 
     )
     here = replace(wrapped, model_here=True)
     assert EngineVerdicts().ask(here, tmp_path) == EngineVerdict(
-        EngineAnswer.UNKNOWN, "its command may do more than to run vLLM"
+        EngineAnswer.UNKNOWN, "its command may do more than run vLLM"
     )
     absent = replace(here, plan=replace(here.plan, engine=replace(engine, path="")))
     assert EngineVerdicts().ask(absent, tmp_path) == EngineVerdict(EngineAnswer.UNKNOWN, "it is not installed here")

@@ -291,7 +291,7 @@ def test_message_length_is_limited(start: Start) -> None:
         (["serve", "m"], {"FAKE_IMPORT": "fails"}, "importing it failed: No module named 'vllm.gone'"),
         (["serve", "m"], {"FAKE_LAYOUT": "renamed"}, "'vllm.entrypoints.cli.serve' has no attribute"),
         (["serve", "m"], {"FAKE_IMPORT": "exits"}, "importing it failed: no server here"),
-        (["serve", "m"], {"FAKE_LAYOUT": "copied"}, "laid out in an unknown way"),
+        (["serve", "m"], {"FAKE_LAYOUT": "copied"}, "has an unknown structure"),
         (["serve", "m"], {"FAKE_SIGNATURE": "1"}, "unexpected keyword argument 'usage_context'"),
         (["serve", "m"], {"FAKE_DEVICE": "tpu"}, "whether a tpu stays untouched is not known"),
         (["serve", "m", "--error", "missing"], {}, "No module named 'vllm.gone'"),
@@ -401,7 +401,7 @@ def test_failing_driver_does_not_block_a_restart(start: Start, tmp_path: Path) -
     prepared.go()
     assert prepared.step() == {"step": "started"}
     assert prepared.wait() == 7
-    assert "whether GPU memory was freed is not known" in prepared.server_output.read_text()
+    assert "it is unknown whether GPU memory was freed" in prepared.server_output.read_text()
 
 
 def test_vllm_that_initializes_the_gpu_on_import_is_not_prepared(start: Start, fake_vllm: Path) -> None:

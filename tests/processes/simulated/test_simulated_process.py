@@ -398,7 +398,7 @@ def test_startup_log_matches_vllm(launch: Any) -> None:
         "version 0.33.0",
         "simulated engine: no GPU is used",
         "non-default args: {'model_tag': 'Qwen/Qwen3-8B-AWQ'",
-        "accepted and not modeled: --seed",
+        "accepted but not modeled: --seed",
         "Resolved architecture: Qwen3ForCausalLM",
         "Using max model len 4096",
         "Initializing a V1 LLM engine (v0.33.0) with config:",

@@ -310,7 +310,7 @@ def test_without_textual_serve(tmp_path):
 
 @pytest.mark.parametrize(
     ("named", "said"),
-    [("nothing.at.all:Driver", "No module named"), ("os:nothing", "nothing"), ("os.path:join", "no driver of Textual")],
+    [("nothing.at.all:Driver", "No module named"), ("os:nothing", "nothing"), ("os.path:join", "not a Textual driver")],
 )
 def test_invalid_driver_is_reported(tmp_path, named, said):
     env = {**os.environ, "TEXTUAL_DRIVER": named}

@@ -268,7 +268,7 @@ def test_traffic_after_missing_requests_is_complete() -> None:
 def test_lost_records_are_noticed() -> None:
     found = recorded()
     lost = [*found.requests[:-1], found.requests[-1]._replace(dropped=3)]
-    assert "lost records" in evidence_of(Recorded(lost, found.steps, found.limits)).flaw
+    assert "dropped records" in evidence_of(Recorded(lost, found.steps, found.limits)).flaw
 
 
 def test_server_that_the_model_does_not_explain_is_refused() -> None:
@@ -358,7 +358,7 @@ def test_prediction_is_scored_by_the_outcome() -> None:
     one = kept(evidence_of(slower))
     assert one.drift == pytest.approx(0.1, abs=0.02)
     after = evidence_of(slower)
-    over = f"Measured of {after.requests} requests that came within {took(after.seconds)}; "
+    over = f"Measured over {after.requests} requests that came within {took(after.seconds)}; "
     assert any(line.startswith(over) for line in outcome_lines(one))
     assert one.front_drift is None, "nothing is known of a front end"
     assert kept(replace(evidence_of(slower), front=0.006)).front_drift == pytest.approx(0.5)

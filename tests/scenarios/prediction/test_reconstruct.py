@@ -111,7 +111,7 @@ def test_too_little_traffic_is_no_evidence():
         ([replace(each, engines={**each.engines, "1": each.engines["0"]}) for each in one.samples], "several engines"),
         (
             [replace(each, engines={"0": replace(each.engines["0"], histograms={})}) for each in one.samples],
-            "lack what",
+            "lack request times",
         ),
     ):
         with pytest.raises(NoEvidenceError, match=why):
@@ -120,7 +120,7 @@ def test_too_little_traffic_is_no_evidence():
 
 @pytest.mark.parametrize(
     ("running", "under_way"),
-    [(1, "and 1 is under way: try again once more have ended"), (12, "and 12 are under way: try again")],
+    [(1, "and 1 is in flight: try again once more have ended"), (12, "and 12 are in flight: try again")],
 )
 def test_too_little_traffic_in_progress_asks_for_more(running, under_way):
     first = recorded().samples[0]

@@ -84,10 +84,10 @@ def test_fix_can_be_pasted_into_a_shell():
     assert item.fix == """--set 'speculative-config={"a": 1}'"""
 
 
-@pytest.mark.parametrize(("gpus", "why"), [((), "no GPU is known"), ((0,), "too little is known of the model")])
+@pytest.mark.parametrize(("gpus", "why"), [((), "no GPU is known"), ((0,), "too little is known about the model")])
 def test_memory_without_a_budget_is_unknown(gpus, why):
     found = item("memory", plan(memory=None, gpus=gpus), inputs())
-    assert (found.status, found.message) == ("unknown", f"not known whether it fits: {why}")
+    assert (found.status, found.message) == ("unknown", f"unknown whether it fits: {why}")
     held = PlanFinding("memory_held", Level.ERROR, "others hold it")
     assert item("memory", plan(held, memory=None), inputs()).status == "error"
 

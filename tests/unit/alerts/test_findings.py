@@ -49,7 +49,7 @@ def test_finding_is_reported_at_its_beginning_and_end() -> None:
 
 def test_finding_of_traffic_says_what_of_ours_loads_the_server() -> None:
     sentences = [one.sentence for one in FindingTracker().update([chat_with(PRESSURE, UNUSED, load_test=12)], NOW)]
-    assert sentences[0] == "chat: KV cache pressure: 91% is used. A load test runs (pid 12)."
+    assert sentences[0] == "chat: KV cache pressure: 91% is used. A load test is running (pid 12)."
     assert sentences[1].endswith(": Short."), "load is not why"
 
 

@@ -76,8 +76,8 @@ def test_without_counts_each_event_with_text_is_a_token(said):
 @pytest.mark.parametrize(
     ("stream", "why"),
     [
-        (b"data: nonsense\n\n", "no event stream"),
-        (b'data: {"choices": [{"delta": "x"}]}\n\n', "no event stream"),
+        (b"data: nonsense\n\n", "not an event stream"),
+        (b'data: {"choices": [{"delta": "x"}]}\n\n', "not an event stream"),
         (b'data: {"error": {"message": "EngineCore died"}}\n\n', "EngineCore died"),
         (b"data: " + b"x" * (2 << 20), "more than 1 MiB"),
         (b'data: {"choices": [{"delta": {"content": "half"}}]}\n\n', "ended before the answer did"),

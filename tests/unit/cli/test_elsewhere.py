@@ -49,5 +49,5 @@ def test_command_is_run_there(state: Path, capsys: pytest.CaptureFixture[str], w
     ],
 )
 def test_command_about_two_machines_is_refused(state: Path, words: str, not_there: str) -> None:
-    with pytest.raises(OperationError, match=f"^{not_there} is not on gpubox: a command is run on one machine$"):
+    with pytest.raises(OperationError, match=f"^{not_there} is not on gpubox: a command can only run on one machine$"):
         run_elsewhere(parse(["--state", str(state), *words.split()]))

@@ -58,7 +58,7 @@ def test_benchmark_uses_the_presets_mean_lengths_within_the_context():
     prefix, prompt, output = lengths(asked, WORK, 512)
     assert prefix + prompt + output <= 512
     assert lengths(argparse.Namespace(input_tokens=1, output_tokens=3), WORK, None) == (0, 1, 3)
-    with pytest.raises(OperationError, match=r"608 tokens do not fit: prompt and answer may have 480"):
+    with pytest.raises(OperationError, match=r"608 tokens do not fit: prompt and answer together can have 480"):
         lengths(argparse.Namespace(input_tokens=600, output_tokens=8), WORK, 480)
 
 
@@ -154,8 +154,8 @@ def test_ramp_prints_progress_lines_when_stderr_is_not_a_terminal(capsys):
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
-    assert lines[0] == "warming up at 4.2 req/s, 12 under way; at most 9m59s left"
-    assert lines[1] == "measuring 4.2 req/s, 12 under way; at most 9m49s left"
+    assert lines[0] == "warming up at 4.2 req/s, 12 in flight; at most 9m59s left"
+    assert lines[1] == "measuring 4.2 req/s, 12 in flight; at most 9m49s left"
     assert len(lines) == 8
     assert "\x1b" not in err
 

@@ -65,6 +65,6 @@ def test_value_without_an_interval_is_not_called_a_change():
 def test_score_counts_earlier_predictions(number, words):
     same = _estimates(ALL, ())
     found = PredictedChange((), Prediction(same, same), 600, 10.0, "recorded", TrackRecord(number, 0.08, 0.9))
-    assert f"{words} the median error was 8%, and 90% of what was measured lay in the interval." in list(
+    assert f"{words} the median error was 8%, and 90% of the measurements were within the interval." in list(
         _lines("chat", found)
     )

@@ -49,7 +49,7 @@ def test_running_tuner_is_shown(fakes: ModuleType) -> None:
     starting = replace(server, state=State.STARTING)
     assert describe_server(starting, fakes.NOW)[0].startswith("chat  starting for ")
     text = "\n".join(describe_server(server, fakes.NOW))
-    assert "preempting (critical, for 5m00s; a tuner is at work, pid 4711): " in text
+    assert "preempting (critical, for 5m00s; a tuner is running, pid 4711): " in text
     assert status_document(OURS)["tuner"] is None
     assert status_document(replace(OURS, tuner=server.tuner))["tuner"] == {
         "objective": "goodput",

@@ -194,7 +194,7 @@ def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
     with pytest.raises(OperationError) as raised:
         tuned(fleet)
     if stopped:
-        message = "chat was stopped by somebody else meanwhile: it is left as it is now, with max-num-seqs 16"
+        message = "chat was stopped by someone else meanwhile; it is left as it is, with max-num-seqs 16"
     assert str(raised.value) == f"the trial with max-num-seqs 16 was given up: {message}"
     assert fleet.server.flags == {"max-num-seqs": 16 if stopped else 4}
     assert "somebody else" not in capsys.readouterr().err, "it is reported once"
@@ -230,7 +230,7 @@ def test_measurement_ends_as_soon_as_somebody_else_changes_the_server(tuned, wha
     with pytest.raises(OperationError) as raised:
         tuned(fleet)
     done = what if what in ("stopped", "removed") else "restarted"
-    assert f"chat was {done} by somebody else meanwhile: it is left as it is now" in str(raised.value)
+    assert f"chat was {done} by someone else meanwhile; it is left as it is" in str(raised.value)
     assert fleet.restarts == (seqs != 4), "it is left alone"
 
 
@@ -251,7 +251,7 @@ def test_flags_stay_after_a_restart_by_others_that_was_canceled(tuned, monkeypat
 
     fleet.at_end_of_baseline = before_trials
     monkeypatch.setattr(tune._Tuner, "end", canceled_first)
-    with pytest.raises(OperationError, match=r"it is left as it is now, with max-num-seqs 16"):
+    with pytest.raises(OperationError, match=r"it is left as it is, with max-num-seqs 16"):
         tuned(fleet)
     assert fleet.server.flags == {"max-num-seqs": 16}
 
@@ -282,7 +282,7 @@ def test_server_stopped_at_the_end_stays_stopped(tuned, monkeypatch):
 
     monkeypatch.setattr(tune._Tuner, "end", stopped_first)
     code, out, err = tuned(fleet, "--json")
-    message = "chat was stopped by somebody else meanwhile: it is left as it is now, with max-num-seqs 64"
+    message = "chat was stopped by someone else meanwhile; it is left as it is, with max-num-seqs 64"
     assert (code, json.loads(out)["sentence"]) == (1, f"{message}.")
     assert (fleet.restarts, err.count(message)) == (2, 1)
 
@@ -291,7 +291,7 @@ def test_restart_by_others_during_a_trials_restart_is_respected(tuned):
     fleet = Fleet("changed by others", 1)
     with pytest.raises(OperationError) as raised:
         tuned(fleet)
-    message = "chat was restarted by somebody else meanwhile: it is left as it is now, with max-num-seqs 9"
+    message = "chat was restarted by someone else meanwhile; it is left as it is, with max-num-seqs 9"
     assert str(raised.value) == message
     assert (fleet.restarts, fleet.server.flags) == (1, {"max-num-seqs": 9})
 

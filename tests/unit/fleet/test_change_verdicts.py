@@ -134,7 +134,7 @@ def test_read_only_fleet_shows_recorded_runs_and_writes_nothing(state, serve, re
     assert [dict(run.flags) for run in runs] == [OTHERS, FLAGS]
     assert [(change.flag, change.before, change.after) for change in runs[0].changed] == [("max-num-seqs", 256, 64)]
     assert runs[0].ended_at == record.current.ended_at
-    assert any("not judged" in notice for notice in notices)
+    assert any("no findings for times" in notice for notice in notices)
     assert [change.flag for change in fleet.history.compare("chat").differences] == ["max-num-seqs"]
     assert fleet.history.judge_past() == ""
     fleet.close()

@@ -508,7 +508,7 @@ def test_active_server_and_read_only_console_send_no_request(answering: Answerin
     silent(judge)
     (found,) = judge.findings(record(seen.port), Details(), JudgeContext(may_ask=False), NOW, wait=True)
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
-    assert found.cause == ("Not confirmed by a one-token test request: read-only sends none.")
+    assert found.cause == ("Not confirmed by a one-token test request: a read-only console sends none.")
     moving = Judge("chat")
     for second in range(120):
         moving.append(sample(NOW - 120 + second), 1)

@@ -68,7 +68,7 @@ def test_unreleased_memory_names_its_holder_until_it_is_free(machine: Machine) -
     machine.ended.set()
     machine.until(lambda: machine.releases.notice("chat"))
     assert machine.releases.notice("chat") == (
-        "ended, but GPU 0: 39.5 GiB did not come back; pid 10 of ben still holds 40.0 GiB"
+        "ended, but GPU 0: 39.5 GiB were not freed; pid 10 of ben still holds 40.0 GiB"
     )
     machine.host = on_gpu(47.5)
     machine.until(lambda: not machine.threads())
@@ -110,7 +110,7 @@ def test_growing_process_is_not_blamed_for_missing_memory(machine: Machine) -> N
     machine.ended.set()
     machine.until(lambda: machine.releases.notice("chat"))
     assert machine.releases.notice("chat") == (
-        "ended, but GPU 0: 29.5 GiB did not come back, and no process is seen that holds them"
+        "ended, but GPU 0: 29.5 GiB were not freed, and no visible process holds them"
     )
     machine.host = on_gpu(36.5, replace(other, gib=11.0))
     machine.until(lambda: not machine.threads())

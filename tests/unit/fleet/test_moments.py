@@ -115,7 +115,7 @@ def test_moment_says_why_its_findings_are_unknown(folder: Path, history: History
     assert read_moment(history, SERVED, NOW - 2995, THEN).no_findings == "it was not ready then"
     with contextlib.closing(sqlite3.connect(folder / HISTORY)) as file, file:
         file.execute(f"DELETE FROM tens WHERE at < {NOW - 2000}")
-    assert read_moment(history, SERVED, NOW - 3100, THEN).no_findings.startswith("only minutes are kept of it")
+    assert read_moment(history, SERVED, NOW - 3100, THEN).no_findings.startswith("only one-minute samples are left")
 
 
 def test_state_of_a_moment_is_that_of_its_generation() -> None:

@@ -39,7 +39,7 @@ def test_other_reason_for_unknown_step_costs_is_named(monkeypatch: pytest.Monkey
     whole, _ = evidence_of(seen, "chat", found.limits)
     unknown = replace(whole, steps=(), flaw="no steps were recorded")
     monkeypatch.setattr(predictions, "gather", lambda *_, **__: unknown)
-    with pytest.raises(OperationError, match=r"^chat: no steps were recorded: what a step costs is not known$"):
+    with pytest.raises(OperationError, match=r"^chat: no steps were recorded, so the cost of a step is unknown$"):
         evidence_of(seen, "chat", found.limits)
 
 

@@ -141,7 +141,7 @@ def test_deeply_nested_answer_is_a_protocol_error() -> None:
         ("cat /dev/null", "the connection was closed"),
         ('echo Welcome; echo \'{"hello": {"protocol": 99, "version": "9.9"}}\'; cat', "(9.9) and this one"),
         ("echo '{\"hello\": {\"protocol\": 1}}'; echo '{x'; cat", "not JSON"),
-        ("yes", "prints something else"),
+        ("yes", "does not respond like vllm-console"),
         ('echo \'{"hello": {"protocol": 1}}\'; read l; echo \'{"id": 1, "snapshot": {}}\'; cat', "can't be read"),
     ],
 )

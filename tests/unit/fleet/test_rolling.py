@@ -27,7 +27,7 @@ from vllm_launchers.keeper.server_client import Response
         (AnswerComparison(4), "same answers to all 4 golden prompts"),
         (
             AnswerComparison(4, ("a",)),
-            "different answers to 1 of 4 golden prompts; flags such as a data type may change answers",
+            "different answers to 1 of 4 golden prompts; flags such as the data type can change answers",
         ),
     ],
 )

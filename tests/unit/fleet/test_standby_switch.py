@@ -96,7 +96,7 @@ def test_switch_sleeps_one_checks_memory_and_wakes_the_other(keepers: Keepers) -
 
 def test_memory_not_freed_leaves_the_server_asleep(keepers: Keepers) -> None:
     keepers.records["chat"] = record("chat", State.ASLEEP)
-    with pytest.raises(OperationError, match=r"coder stays asleep, .* 39\.7 GiB did not come back"):
+    with pytest.raises(OperationError, match=r"coder stays asleep because .* 39\.7 GiB were not freed"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
     assert keepers.asked == []
 
@@ -112,7 +112,7 @@ def test_without_a_driver_free_memory_is_not_confirmed(keepers: Keepers) -> None
     messages: list[str] = []
     keepers.host = lambda: Host(problem="no driver")  # type: ignore[method-assign]
     sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, messages.append)
-    assert "coder: not confirmed that its GPUs have free memory: no driver" in messages
+    assert "coder: could not confirm that its GPUs have free memory: no driver" in messages
 
 
 def test_server_that_stays_awake_keeps_the_other_asleep(keepers: Keepers) -> None:
@@ -124,7 +124,7 @@ def test_server_that_stays_awake_keeps_the_other_asleep(keepers: Keepers) -> Non
 
 def test_different_answers_after_waking_are_an_error(keepers: Keepers) -> None:
     keepers.awake = Sleep(1, 0.0, SleepStep.MISMATCH, message="4 of 4 golden prompts answered differently")
-    with pytest.raises(OperationError, match="coder was restarted, since 4 of 4 golden"):
+    with pytest.raises(OperationError, match="coder was restarted because 4 of 4 golden"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
 
 
@@ -175,7 +175,7 @@ def test_host_memory_is_held_only_at_level_1() -> None:
     assert second is not None
     assert (first.host_gib, second.host_gib) == (15.0, None)
     assert first.sentence == "asleep, level 1, about 15.0 GiB of weights in host memory"
-    assert second.sentence == "asleep, level 2, its weights are dropped"
+    assert second.sentence == "asleep, level 2, weights discarded"
 
 
 def test_pair_members_name_each_other() -> None:

@@ -73,7 +73,7 @@ def test_lengths_reuse_and_concurrency() -> None:
     assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
     assert (found.requests, found.minutes) == (1000, 60.0)
     assert found.sentence == (
-        "1,000 requests ended in the last hour (1h00m of it recorded): p95 prompt ~195 tokens, p95 answer ~96 "
+        "1,000 requests ended in the last hour (1h00m of it recorded): p95 prompt ~195 tokens, p95 output ~96 "
         "tokens (histogram buckets 100 to 200, 10 to 100), 60% of prompt tokens reused, 9 in flight (p95)."
     )
 
@@ -97,7 +97,7 @@ def test_barely_enough_requests_are_rough() -> None:
 
 def test_nothing_recorded_or_reported() -> None:
     assert seen().workload is None
-    assert "Nothing was recorded" in seen().sentence
+    assert "Nothing has been recorded" in seen().sentence
     silent = seen(poll(0, EngineSample(requests_running=1)), poll(60, EngineSample(requests_running=1)))
     assert silent.workload is None
     assert "does not report" in silent.sentence
@@ -176,7 +176,7 @@ def test_lengths_are_exact_if_a_probe_recorded_all_requests() -> None:
     found = seen_workload(polls, BEFORE, recorded=records)
     assert found.workload is not None
     assert (found.workload.input_tokens_p95, found.workload.output_tokens_p95) == (150, 50)
-    assert "p95 prompt 150 tokens, p95 answer 50 tokens, exact, prefix" in found.sentence
+    assert "p95 prompt 150 tokens, p95 output 50 tokens, exact, prefix" in found.sentence
     assert seen_workload(polls, BEFORE, recorded=records[1:]) == seen(*polls), "one is missing: estimates"
 
 
@@ -229,7 +229,7 @@ def test_current_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> 
 
     many, sentence = in_flight(2, 1099)
     assert many == 95
-    assert "ended in the present run" in sentence
+    assert "ended in the current run" in sentence
     few, sentence = in_flight(2, 1030)
     assert few == 257, "too few yet"
     assert "ended in the last hour" in sentence
@@ -240,7 +240,7 @@ def test_server_without_a_history_is_reported_in_a_sentence(tmp_path: Path) -> N
     record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9),))
     none = seen_traffic(tmp_path, record, 1e9)
     assert none is not None
-    assert (none.workload, none.sentence) == (None, "Nothing was recorded of this server yet.")
+    assert (none.workload, none.sentence) == (None, "Nothing has been recorded for this server yet.")
     (tmp_path / HISTORY).write_bytes(b"no history" * 1000)
     damaged = seen_traffic(tmp_path, record, 1e9)
     assert damaged is not None

@@ -78,5 +78,5 @@ def test_missed_exit_follows_the_record(change, start_pending, next_spec, retry,
     found = missed_exit(replace(RECORD, **change), location.ended_with(replace(RECORD, **change)), 9.0)
     assert (found.start_pending, found.next_spec, found.retry) == (start_pending, next_spec, retry)
     assert reason in found.exit.reason
-    assert "exited by itself" not in found.exit.reason, "the reason is unknown"
+    assert "exited with" not in found.exit.reason, "the reason is unknown"
     assert (found.exit.at, found.exit.code) == (9.0, None)

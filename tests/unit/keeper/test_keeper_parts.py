@@ -101,8 +101,8 @@ def test_every_state_can_be_left_and_reached():
 @pytest.mark.parametrize(
     ("status", "requested", "killed", "code", "name", "reason"),
     [
-        (0, False, False, 0, None, "exited by itself with code 0"),
-        (2 << 8, False, False, 2, None, "exited by itself with code 2"),
+        (0, False, False, 0, None, "exited with code 0"),
+        (2 << 8, False, False, 2, None, "exited with code 2"),
         (9, False, False, None, "SIGKILL", "killed by signal SIGKILL (9), not by this console"),
         (0, True, False, 0, None, "stopped as requested, exit code 0"),
         (9, True, True, None, "SIGKILL", "stopped as requested, SIGKILL (9); it had to be killed"),

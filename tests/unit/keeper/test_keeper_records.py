@@ -138,7 +138,7 @@ def test_record_without_optional_fields_is_read():
         ({"generations": []}, "has no generations"),
         ({"generations": [{"number": 1}]}, r"lacks generations\[0\].spec"),
         ({"attempt": True}, "expected int at attempt, found bool"),
-        ({"state_since": 10**400}, "expected seconds at state_since, found a number beyond all bounds"),
+        ({"state_since": 10**400}, "expected seconds at state_since, found a number out of range"),
         ({"next_attempt_at": float("inf")}, "expected seconds at next_attempt_at"),
         ({"created_at": float("nan")}, "expected seconds at created_at"),
         ({"downtime_seconds": -1e300}, "expected seconds at downtime_seconds"),

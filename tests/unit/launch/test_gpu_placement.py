@@ -351,7 +351,7 @@ def test_shares_in_the_config_file(tmp_path: Path) -> None:
     assert gpu_shares(Config()) == ()
     for line, message in (
         ('first = "24 GiB"', "'first' is not a GPU index"),
-        ('0 = "a lot"', "is not a part of its memory; expected '24 GiB'"),
+        ('0 = "a lot"', "is not a valid share of its memory; expected '24 GiB'"),
         ("0 = true", "shares"),
     ):
         path.write_text(f"[shares]\n{line}\n")

@@ -159,7 +159,7 @@ def test_cpu_build_nodes_share_each_layer() -> None:
         ({"nodes": NodesRequest(2, network_gbits=float("nan"))}, "--network"),
         ({"changes": {"nnodes": 3}}, "--nnodes follows from --nodes"),
         ({"changes": {"data-parallel-size": 2}}, "leave out --data-parallel"),
-        ({"changes": {"tensor-parallel-size": 1, "pipeline-parallel-size": 3}}, "cannot be dealt evenly"),
+        ({"changes": {"tensor-parallel-size": 1, "pipeline-parallel-size": 3}}, "are not divisible"),
         ({"facts": None}, "too little is known"),
         ({"nodes": NodesRequest(61)}, "has 60 layers, fewer than nodes"),
     ],

@@ -95,7 +95,7 @@ def test_truncated_answer_is_a_failure(data: bytes, reason: str) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"data: <html>\n\n", "no event stream"),
+        (b"data: <html>\n\n", "not an event stream"),
         (event({"error": {"message": "EngineCore died", "code": 500}}), "EngineCore died"),
         (b"x" * 2_000_000, "1 MiB"),
     ],

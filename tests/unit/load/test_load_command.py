@@ -115,7 +115,7 @@ def test_progress_lines_are_printed_if_stderr_is_not_a_terminal(
     assert load(tmp_path, stub.url, *FEW) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"sending to {stub.url}: 20 requests, at most 1 in flight"
-    assert lines[-1].endswith("20 sent, 0 under way, 20 answered")
+    assert lines[-1].endswith("20 sent, 0 in flight, 20 answered")
     assert load(tmp_path, stub.url, *FEW, "--json") == 0
     assert capsys.readouterr().err == ""
 
@@ -125,7 +125,7 @@ def test_requests_held_back_by_the_limit_are_in_the_progress() -> None:
     from vllm_console.load.run import LoadProgress
 
     text = _progress_text(LoadProgress(60.0, 400, 144, 0, 256, 0, 40, 256))
-    assert text == "1m00s: 400 sent, 256 under way, 144 answered, 40 sent late: at most 256 in flight"
+    assert text == "1m00s: 400 sent, 256 in flight, 144 answered, 40 sent late: at most 256 in flight"
 
 
 def test_open_loop_reports_its_limit_and_late_requests(

@@ -120,7 +120,7 @@ def test_truncated_body(server, failure, body):
 
 def test_closed_connection_suggests_tls(server):
     server.answer = lambda path: iter([])
-    with pytest.raises(ScrapeError, match=r"if it speaks TLS, its address is https://127\.0\.0\.1:\d+\.$"):
+    with pytest.raises(ScrapeError, match=r"if it uses TLS, its address is https://127\.0\.0\.1:\d+\.$"):
         scrape_once(server.url, 0.0)
 
 

@@ -107,7 +107,7 @@ def test_unknown_names_are_warned_about_with_the_nearest():
     assert "did you mean max-num-seqs?" in name_warning("max-num-seq")
     assert name_warning("max-num-seqs") == ""
     assert name_warning("compilation-config.mode") == ""
-    assert "will refuse" in name_warning("zzz")
+    assert "will reject" in name_warning("zzz")
 
 
 def test_values_are_formatted_as_typed():

@@ -97,7 +97,7 @@ def test_fp8_values() -> None:
             "8.0",
         ),
         (8.6, TRITON, "vLLM uses its Triton attention backend for it", "FlashInfer"),
-        (7.5, NEW, "FlashInfer reads it from compute capability 8.0 on", "nvcc"),
+        (7.5, NEW, "FlashInfer reads it on compute capability 8.0 and later", "nvcc"),
     ],
 )
 def test_refusal_names_the_backends_that_vllm_tries(

@@ -39,7 +39,7 @@ def test_other_releases_get_the_probe_only_on_request(version: str | None) -> No
 def test_release_without_stat_plugins_never_gets_the_probe() -> None:
     for wish in ("auto", "on"):
         found = planned(vllm("0.11.0"), wish)
-        assert found.why_not == "vLLM 0.11.0 cuda takes no plugins for its statistics; 0.11.1 is the first to"
+        assert found.why_not == "vLLM 0.11.0 cuda supports no statistics plugins; 0.11.1 is the first that does"
         assert not found.variables
 
 

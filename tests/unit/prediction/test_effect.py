@@ -74,10 +74,10 @@ def test_command_uses_words_for_wide_intervals():
 @pytest.mark.parametrize(
     ("after", "sentence"),
     [
-        (Estimate(8.0, 7.0, 8.2), "No figure would change beyond what the machine and the traffic vary anyway."),
+        (Estimate(8.0, 7.0, 8.2), "No figure would change by more than the normal variation of machine and traffic."),
         (
             Estimate(20.0, 5.2, 58.0),
-            "No change is certain: the intervals hold the present medians. More requests would narrow them.",
+            "No change is certain: the intervals contain the current medians. More requests would narrow them.",
         ),
     ],
 )

@@ -43,7 +43,7 @@ BASE = 'extends = "chatbot"\n'
         (BASE + '[flags]\nhf-token = "abc"', ["flags.hf-token", "export HF_TOKEN"]),
         (BASE + "[flags]\nport = 1", ["flags.port", "--port"]),
         (BASE + "[flags.compilation-config]\nmode = { value = 1 }", ["in quotes"]),
-        (BASE + '[environment]\nHF_TOKEN = "abc"', ["environment.HF_TOKEN: a secret does not belong in a file"]),
+        (BASE + '[environment]\nHF_TOKEN = "abc"', ["environment.HF_TOKEN: secrets don't belong in files"]),
         (BASE + '[environment]\nMY_PASSWORD = "abc"', ["environment.MY_PASSWORD", "secret"]),
         (BASE + "[environment]\nOMP_NUM_THREADS = 4", ["expected text in quotes, not the number 4"]),
         (BASE + '[environment]\n"A B" = "1"', ["not a name of an environment variable"]),

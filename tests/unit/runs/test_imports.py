@@ -72,7 +72,7 @@ def test_impossible_values_are_unknown(tmp_path, number):
     assert step["ttft_seconds"]["p99"] is step["tokens_per_second"] is None
     assert step["completed"] == 20
     path.write_text(json.dumps(document | {"completed": number}))
-    with pytest.raises(ResultError, match="no result that is known here"):
+    with pytest.raises(ResultError, match="not a known result format"):
         read_result(path)
 
 
@@ -87,10 +87,10 @@ def test_result_with_too_many_benchmarks_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{}", "no result that is known here"),
-        ('{"benchmarks": [{"metrics": 3}, null]}', "no result that is known here"),
-        ("[1]", "no result that is known here"),
-        ("# README", "no JSON file"),
+        ("{}", "not a known result format"),
+        ('{"benchmarks": [{"metrics": 3}, null]}', "not a known result format"),
+        ("[1]", "not a known result format"),
+        ("# README", "not a JSON file"),
         (None, "can't be read"),
     ],
 )

@@ -240,7 +240,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"Available memory on node .*is less than requested memory for kv",
         Cause.FREE_MEMORY_BELOW_UTILIZATION,
-        "Less main memory is free beside the weights than the KV cache is to take.",
+        "After the weights, less main memory is free than the KV cache needs.",
     ),
     _rule(
         r"Failed to load model - not enough GPU memory",
@@ -324,7 +324,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"The server socket has failed to listen on any local network address\. port: \d+.*EADDRINUSE",
         Cause.OTHER,
-        "The port on which the ranks find each other is in use on this node; it is not the server's port.",
+        "The ranks' rendezvous port is in use on this node; it is not the server's port.",
         topic=Topic.MASTER_PORT,
     ),
     _rule(
@@ -341,7 +341,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"Unable to find address for: \S|ZMQError: Cannot assign requested address|no socket interface found",
         Cause.NCCL,
-        "This node does not have the interface or the address that it was given to reach the other ranks.",
+        "This node does not have the configured interface or address for reaching the other ranks.",
         topic=Topic.NODE_ADDRESS,
     ),
     _rule(
@@ -408,7 +408,7 @@ RULES: tuple[FailureRule, ...] = (
         r"Selected backend \S+ is not valid for\b|Invalid attention backend for|Unknown attention backend"
         r"|Backend \S+ must be registered",
         Cause.INVALID_FLAG_VALUE,
-        "The attention backend that was chosen does not support this model or these settings.",
+        "The selected attention backend does not support this model or these settings.",
         0.75,
         Cause.UNSUPPORTED_BY_GPU,
         topic=Topic.ATTENTION_BACKEND,
@@ -558,7 +558,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"\bCANCELLED AT \S+(?: DUE TO| \*\*\*)|srun: Job step aborted",
         Cause.INTERRUPTED,
-        "The batch system ended it (time limit, preemption or scancel).",
+        "The batch system ended the server (time limit, preemption or scancel).",
         0.9,
     ),
     _rule(
@@ -596,12 +596,12 @@ NODES: tuple[FailureRule, ...] = (
         r"\bnode \d+ (?:has (?:another|other|no) |runs a vllm-console|was started for|has joined already)"
         r"|, node 0 has |there is no node \d+",
         Cause.NODES_DIFFER,
-        "The nodes of this server are not equal, which vLLM itself does not notice: it was not launched.",
+        "The nodes of this server differ, which vLLM does not detect, so it was not launched.",
     ),
     _rule(
         r"did not (?:join|answer)|can't wait for the other nodes",
         Cause.NCCL,
-        "Not all nodes of this server were started in time, or they do not reach each other: vLLM was not launched.",
+        "Not all nodes of this server were started in time, or they can't reach each other: vLLM was not launched.",
         topic=Topic.NODE_MISSING,
     ),
     _rule(

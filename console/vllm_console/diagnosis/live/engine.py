@@ -118,7 +118,7 @@ class EngineHung:
         if in_part(evidence.frames):
             which = f"{'engine' if len(newest.still) == 1 else 'engines'} {', '.join(newest.still)}"
             symptom = f"Some engines seem to hang: requests run on {which}, and {silent} from there."
-            cause = "Other engines work, so a one-token test request could reach one of them and prove nothing."
+            cause = "Other engines respond, so a one-token test request could reach one of them and prove nothing."
             measures = (Measure("stalled", f"{which} ({newest.engines} total)"), *more)
             return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, (RESTART, INSPECT))
         if evidence.unasked:
@@ -179,7 +179,7 @@ class StarvedByClients:
 
 # -- servers whose flags are unknown ----------------------------------------------------------------------------------
 
-ELSEWHERE = Fix(Changes(), "Its flags are not known here, so no change of them is offered: see how it was started.")
+ELSEWHERE = Fix(Changes(), "Its flags are unknown here, so no flag changes are offered: check how it was started.")
 
 RESTART_THERE = Fix(Changes(), "Restart it where it was started; requests in flight are lost.")
 

@@ -133,7 +133,7 @@ def _pcie(gpu: Gpu) -> str:
     generation, newest = gpu.pcie_generation, gpu.pcie_generation_max
     parts = [f"×{width} of ×{widest}"] if width and widest and width < widest else []
     parts += [f"generation {generation} of {newest}"] if generation and newest and generation < newest else []
-    return " and ".join(parts) or "it changes"
+    return " and ".join(parts) or "it fluctuates"
 
 
 class PcieNarrow:

@@ -146,7 +146,7 @@ class PrefillContention:
         )
         when = f"In the last {span}" if then is evidence else f"In the {span} to {_end(then)}"
         symptom = f"{when}, ITL jumped from {usual} to {_range(low, high)} during prefill."
-        cause = "Prefill shares its step with the decode of all streams and makes that step long."
+        cause = "Prefill and decode share a step: a long prefill delays every running stream."
         return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, self._fixes(then))
 
     def _fixes(self, evidence: Evidence) -> tuple[Fix, ...]:

@@ -73,7 +73,7 @@ class PrefixCacheIdle:
         """For a cache that is refilled so often that a prefix may be evicted before it repeats."""
         measures.append(Measure("evicted when unused for", f"about {seconds(kept)}", "", "by tokens computed and room"))
         late = f"later than about {seconds(kept)}"
-        cause = f"Prompts share hardly any prefix, or one that comes again {late}: evicted by then."
+        cause = f"Prompts share hardly any prefix, or a prefix is reused only after its eviction, {late}."
         fixes = (fix, *more_cache(evidence))
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
 
@@ -231,8 +231,8 @@ class PrefixCacheOff:
 
 
 SKIPPED = (
-    "The engine turned it off once it knew the model's layers (its log then says 'Disabling prefix caching'), or all "
-    "requests skip it, as those that ask for prompt logprobs do."
+    "The engine turned it off once it had read the model's layers (its log then says 'Disabling prefix caching'), "
+    "or all requests skip it, as those that ask for prompt logprobs do."
 )
 
 

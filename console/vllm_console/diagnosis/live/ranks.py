@@ -24,7 +24,7 @@ PINNED = Fix(
 )
 SPREAD = Fix(
     Changes(),
-    "Send fewer requests at once, or shorter ones: those that wait stay on their rank.",
+    "Send fewer requests at once, or shorter ones: waiting requests stay on their rank.",
 )
 
 
@@ -51,7 +51,9 @@ class UnevenRanks:
         found = [(frame, pair) for frame in reversed(evidence.frames) if (pair := _pair(frame)) is not None]
         if not found:  # it ends only after good frames; the last ones were neither
             symptom = "Requests waited on one data-parallel rank while another one had room."
-            return Finding(self.code, Severity.WARNING, since, symptom, "It is becoming even.", recovering=True)
+            return Finding(
+                self.code, Severity.WARNING, since, symptom, "The ranks' queues are evening out.", recovering=True
+            )
         frame, (full, idle) = found[0]
         if _unused(idle) and (full.waiting_min or 0.0) < WAITING:
             symptom = f"Requests wait on data-parallel rank {full.label} while rank {idle.label} runs none."
@@ -62,13 +64,13 @@ class UnevenRanks:
             )
         if (full.usage_max or 0.0) >= CACHE_FULL:
             cause = (
-                f"The KV cache of rank {full.label} is full: longer requests have met there. A request that waits "
+                f"The KV cache of rank {full.label} is full because longer requests landed there. A waiting request "
                 "stays on its rank."
             )
             fixes = (SPREAD, PINNED)
         else:
             cause = (
-                f"Rank {full.label} got more requests than it runs at once. A request that waits stays on its rank: "
+                f"Rank {full.label} got more requests than it runs at once. A waiting request stays on its rank: "
                 "the API server counts requests when it chooses one, and a client may name one."
             )
             fixes = (PINNED, SPREAD)

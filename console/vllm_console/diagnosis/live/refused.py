@@ -21,7 +21,7 @@ WORTH_MORE_CONTEXT = 1.1
 """Minimum factor for a longer context; less would let few more requests through."""
 
 _KEY = Fix(Changes(), "Give these clients the server's API key. They send it as 'Authorization: Bearer KEY'.")
-_READ_ANSWER = Fix(Changes(), "Read an answer at a client: its text says what is wrong with the request.")
+_READ_ANSWER = Fix(Changes(), "Read a response at a client: its text explains what is wrong with the request.")
 _SHORTER = Fix(Changes(), "Send shorter prompts, or ask for fewer output tokens (max_tokens).")
 
 
@@ -84,16 +84,16 @@ def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
     if logged.share("404") > MOSTLY and logged.models:
         name = logged.models[0][0]
         serves = f"it serves {evidence.model_name}" if evidence.model_name else "it has another name"
-        cause = f"They ask for the model {name}, which this server does not have: {serves}."
+        cause = f"They request model {name}, which this server does not serve: {serves}."
         return cause, [_ask_for(evidence.model_name) if evidence.model_name else _READ_ANSWER]
     if logged.share("400") > MOSTLY and logged.too_long:
         limit = f" of {evidence.max_model_len:,} tokens" if evidence.max_model_len is not None else ""
         return f"Prompt and answer together exceed max-model-len{limit}.", _longer_context(evidence, logged)
     if not logged.statuses:
-        return "vLLM's log does not show these requests, so the reason is not known here.", [_READ_ANSWER]
+        return "vLLM's log does not show these requests, so the reason is unknown here.", [_READ_ANSWER]
     if logged.share("404") > MOSTLY and evidence.model_name:
         served = evidence.model_name
-        cause = f"Most likely they ask for a model that this server does not have (404): it serves {served}."
+        cause = f"Most likely they request a model that this server does not serve (404): it serves {served}."
         return cause, [_ask_for(served), _READ_ANSWER]
     advice = _if_too_long(evidence) if logged.statuses[0][0].startswith("400") else None
     cause = f"vLLM answers {logged.statuses[0][0]} and does not log why."
@@ -102,7 +102,7 @@ def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
 
 def _ask_for(served: str) -> Fix:
     """No flag helps: a flag's value is one word of the command line, and a second name would be another word."""
-    return Fix(Changes(), f"Have these clients ask for {served}.")
+    return Fix(Changes(), f"Have these clients request {served}.")
 
 
 def _if_too_long(evidence: Evidence) -> Fix | None:

@@ -24,7 +24,7 @@ def after_sleep(sleep: Sleep | None, now: float) -> Finding | None:
             Severity.CRITICAL,
             sleep.step_at,
             f"Putting it to sleep or waking it up failed: {sleep.message}.",
-            "It was restarted, since the state of its weights was unknown.",
+            "It was restarted because the state of its weights was unknown.",
             fixes=(_OTHER_LEVEL[sleep.level],),
         )
     return Finding(
@@ -33,7 +33,7 @@ def after_sleep(sleep: Sleep | None, now: float) -> Finding | None:
         sleep.step_at,
         f"After waking up from level {sleep.level} it answered {len(sleep.differing)} of {sleep.checked} golden "
         "prompts differently.",
-        "Its weights had changed. It was restarted; answers that it gave in between are suspect.",
+        "Its weights had changed. It was restarted; answers given in between are suspect.",
         (
             Measure(
                 "golden prompts answered differently", str(len(sleep.differing)), "0", "answers when it became ready"
@@ -58,6 +58,6 @@ def pair_asleep(pair: tuple[str, str], steps: Sequence[SleepStep], since: float,
 
 
 _OTHER_LEVEL = {
-    1: Fix(Changes(), "Stop and start this server instead of letting it sleep, until its vLLM is another one."),
-    2: Fix(Changes(), "Let it sleep at level 1, which keeps the weights instead of loading them again."),
+    1: Fix(Changes(), "Stop and start this server instead of putting it to sleep until its vLLM is updated."),
+    2: Fix(Changes(), "Use sleep level 1, which keeps the weights instead of reloading them."),
 }

@@ -30,8 +30,8 @@ PLAN_VARIABLE, PLAN_SINCE = "VLLM_ENABLE_STARTUP_PLAN", (0, 26, 0)
 _NOT_COUNTED = ("download", "first request")
 
 PINNED = (
-    "It holds for this model, these flags and GPUs, and while neighbors take no more GPU memory than at that start:"
-    " otherwise the server runs out of memory. vLLM then ignores gpu-memory-utilization for the cache's size."
+    "Valid for this model, these flags and GPUs, as long as neighbors take no more GPU memory than at that start; "
+    "otherwise the server runs out of memory. vLLM then ignores gpu-memory-utilization for the cache's size."
 )
 
 
@@ -71,7 +71,7 @@ def slow_startup(start: LastStart) -> Finding | None:
         return None
     measures = tuple(measure for measure, _ in parts if measure is not None)
     symptom = f"The last start took {duration(start.whole)}."
-    cause = "Parts of it need not be done again at the next one."
+    cause = "Parts of it can be skipped at the next start."
     fixes = tuple(fix for _, fix in parts)
     return Finding(OF_THE_NEXT_START, Severity.NOTE, start.ready_at, symptom, cause, measures, fixes)
 

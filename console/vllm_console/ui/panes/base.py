@@ -141,9 +141,9 @@ def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
     if server.probe is not None and server.probe.problem:
         text = f"{server.probe.problem}."
     elif server.remote_ours:
-        text = f"What is recorded of {server.name} is there: vllm-console requests {server.name}"
+        text = f"The records of {server.name} are on its machine: vllm-console requests {server.name}"
     elif not server.ours:
-        text = f"{server.name} was not started here: only servers of your own have the probe that records this."
+        text = f"{server.name} was not started here: only your own servers have the probe that records this."
     else:
         text = "loading"
     return [line(), *paragraph(text, width - 1)]

@@ -118,7 +118,7 @@ def _about(host: Host, snapshot: FleetSnapshot, width: int, room: int, named: bo
     left = room - len(rows) - len(more) - len(words)
     processes = process_lines(host, snapshot.at, width, left, colors) if listed else []
     if len(rows) > room:
-        rows = [*rows[: max(0, room - 1)], line((f" {len(rows) - room + 1} more lines: needs a taller window", DIM))]
+        rows = [*rows[: max(0, room - 1)], line((f" {len(rows) - room + 1} more lines: enlarge the window", DIM))]
     return [*rows, *more, *processes, *words][:room]
 
 

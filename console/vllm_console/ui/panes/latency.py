@@ -134,8 +134,8 @@ def _no_points(server: ServerView, latency: str) -> str:
     """Why a latency's chart is empty: no requests, or only figures in the table but no complete point yet."""
     found = latencies_of(server.window, latency)
     if found is None or not found.count:
-        return "no requests in this time"
-    return f"no point yet; figures: {'last minute' if server.moment is None else 'the minute before'}"
+        return "no requests in this period"
+    return f"no chart points yet; figures: {'last minute' if server.moment is None else 'the minute before'}"
 
 
 def _on_a_scale(value: float | None) -> str:

@@ -50,8 +50,8 @@ def model_lines(
     detail += [strip for text in problems for strip in text_lines(f"! {text}", width, WARN)]
     if not models:
         get = f"{key_of('launch_get')} then downloads it from the hub"
-        text = f"None of them matches: enter takes what is typed, a hub id or a folder; {get}."
-        text = f"No models on this machine. Type a hub id or a folder; enter takes it, {get}." if none_here else text
+        text = f"No match: enter accepts a hub id or a folder as typed; {get}."
+        text = f"No models on this machine. Type a hub id or a folder and press enter; {get}." if none_here else text
         return [title, *text_lines(text, width, DIM), *detail][:height]
     columns = _FULL if width >= WIDE else _SHORT
     names = max(12, width - 3 - sum(room for _, room in columns) - _FITS)

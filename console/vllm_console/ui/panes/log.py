@@ -93,7 +93,7 @@ def _no_log(server: ServerView | None) -> str:
     if server is not None and server.removed:
         return "no log: it was deleted with its server"
     if server is not None and server.remote:
-        return f"its log is there: vllm-console logs {plain(server.name)}"
+        return f"its log is on its machine: vllm-console logs {plain(server.name)}"
     if server is not None and server.attached is not None:
-        return "no log: it is where the endpoint runs"
+        return "no log: it is on the endpoint's machine"
     return "no log: started outside this console"

@@ -63,8 +63,8 @@ _COLUMNS = (("ENDED", 9, "<"), ("PROMPT", 7, ">"), ("OUT", 6, ">"), ("TTFT", 7, 
 _LATER = (("PREEMPT", 8, ">"), ("REASON", 7, "<"))
 
 _NOTHING = {
-    "preempted": "No request that finished was preempted.",
-    "aborted": "None aborted. Not recorded: those cut off by a stop, a restart or their client.",
+    "preempted": "No finished request was preempted.",
+    "aborted": "None aborted. Requests cut off by a stop, a restart or their client are not recorded.",
 }
 
 
@@ -242,7 +242,7 @@ def prefix_lines(use: PrefixUse, window: Window | None, width: int, height: int)
     if len(rows) > room:
         rows = [
             *rows[: room - 1],
-            line((f" {len(rows) - room + 1} more: a larger pane shows them", DIM)).crop(0, width),
+            line((f" {len(rows) - room + 1} more: enlarge the pane", DIM)).crop(0, width),
         ]
     return [line((fit(head, width).rstrip(), DIM)), *rows, *below][:height]
 
@@ -263,7 +263,7 @@ def _below(use: PrefixUse, window: Window | None, width: int) -> list[Strip]:
     whole: list[Part] = [(" all ", DIM), percent(use.hit_rate), (" of ", DIM), count(use.prompt_tokens),
                          (" prompt tokens cached", DIM)]  # fmt: skip
     if step is not None:
-        whole += [(" · found in steps of ", DIM), count(step)]
+        whole += [(" · granularity ", DIM), count(step)]
     lines = [whole_clauses(line(*whole), width)]
     if use.resumed is not None and use.resumed.tokens:
         lines.append(whole_clauses(_resumed(use.resumed), width))
@@ -274,4 +274,4 @@ def _resumed(resumed: StillCached) -> Strip:
     gone = resumed.tokens - resumed.cached_tokens
     return line((" ", DIM), count(resumed.requests), (" resumed after preemption: ", DIM),
                 percent(resumed.cached_tokens / resumed.tokens), (" still cached, ", DIM),
-                (count(gone), WARN if gone else None), (" tokens again", DIM))  # fmt: skip
+                (count(gone), WARN if gone else None), (" recomputed", DIM))  # fmt: skip

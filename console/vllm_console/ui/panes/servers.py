@@ -307,7 +307,7 @@ def _unmeasured(server: ServerView) -> Cell | None:
         return _node_status(server)
     if endpoint is None or server.moment is not None or server.window is not None or server.state is State.UNRESPONSIVE:
         return None
-    text = endpoint.notice or ("" if server.probed else "not asked yet")
+    text = endpoint.notice or ("" if server.probed else "not read yet")
     return (text, DIM) if text else None
 
 

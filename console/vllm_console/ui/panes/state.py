@@ -67,7 +67,7 @@ def _asleep(server: ServerView) -> str:
     if server.state is not State.ASLEEP or server.sleep is None:
         return ""
     pair = f"; {server.partner} shares its GPUs" if server.partner else ""
-    return f"{server.sleep.sentence}{pair}. It answers nobody until it is woken up"
+    return f"{server.sleep.sentence}{pair}. It serves no requests until woken up"
 
 
 def progress_lines(startup: Startup | None, width: int) -> list[Strip]:

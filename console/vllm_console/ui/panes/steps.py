@@ -59,7 +59,7 @@ def step_lines(server: ServerView, _now: float, width: int, height: int, view: C
     room = height - 1
     fitting = min(len(PLOTS), columns * max(1, room // SMALLEST_CHART))
     rows = -(-fitting // columns)
-    more = "" if fitting == len(PLOTS) else "a larger pane shows more"
+    more = "" if fitting == len(PLOTS) else "enlarge the pane for more"
     latest = f"latest {duration(series.step)}" if view.cursor is None and series.values else ""
     note = " · ".join(filter(None, (_begins(series), more, latest)))
     lines = [title_line(8, "Steps", width, ((note, DIM),) if note else ())]
@@ -78,7 +78,7 @@ def _begins(series: Series) -> str:
     if series.loading or not firsts or max(firsts) > longest - 2:
         return ""
     began = series.end - series.step * max(firsts)
-    return f"no step recorded before {clock(began, series.end)}"
+    return f"no steps recorded before {clock(began, series.end)}"
 
 
 def _chart(plot: _Plot, series: Series, server: ServerView, view: ChartView, width: int, height: int) -> list[Strip]:

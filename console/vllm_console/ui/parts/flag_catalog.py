@@ -101,7 +101,7 @@ class FlagCatalog:
         if resolve_flag_name(self.table, head)[0] is not None:
             return ""
         if (removed := REMOVED_FLAGS.get(head)) is not None:
-            return f"vLLM {plain(self.table.version or '')} has no flag --{head} any more: {removed.instead}"
+            return f"vLLM {plain(self.table.version or '')} no longer has --{head}: {removed.instead}"
         return problem(self.table, name, True) or ""
 
     def closest(self, name: str) -> str | None:

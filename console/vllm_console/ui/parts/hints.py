@@ -33,9 +33,9 @@ STEPS = (
 _STAGE, _RESTART = 1, 2
 """If the change is dropped before the restart, hints go back from the second of these steps to the first."""
 
-RESTARTING = "{name} restarts with the change; wait until it is ready"
+RESTARTING = "{name} is restarting with the change; wait until it is ready"
 
-NOTHING_FOUND = "findings appear above the charts; wait for a rush"
+NOTHING_FOUND = "findings appear above the charts; wait for a burst of traffic"
 
 
 def _troubled(server: ServerView | None) -> bool:

@@ -38,7 +38,7 @@ ABOUT = {
     "name": "the server's name in this console",
     "host": "0.0.0.0 accepts other machines: then set VLLM_API_KEY",
     "port": "where clients connect",
-    "gpus": "space: next set, best first; auto takes the best; none leaves it to vLLM",
+    "gpus": "space: next set, best first; auto picks the best; none lets vLLM choose",
     "standby of": "space: next server with sleep mode; the new one shares its GPUs, and one of the two sleeps",
 }
 

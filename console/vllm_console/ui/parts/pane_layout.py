@@ -5,6 +5,7 @@ It depends on the screen size and the user's choices, never on content, so that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -204,6 +205,10 @@ class PaneChoice:
         self.layout = every[(every.index(self.layout) + 1) % len(every)]
 
 
+_LAST_PAGE = sys.maxsize
+"""A page number beyond the last, shown as the last: how many pages another GPU has is unknown until it is drawn."""
+
+
 class GpuHistoryChoice:
     """The user's choice of GPU charts; the first GPU of the selected server by default."""
 
@@ -238,4 +243,4 @@ class GpuHistoryChoice:
             return
         known = [gpu.index for gpu in snapshot.host.gpus]
         self._gpu = known[(known.index(present) + by) % len(known)]
-        self.page = 0
+        self.page = 0 if by > 0 else _LAST_PAGE

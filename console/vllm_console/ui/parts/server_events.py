@@ -102,9 +102,9 @@ def _restart_event(server: ServerView, then: SeenServer) -> ServerEvent | None:
 def _tuner_event(server: ServerView, before: TunerProgress | None) -> ServerEvent | None:
     name, tuner = server.name, server.tuner
     if tuner is not None and before is None:
-        return ServerEvent(name, f"{name}: a tuner is at work: {tuner.objective}, at most {tuner.trials} trials.")
+        return ServerEvent(name, f"{name}: a tuner is running: {tuner.objective}, at most {tuner.trials} trials.")
     if tuner is None and before is not None:
-        return ServerEvent(name, f"{name}: the tuner has ended; {name} {_left_by(before, server)}.")
+        return ServerEvent(name, f"{name}: the tuner has finished; {name} {_left_by(before, server)}.")
     return None
 
 

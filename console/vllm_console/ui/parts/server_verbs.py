@@ -167,7 +167,7 @@ class RollingUpdates:
             again = partial(self._start, server, staged, True)
             if not isinstance(error, OperationError):
                 return False
-            return self._verbs.refused(server, error, "start", edits_flags(), again)
+            return self._verbs.refused(server, error, "start", edits_flags(), again, f"A second {name}")
 
         call = partial(fleet.start_beside, name, changes_of(staged), RestartOptions(force=force))
         self._console.act(f"Starting a second {name}…", call, started, failed, about=name)
@@ -260,7 +260,7 @@ class ServerVerbs:
         """
         mine = self.chosen(server)
         if mine.replayed:
-            text = f"{mine.name} has ended and is replayed: nothing can be done to it. {key_of('time_live')} leaves."
+            text = f"{mine.name} has ended and is being replayed: it can't be changed. {key_of('time_live')} leaves."
             raise RefusalError(text, mine.name)
         if mine.foreign:
             raise RefusalError(f"{mine.name} {mine.foreign}.", mine.name)
@@ -307,11 +307,11 @@ class ServerVerbs:
         """What a restart interrupts; empty if no confirmation is needed."""
         verdict, details = self._verdicts.of(server), [*tuner_at_work(server), *in_flight(server)]
         if details and verdict is not None and verdict.refused:
-            details = ["The plan refuses these flags: nothing is restarted, and no request is aborted."]
+            details = ["The plan rejects these flags: nothing is restarted, no request is aborted."]
         if server.state is State.STARTING and not staged and server.next_attempt_at is None:
-            details = ["Already starting with these flags; a restart starts over."]
+            details = ["Already starting with these flags; restarting starts over."]
         if server.remote:
-            details = [f"On {server.remote}, with the flags that it has there.", *details]
+            details = [f"On {server.remote}, with its current flags there.", *details]
         return details
 
     @staticmethod
@@ -353,8 +353,8 @@ class ServerVerbs:
         if again:
             self._staging.put(server.name, staged)
         self._console.say(
-            f"{server.name} was restarted by somebody else: your changes are not in effect"
-            f"{', and staged again' if again else ''}.",
+            f"{server.name} was restarted by someone else: your changes are not in "
+            f"effect{', and staged again' if again else ''}.",
             WARN,
             server=server.name,
         )
@@ -382,7 +382,7 @@ class ServerVerbs:
                 self._staging.put(name, ())
             if view.restart is not None and view.restart.under_way:
                 self._sent[name] = _SentRestart(server.generation, staged, view.restart.asked_at)
-                return self._about(name, f"The restart of {name} is being prepared.")
+                return self._about(name, f"Preparing to restart {name}.")
             self.drop(name)
             if server.remote:
                 return f"{name} is restarting."
@@ -407,7 +407,7 @@ class ServerVerbs:
 
         def done(_: object) -> str:
             if draining(server):
-                return f"{name} serves on."
+                return f"{name} keeps serving."
             sent = self._sent.pop(name, None)
             if sent is None or sent.generation != server.generation or not sent.staged or self._staging.of(name):
                 return f"{name} keeps its flags."
@@ -490,8 +490,8 @@ class ServerVerbs:
 
         from vllm_console.ui.screens.dialogs import DialogAnswer
 
-        details = ["Its record and log are deleted from disk. Its history is kept for 30 days, so that its runs can be "
-                   "replayed. A purge deletes the history, too."]  # fmt: skip
+        details = ["Deletes its record and log. Its history is kept for 30 days, so its runs can be replayed; a "
+                   "purge deletes that, too."]  # fmt: skip
         purge = DialogAnswer("p", "purge", lambda: remove(purge=True))
         self.ask(f"Remove {name}?", details, "remove", lambda: remove(purge=False), other=purge)
 
@@ -533,7 +533,7 @@ class ServerVerbs:
         def done(view: ServerView) -> str:
             self._forget(name)
             if view.restart is not None and view.restart.under_way:
-                return self._about(name, f"The switch of {name} to {preset} is being prepared.")
+                return self._about(name, f"Preparing to switch {name} to {preset}.")
             return f"Stopping {name}, then starting preset {preset}…"
 
         self._run(
@@ -564,7 +564,7 @@ class ServerVerbs:
             how = f"{key_of('edit_flags')} sets --{SLEEP_MODE}, {key_of('restart')} restarts"
             raise RefusalError(f"{server.name} can't sleep: {how}.", server.name)
         if target is None or target.state is not State.ASLEEP:
-            text = "Its weights move to host memory and its GPUs are freed; it answers nobody until it is woken up."
+            text = "Its weights move to host memory and its GPUs are freed; it serves no requests until woken up."
             details = [*tuner_at_work(server), text, *_draining()]
             self.ask(f"Put {server.name} to sleep?", details, "sleep", partial(self._sleep, server))
         else:
@@ -608,7 +608,7 @@ class ServerVerbs:
         others = round((window.requests_running or 0) + (window.requests_waiting or 0)) if window is not None else 0
         if server.tuner is not None:
             self.ask(
-                f"A tuner measures {name}. Send a load anyway?", ["What it measures would be wrong."], "send", send
+                f"A tuner is measuring {name}. Send a load anyway?", ["Its measurements would be wrong."], "send", send
             )
             return
         served = window.requests_per_second if window is not None and not server.load_result else None
@@ -670,20 +670,29 @@ class ServerVerbs:
         self._console.act(doing, call, accepted, failed, about=server.name)
 
     def refused(
-        self, server: ServerView, error: OperationError, what: str, fix: str, again: Callable[[], None]
+        self,
+        server: ServerView,
+        error: OperationError,
+        what: str,
+        fix: str,
+        again: Callable[[], None],
+        subject: str = "",
     ) -> bool:
-        """Report why a plan was refused; if it can be forced, ask. Returns False for other errors."""
+        """Report why a plan was refused; if it can be forced, ask. Returns False for other errors.
+
+        ``subject`` is what would not start, if not the server itself.
+        """
         if not isinstance(error, UnfitError | NoPlaceError):
             return False
         rows = refusal_rows(error, fix)
         forceable = isinstance(error, UnfitError) and error.forceable
-        outcome = f"{server.name} was not {what}ed"
+        outcome = f"{subject or server.name} was not {what}ed"
         if not self._console.operations.on_top or (len(rows) == 1 and not forceable):
             more = f" (+{len(rows) - 1} more)" if len(rows) > 1 else ""
             self._console.say(f"{outcome}: {rows[0]}{more}", BAD, about=server.name)
             return True
         self._console.say(f"{outcome}.", BAD, about=server.name)
-        head = f"{server.name} {'is unlikely to' if forceable else 'will not'} start"
+        head = f"{subject or server.name} {'is unlikely to' if forceable else 'will not'} start"
         details = [f"{number}. {row}" for number, row in enumerate(rows, 1)] if len(rows) > 1 else rows
         if forceable:
             self.ask(f"{head}. {what.capitalize()} anyway?", details, f"{what} anyway", again, late=True)
@@ -719,7 +728,7 @@ class ServerVerbs:
 def no_server(console: ConsoleApp) -> str:
     """Message for a key that needs a selected server when there is none or none has been read yet."""
     if console.snapshot is None:
-        return "The servers are being read: press it again in a moment."
+        return "Still reading the servers: try again in a moment."
     if wanted := console.operations.filter_text:
         return f"No server matches '{plain(wanted)}'; {key_of('clear')} clears the filter."
     return f"No server selected: {key_of('new_server')} launches one."
@@ -742,7 +751,7 @@ def in_flight(server: ServerView) -> list[str]:
         return []
     window = server.window
     if window is None or window.requests_running is None:
-        return ["How many requests are in flight is not known; all of them will be aborted."]
+        return ["The number of requests in flight is unknown; all will be aborted."]
     running, waiting = (round(count or 0) for count in (window.requests_running, window.requests_waiting))
     if not running + waiting:
         if not window.requests_per_second:
@@ -750,7 +759,7 @@ def in_flight(server: ServerView) -> list[str]:
         often = rate(window.requests_per_second, "req")
         return [f"No request is in flight now, but {often} were served in the last minute: new ones will fail."]
     queued = f" ({waiting} queued)" if waiting else ""
-    ours = ", those of this console's load included" if server.load else ""
+    ours = ", including this console's load" if server.load else ""
     return [f"{counted(running + waiting, 'request')} in flight{queued} will be aborted{ours}."]
 
 
@@ -762,7 +771,7 @@ def tuner_at_work(server: ServerView) -> list[str]:
     trial = f" ({tuner.place}: {tuner.changes})" if tuner.place else ""
     stay = ", and these flags stay" if tuner.place else ""
     return [
-        f"! A tuner is at work{trial}: it gives up{stay}.",
+        f"! A tuner is running{trial}: it gives up{stay}.",
         f"Ctrl+c in its terminal (pid {tuner.pid}) ends it with the original flags.",
     ]
 
@@ -790,7 +799,7 @@ def _downtime(server: ServerView) -> str:
 
 
 def _draining() -> list[str]:
-    return [f"Its requests may take {DRAIN_SECONDS:g}s to end; if some are left then, it serves on."]
+    return [f"Requests get {DRAIN_SECONDS:g}s to finish; if any remain, it keeps serving."]
 
 
 def _exposure(server: ServerView) -> list[str]:

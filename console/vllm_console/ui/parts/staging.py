@@ -189,7 +189,7 @@ def _utilization(server: ServerView, flags: Flags, by: float) -> StagedStep:
         value = _default_utilization(server)
         note = f"--gpu-memory-utilization was unset; starting from vLLM's default of {value}"
     if "kv-cache-memory-bytes" in flags:
-        note = "--kv-cache-memory-bytes fixes the KV cache's size: this changes only what must be free at the start"
+        note = "--kv-cache-memory-bytes fixes the KV cache's size: this only changes how much must be free at startup"
     try:
         present = float(value)
     except ValueError:

@@ -60,10 +60,10 @@ LEAST_MODEL = 12
 READY = (State.READY, State.UNRESPONSIVE)
 
 _OPTIONS = {
-    "system prompt": "how the model shall answer",
+    "system prompt": "how the model should answer",
     "temperature": "0 to 2, 0 is greedy; empty: the model's own",
-    "max tokens": "of an answer; empty: the server's limit",
-    "stop": "texts that end it, with | between; \\n: line end",
+    "max tokens": "per answer; empty: the server's limit",
+    "stop": "stop sequences, separated by |; \\n: line end",
     "raw text": "continue the text without a chat template, as for a base model",
 }
 
@@ -227,7 +227,7 @@ class ChatScreen(TerminalScreen[None]):
         if not text.strip():
             return
         if chat.running or chat.waiting:
-            self._main.say(f"An answer is on its way: {key_of('chat_back')} stops it.", WARN)
+            self._main.say(f"An answer is being generated: {key_of('chat_back')} stops it.", WARN)
             return
         server = self._main.server(chat.name)
         if server is not None and waits(server):
@@ -316,7 +316,7 @@ class ChatScreen(TerminalScreen[None]):
             self._redraw()
 
         choices = [(one.name, plain(one.model)) for one in others]
-        choose(self._main, "Send the same to which server?", choices, add)
+        choose(self._main, "Also send to which server?", choices, add)
 
     def action_chat_code(self) -> None:
         """Show a request as code, with the draft as its prompt, or else the last prompt."""
@@ -433,7 +433,7 @@ def measured_lines(server: ServerView, width: int) -> list[Strip]:
     if server.tuner is None and server.load_test is None:
         return []
     who = "tuner" if server.tuner is not None else "load test"
-    return paragraph(f"A {who} measures {server.name}: what you send distorts its figures.", width, WARN)
+    return paragraph(f"A {who} measures {server.name}: your requests will distort its results.", width, WARN)
 
 
 def status_line(name: str, server: ServerView | None, now: float, width: int) -> Strip:
@@ -473,9 +473,9 @@ def _set(options: ChatOptions, width: int) -> list[Part]:
 def _first_lines(width: int) -> list[Strip]:
     sends, options, other = (key_of(f"chat_{name}") for name in ("send", "options", "other"))
     paragraphs = (
-        f"Type a prompt below, then {sends}. The answer appears here as it comes, with TTFT, ITL and tokens/s.",
-        f"{options} sets the system prompt, temperature and more; {other} sends the same to a second server, too.",
-        "Nothing of the conversation is written to a file.",
+        f"Type a prompt below, then {sends}. The answer is streamed here, with TTFT, ITL and tokens/s.",
+        f"{options} sets the system prompt, temperature and more; {other} sends each prompt to a second server, too.",
+        "The conversation is never written to a file.",
     )
     return [row for text in paragraphs for row in (line(), *paragraph(text, width - 2, DIM))]
 

@@ -282,14 +282,14 @@ def nothing_lines(server: str, reason: str, width: int) -> list[Strip]:
     text = reason.removesuffix(".")  # starts with a name, so no capitalization
     needed = (
         f"A comparison needs two runs of {server} with the same traffic, each with {WARM_UP + FEWEST} minutes of it "
-        f"(the first {WARM_UP} after a start don't count). A run is all that happens from one start to the next."
+        f"(the first {WARM_UP} after a start don't count). A run lasts from one start to the next."
     )
     stage, keys = f"{key_of('edit_flags')} or {key_of('adjust')}", key_of("restart")
     steps = (
-        f"{stage} stages a change of flags, best a single one",
+        f"{stage} stages a flag change, ideally only one",
         f"{keys} restarts with it: a new run begins",
         f"send both runs the same traffic: your clients, or the preset's workload with {key_of('toggle_load')}",
-        f"{key_of('compare')} says whether the change helped",
+        f"{key_of('compare')} shows whether the change helped",
     )
     lines = [*paragraph(f"{text}.", width - 1, STRONG), line(), *paragraph(needed, width - 1), line()]
     for number, step in enumerate(steps, 1):
@@ -427,7 +427,9 @@ def _axis(reach: float, room: int) -> str:
 def _basis(found: Comparison) -> str:
     """What data the figures are based on, and the confidence."""
     compared = f"{compared_text(found.before)} before, {compared_text(found.after)} after"
-    sure = "" if found.verdict is ComparisonVerdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
+    sure = (
+        "" if found.verdict is ComparisonVerdict.TOO_LITTLE else " The 95% CIs are simultaneous for all judged figures."
+    )
     later = found.kept or found.again is not None
     rest = "warm-up, different traffic or later traffic" if later else "warm-up or different traffic"
     return f"Medians over {compared}; the rest is {rest}.{sure}"

@@ -228,13 +228,13 @@ def _listed(found: ServerFinding, here: bool, now: float) -> Strip:
 def _nothing(server: ServerView) -> str:
     if server.moment is not None:
         if server.no_findings:
-            return f"No findings are known of that moment: {server.no_findings}."
-        return "No findings at that moment. GPUs are not judged for the past."
+            return f"No findings available for that moment: {server.no_findings}."
+        return "No findings at that moment (GPU findings are live only)."
     if not server.state.alive:
-        return f"No known cause for why it is down: {key_of('open_log')} shows its log."
+        return f"Cause unknown: {key_of('open_log')} shows its log."
     if early := unjudged(server):
         return f"No findings yet. {early}."
-    return "No findings: no traffic yet, or too little to judge by."
+    return "No findings: not enough traffic yet."
 
 
 def _detail(

@@ -297,7 +297,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
     def action_flags_search(self) -> None:
         """Open the search."""
-        self._input.open(SEARCH, self._search, placeholder="words of a name or meaning")
+        self._input.open(SEARCH, self._search, placeholder="words from a name or description")
         self.call_after_refresh(self.redraw)
 
     def _close(self) -> None:

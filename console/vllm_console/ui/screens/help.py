@@ -26,25 +26,25 @@ _MARKS = (
     ("!", "misses the preset's objective; before a name: a warning was found"),
     ("✗", "before a name: a critical finding"),
     ("✓", "before a name: all objectives met in the last minute"),
-    ("Δ", "before a name: what the newest change did, compared with the run before"),
-    ("±", "before a name: a tuner is at work on it: trial, what is tried, the best so far"),
-    ("tuning", "a state: a tuner restarts the server and measures it; tuning 1/4: the first of at most 4 trials"),
+    ("Δ", "before a name: effect of the latest change, compared with the previous run"),
+    ("±", "before a name: a tuner is running: trial, change being tried, best so far"),
+    ("tuning", "a state: a tuner restarts and measures the server; tuning 1/4: trial 1 of at most 4"),
     ("–", "not reported"),
     (
         "~24ms",
-        "estimated in a wide histogram bucket of vLLM; without the sign: exact, or in a narrow bucket",
+        "estimated within a wide histogram bucket; without the sign: exact, or a narrow bucket",
     ),
     ("<300ms", "a bound: vLLM's histogram has no finer bucket"),
-    (">3.6s", "a bound: it lies beyond the last bucket, or requests still run"),
-    ("n queued", "still waiting: not in TTFT, which counts a request when its first token comes"),
-    ("sustained", "of KV cache usage: the highest that lasted 30s in the last minute; its objective is judged by it"),
-    ("every 5s", "below a chart: how much time a point covers; the figure in its title is of the last minute"),
+    (">3.6s", "a bound: beyond the last bucket, or requests are still running"),
+    ("n queued", "still waiting: not in TTFT, which counts a request at its first token"),
+    ("sustained", "KV cache usage: the highest level held for 30s in the last minute; its objective applies to it"),
+    ("every 5s", "below a chart: time per point; the figure in its title covers the last minute"),
     ("┊", "a marker in a chart: something happened then; {back} and {forward} go to it"),
-    ("r1 r2", "marker: run 1, run 2 began. A run is all from one start to the next; chat@2 is run 2 of chat"),
+    ("r1 r2", "marker: run 1, run 2 began. A run lasts from one start to the next; chat@2 is run 2 of chat"),
     ("s", "marker: stopped on request; ✗ crashed; ! a finding began; ✓ it ended; b a load began or ended"),
     ("sim", "a simulated engine: no GPU, no model"),
     ("OWNER", "who started a server; someone else's is read-only"),
-    ("*", "marked: stopped or restarted with the others that are marked"),
+    ("*", "marked: stopped or restarted together with the other marked servers"),
 )
 
 
@@ -85,7 +85,7 @@ class HelpScreen(ReaderScreen):
 
     def action_help_search(self) -> None:
         """Open the search."""
-        hint = f"words of a key, a mark or its meaning; enter keeps the list, {key_of('reader_back')} shows all"
+        hint = f"words from a key, a mark or its description; enter keeps the list, {key_of('reader_back')} shows all"
         self._entry.open("search", self._wanted, placeholder=hint)
 
     @on(Input.Changed)

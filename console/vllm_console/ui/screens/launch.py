@@ -529,7 +529,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self.downloads.cancel()
             self.redraw()
         elif self._launching:
-            self._say("Launching; this screen closes by itself.", WARN)
+            self._say("Launching; this screen closes automatically.", WARN)
             self.redraw()
         elif self.planner.draft is not None and self.planner.draft.any_touched and self._armed != LEAVE:
             self._armed = LEAVE
@@ -584,7 +584,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         model = self.planner.draft.text("model") if self.planner.draft is not None else ""
         if picking and not self.editor.typing and self.picker.missing(model):
             get = key_of("launch_get")
-            self._say(f"{model} is not on this machine: {get} downloads it first, else vLLM does as it starts.")
+            self._say(f"{model} is not on this machine: {get} downloads it now; otherwise vLLM does at startup.")
             self.redraw()
 
     def action_launch_get(self) -> None:
@@ -643,7 +643,9 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         if self.planner.draft is None or self._launching:
             return
         if self.downloads.running:
-            self._say(f"Its model is being downloaded: launch it afterwards, or {key_of('launch_back')} cancels.", WARN)
+            self._say(
+                f"The model is still downloading: launch when it is done, or {key_of('launch_back')} cancels.", WARN
+            )
         elif self.editor.typing:
             self._say(f"First accept the value with enter, or cancel with {key_of('launch_back')}.", WARN)
         elif self.planner.fresh:

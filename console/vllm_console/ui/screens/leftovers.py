@@ -21,7 +21,7 @@ def confirm_leftovers(console: ConsoleApp) -> None:
     """Find leftovers, confirm and remove them. The demo removes nothing: leftovers belong to other servers."""
     fleet = console.fleet
     if console.polling.demo:
-        console.say("This is the demo: 'vllm-console leftovers' lists what ended servers have left on this machine.")
+        console.say("This is the demo: 'vllm-console leftovers' lists leftovers of ended servers on this machine.")
         return
 
     def found(left: Leftovers) -> str:

@@ -17,8 +17,7 @@ from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
 _TIME = 11
 
 _NONE_YET = (
-    "No messages yet. What you do appears here, and what happens to the servers: starts, stops, crashes, findings that "
-    "begin and end."
+    "No messages yet. Your actions and server events appear here: starts, stops, crashes, findings that begin and end."
 )
 
 

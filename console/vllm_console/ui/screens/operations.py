@@ -485,7 +485,7 @@ class OperationsScreen(PartialRepaintScreen):
             return line((f" read-only{self._read_only_by}: nothing can be changed here", DIM))
         if self.time.replay is not None:
             name, leave = plain(self.time.replay.name), key_of("time_live")
-            return line((f" {name} is replayed: nothing can be done to it. {leave} leaves", DIM))
+            return line((f" {name} is being replayed and can't be changed. {leave} leaves", DIM))
         if self.past and not (server is not None and self.staging.of(server.name)):
             text = " Viewing the past. Changes still apply to the running servers."
             short = " Viewing the past. Changes apply to running servers."
@@ -670,7 +670,7 @@ class OperationsScreen(PartialRepaintScreen):
             after = self._arrangement
             if zoomed or before is None or after is None or before.regions != after.regions:
                 return
-        self.console.say("The other layouts make no difference on a screen of this size.")
+        self.console.say("All layouts look the same at this screen size.")
 
     def choose_layout(self, layout: PaneLayout) -> None:
         """Use this pane layout."""
@@ -772,7 +772,7 @@ class OperationsScreen(PartialRepaintScreen):
         def listed(found: tuple[Sequence[Run], object]) -> str:
             runs = [run for run in found[0] if run.replayable]
             if not runs:
-                return "There is no run to replay: none has served and ended, or their histories were deleted."
+                return "No run to replay: none has served requests and ended, or the histories were deleted."
             if self.on_top:
                 from vllm_console.ui.screens.compare import run_names
                 from vllm_console.ui.screens.dialogs import choose
@@ -1022,7 +1022,7 @@ class OperationsScreen(PartialRepaintScreen):
         revert = staging.staged_of(flag_difference(server.flags, server.previous_flags))
         back = {step.flag for step in revert}
         others = tuple(step for step in self.staging.of(server.name) if step.flag not in back)
-        kept = f", beside {counted(len(others), 'other change')}" if others else ""
+        kept = f", in addition to {counted(len(others), 'other change')}" if others else ""
         if revert:
             self.staging.put(server.name, (*others, *revert))
         self.console.say(
@@ -1197,7 +1197,7 @@ class OperationsScreen(PartialRepaintScreen):
             if result is not None:
                 self.select(result.name)
                 if why := self.console.fleet.unused_preparation:
-                    self.console.say(f"{result.name} starts without what was prepared: {why}")
+                    self.console.say(f"{result.name} starts without preparation: {why}")
             self.console.poll_once()
 
         snapshot = self.console.snapshot
@@ -1278,7 +1278,7 @@ def _no_log(server: ServerView) -> str:
     if server.remote:
         return f"The log of {server.name} is there: vllm-console logs {server.name}"
     if server.attached is not None:
-        return f"{server.name} is attached: its log is where it runs."
+        return f"{server.name} is attached: its log is on its own machine."
     return f"{server.name} was not started here: no log."
 
 

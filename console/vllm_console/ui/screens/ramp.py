@@ -140,10 +140,10 @@ def _coming(view: RampView) -> list[str]:
     ]
     objectives = f" ({', '.join(limits)})" if limits else ""
     return [
-        "Sends the preset's requests at one rate after another until the highest rate at which the objectives "
-        f"hold{objectives} is known. That takes {duration(view.budget_seconds)} at most.",
-        "A row with latencies, tokens per second and KV cache usage appears here for each rate, newest first, and from "
-        "the second on charts of the p99 over the rate.",
+        "Sends the preset's requests at one rate after another to find the highest rate at which the objectives "
+        f"hold{objectives}. This takes {duration(view.budget_seconds)} at most.",
+        "A row with latencies, tokens per second and KV cache usage appears here for each rate, newest first; from "
+        "the second rate on, charts plot p99 against the rate.",
     ]
 
 
@@ -152,10 +152,10 @@ def _now(view: RampView) -> str:
         return "Ending…"
     now = view.progress
     if now is None:
-        return "First checks whether other clients use the server, then warms it up…"
+        return "Checking whether other clients use the server, then warming it up…"
     what = "warming up at" if now.warming_up else "measuring"
     at_most = duration(view.budget_seconds)
-    return f"Now {what} {rate(now.rate, 'req')}, {now.in_flight:,} under way; {duration(now.elapsed)} of {at_most}"
+    return f"Now {what} {rate(now.rate, 'req')}, {now.in_flight:,} in flight; {duration(now.elapsed)} of {at_most}"
 
 
 def _curves(view: RampView, width: int, height: int) -> list[Strip]:

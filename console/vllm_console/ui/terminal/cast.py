@@ -58,4 +58,4 @@ class Cast:
             self._lost(error)
 
     def _lost(self, error: OSError) -> None:
-        self.trouble = f"{self._path}: the recording is not whole: {error.strerror}"
+        self.trouble = f"{self._path}: the recording is incomplete: {error.strerror}"

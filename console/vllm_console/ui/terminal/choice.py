@@ -39,5 +39,5 @@ def driver_class(environment: Mapping[str, str]) -> type[Driver]:
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"TEXTUAL_DRIVER={plain(named, 80)}: {plain(str(error), 200)}; unset it") from error
     if not isinstance(found, type) or not issubclass(found, Driver):
-        raise UsageError(f"TEXTUAL_DRIVER={plain(named, 80)} is no driver of Textual; unset it")
+        raise UsageError(f"TEXTUAL_DRIVER={plain(named, 80)} is not a Textual driver; unset it")
     return found

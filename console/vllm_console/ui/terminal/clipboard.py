@@ -55,10 +55,10 @@ def load_tmux_buffer(text: str) -> str:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"tmux did not take it within {TMUX_SECONDS:.0f}s"
+            return f"tmux did not accept it within {TMUX_SECONDS:.0f}s"
         except OSError as error:
             return f"tmux could not be run: {error.strerror}"
         if done.returncode == 0:
             return ""
-        wrong = plain(done.stderr.decode(errors="replace").strip(), 120) or f"tmux ended with {done.returncode}"
+        wrong = plain(done.stderr.decode(errors="replace").strip(), 120) or f"tmux exited with {done.returncode}"
     return wrong

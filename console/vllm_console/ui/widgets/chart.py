@@ -272,7 +272,7 @@ def axis_above(limit: float, height: int) -> float:
     return limit * (dots - 1) / (dots - 5) if dots >= 8 else limit
 
 
-NOTHING = "nothing recorded in this time"
+NOTHING = "nothing recorded in this period"
 """Text in place of a chart without points."""
 
 

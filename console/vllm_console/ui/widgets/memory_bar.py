@@ -100,7 +100,7 @@ def budget_rows(memory: MemoryBudget, width: int, most: int) -> list[Strip]:
         figures = _figures(group[0], [len(title) for title, _ in titles])
         strips.append(line((f" {fit(named, label)} ", None), *memory_bar(group[0], cells), *figures))
     if hidden > 0:
-        strips.append(line((f" and {hidden} more that have as much room, or more", DIM)))
+        strips.append(line((f" and {hidden} more with at least as much room", DIM)))
     return strips
 
 

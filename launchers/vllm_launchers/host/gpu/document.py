@@ -50,7 +50,7 @@ def read_host(path: Path) -> Host:
         if not path.exists() and str(path) in (known := recorded_hosts()):
             path = known[str(path)]
         if not path.is_file():
-            what = "is no file" if path.exists() else "there is no such file"
+            what = "is not a file" if path.exists() else "there is no such file"
             raise HostError(f"{path}: {what}; recorded hosts: {', '.join(recorded_hosts())}")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -89,17 +89,17 @@ def decode_host(data: bytes) -> Host:
 def _problems(host: Host) -> Iterator[str]:
     """Impossible values in a document, one sentence each."""
     if len(host.gpus) > MOST_GPUS:
-        yield f"names {len(host.gpus)} GPUs; more than {MOST_GPUS} in one machine are not read"
+        yield f"names {len(host.gpus)} GPUs; more than {MOST_GPUS} in one machine are not supported"
         return
     yield from _bad_values(host, "")
     indices = [gpu.index for gpu in host.gpus]
     if len(set(indices)) != len(indices) or any(not 0 <= index < 10_000 for index in indices):
-        yield "gpus: every GPU needs an index of its own, from 0"
+        yield "gpus: every GPU needs a unique index, starting at 0"
     for gpu in host.gpus:
         if len(gpu.holders) > MOST_HOLDERS:
             yield f"gpus[{gpu.index}].used_by: names more than {MOST_HOLDERS} processes"
         if gpu.memory_gib is not None and gpu.free_gib is not None and gpu.free_gib > gpu.memory_gib * 1.001:
-            yield f"gpus[{gpu.index}].free_gib: {gpu.free_gib} is more than all its memory, {gpu.memory_gib}"
+            yield f"gpus[{gpu.index}].free_gib: {gpu.free_gib} is more than its total memory, {gpu.memory_gib}"
     seen = set()
     for link in host.links:
         pair = frozenset((link.a, link.b))
@@ -201,7 +201,7 @@ def host_from_topo(text: str, gpu_name: str | None = None, hostname: str = "") -
     matrix = _read(text)
     indices = [int(_GPU.fullmatch(name)[1]) for name in matrix.columns if _GPU.fullmatch(name)]  # type: ignore[index]
     if len(indices) > MOST_GPUS:
-        raise HostError(f"the matrix has {len(indices)} GPUs; more than {MOST_GPUS} in one machine are not read")
+        raise HostError(f"the matrix has {len(indices)} GPUs; more than {MOST_GPUS} in one machine are not supported")
     if missing := [index for index in indices if index not in matrix.rows]:
         raise HostError(f"the matrix has no row for GPU{missing[0]}; save the whole output of 'nvidia-smi topo -m'")
     if len(set(indices)) != len(indices):

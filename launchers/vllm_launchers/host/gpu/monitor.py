@@ -185,10 +185,10 @@ def _held(gpu: Gpu, wanted: float, ours: Collection[int]) -> str:
     holders = sorted(gpu.holders, key=lambda holder: -(holder.gib or 0.0))
     holders = [holder for holder in holders if not ours or holder.pid in ours]
     if not holders:
-        return f"GPU {gpu.index}: {wanted - free:.1f} GiB did not come back, and no process is seen that holds them"
+        return f"GPU {gpu.index}: {wanted - free:.1f} GiB were not freed, and no visible process holds them"
     holder = holders[0]
     size = f"{holder.gib:.1f} GiB" if holder.gib is not None else "memory"
     return (
-        f"GPU {gpu.index}: {wanted - free:.1f} GiB did not come back; pid {holder.pid} of {holder_user(holder)} still "
+        f"GPU {gpu.index}: {wanted - free:.1f} GiB were not freed; pid {holder.pid} of {holder_user(holder)} still "
         f"holds {size}"
     )

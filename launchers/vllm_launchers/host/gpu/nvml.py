@@ -15,10 +15,10 @@ from vllm_launchers.host.gpu.host import DriverError
 from vllm_launchers.host.gpu.vendors import no_driver
 
 _SENTENCES = {
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; try 'sudo modprobe nvidia', "
-    "and look into dmesg if that fails",
-    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to ask the NVIDIA driver; this user needs access to /dev/nvidia* "
-    "(in a container: start it with --gpus)",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; try 'sudo modprobe "
+    "nvidia', and check dmesg if that fails",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to query the NVIDIA driver; this user needs access to "
+    "/dev/nvidia* (in a container: start it with --gpus)",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver and its libraries differ in version, as after an "
     "update; restart the machine or reload the nvidia modules",
     pynvml.NVML_ERROR_OPERATING_SYSTEM: "the system has blocked the request to the NVIDIA driver; a container may lack "
@@ -130,7 +130,7 @@ def _field(value: Any) -> int | float | None:
 def _sentence(error: pynvml.NVMLError) -> str:
     if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return no_driver()
-    return _SENTENCES.get(error.value) or f"the NVIDIA driver cannot be asked: {_text(error)}"
+    return _SENTENCES.get(error.value) or f"the NVIDIA driver can't be queried: {_text(error)}"
 
 
 def _lost_sentence(code: int) -> str:

@@ -578,7 +578,7 @@ P2P_STATUS = {
     1: "the chipset does not support it",
     2: "these GPUs do not support it",
     3: "the I/O hub's topology does not support it",
-    4: "switched off in the driver (registry key)",
+    4: "disabled in the driver (registry key)",
     5: "not supported",
 }
 
@@ -657,7 +657,7 @@ class GpuReader:
             gpus=gpus,
             links=links,
             islands=islands_of([gpu.index for gpu in gpus], links),
-            problem="" if gpus else "the NVIDIA driver is there, but it has no GPU",
+            problem="" if gpus else "the NVIDIA driver is installed but reports no GPU",
         )
         return with_servers(host, self._servers()) if self._servers is not None else host
 

@@ -128,7 +128,7 @@ def parse_share(gpu: int, value: str | float) -> GpuShare:
     """
     if isinstance(value, int) and abs(value) > _MOST_GIB:
         value = math.inf  # an integer may be too long for Python or a float
-    expected = f"GPU {gpu}: {str(value)[:40]!r} is not a part of its memory; expected '24 GiB', '50%' or 0.5"
+    expected = f"GPU {gpu}: {str(value)[:40]!r} is not a valid share of its memory; expected '24 GiB', '50%' or 0.5"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise HostError(expected)
     if isinstance(value, str):

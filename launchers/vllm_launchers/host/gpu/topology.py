@@ -42,7 +42,7 @@ class LinkLevel(IntEnum):
 
 LEVEL_WORDS = {
     LinkLevel.NVLINK: "NVLink",
-    LinkLevel.MESH: "NVLink mesh, some pairs by a neighbour",
+    LinkLevel.MESH: "NVLink mesh, some pairs via a neighbor",
     LinkLevel.PIX: "one PCIe switch",
     LinkLevel.PXB: "several PCIe switches",
     LinkLevel.PHB: "one PCIe host bridge",

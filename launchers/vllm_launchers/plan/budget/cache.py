@@ -102,18 +102,18 @@ def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> C
     kinds = _one_kind(apart, settings, facts)
     present = [kind for kind in dict.fromkeys(kinds) if kind is not LayerKind.NONE]
     if not facts.layers or not present:
-        assumed.append("the model's layers are not known, so neither are the tokens that fit")
+        assumed.append("the model's layers are unknown, so the number of tokens that fit is, too")
         return None
     sizes: dict[LayerKind, int] = {}
     for kind in present:
         if kind is not LayerKind.LINEAR:
             size = attention_bytes(facts, settings, kind)
             if size is None:
-                assumed.append("the size of the model's KV heads is not known, so neither are the tokens that fit")
+                assumed.append("the size of the model's KV heads is unknown, so the number of tokens that fit is, too")
                 return None
             sizes[kind] = size
     if facts.model_type not in _SPARSE_MLA:
-        assumed += [f"not known and not counted: {fact}" for fact in facts.missing if "KV cache" in fact]
+        assumed += [f"unknown and not counted: {fact}" for fact in facts.missing if "KV cache" in fact]
     state = _state(facts, settings, assumed) if LayerKind.LINEAR in present else 0
     block, page = _page(settings, sizes, state)
     groups = _groups(kinds, {kind: _block_tokens(block, page, sizes.get(kind)) for kind in present})
@@ -177,7 +177,7 @@ def _element(dtype: str) -> float:
 
 def _state(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> int:
     if facts.state_bytes is None:
-        assumed.append("the size of the model's linear-attention states is not known: 2 MiB per layer are taken")
+        assumed.append("the size of the model's linear-attention states is unknown: 2 MiB per layer assumed")
         return 2 * 2**20 // settings.tensor
     drafts = settings.draft_tokens * (facts.state_bytes_per_draft_token or 0)
     return (facts.state_bytes + drafts) // settings.tensor

@@ -71,18 +71,14 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
     loaded = _ELEMENT.get(settings.dtype, 2.0)
     stored = facts.weight_bytes
     if stored is not None and facts.size_from:
-        assumed.append(
-            f"the weights are not all here: their size, {stored / GIB:.1f} GiB, is what {facts.size_from} says"
-        )
+        assumed.append(f"some weights are missing here: their size, {stored / GIB:.1f} GiB, is from {facts.size_from}")
     if stored is None:
         count = parameters(facts)
         if count is None:
-            assumed.append("neither the size of the weights nor the number of parameters is known")
+            assumed.append("the size of the weights and the number of parameters are unknown")
             return None
         if facts.source != "table" and facts.parameters is not None and facts.parameters == facts.counted:
-            assumed.append(
-                f"the weights are not here: {count / 1e9:.2f} billion parameters are counted from the config"
-            )
+            assumed.append(f"the weights are not here: {count / 1e9:.2f} billion parameters, counted from the config")
         # Assume the checkpoint's precision; the flags' effect follows below.
         kept = min(embedding / own * (1 if count < 2e9 else 2), count / 3) if _bits(facts) < 16 else 0.0
         stored = int(kept * 2 + (count - kept) * (_bits(facts) / 8 if facts.quantization else own))

@@ -50,8 +50,9 @@ def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if around.starting:
         many = len(around.starting) > 1
         text = (
-            f"{' and '.join(around.starting)} {'are' if many else 'is'} starting right now: servers that start "
-            f"together can take each other's memory and ports; wait until {'they are' if many else 'it is'} ready"
+            f"{' and '.join(around.starting)} {'are' if many else 'is'} starting right now: servers that start at "
+            f"the same time can take each other's memory and ports; wait until {'they are' if many else 'it is'} "
+            "ready"
         )
         yield PlanFinding("another_starting", Level.WARNING, text)
 
@@ -128,7 +129,7 @@ def network_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         text = f"{message}. Export {API_KEY} first, or omit --host to stay on this machine"
         yield PlanFinding("open_to_all_without_key", Level.WARNING, text)
     if plan.flags.get("ssl-keyfile") and not plan.flags.get("ssl-certfile") and not simulated(plan):
-        text = "vLLM will end once it has loaded the model: --ssl-keyfile needs --ssl-certfile"  # uvicorn's `Config`
+        text = "vLLM will exit once it has loaded the model: --ssl-keyfile needs --ssl-certfile"  # uvicorn's `Config`
         yield PlanFinding("certificate_missing", Level.ERROR, text, Changes(unset=("ssl-keyfile",)))
     yield from _watching(plan)
 

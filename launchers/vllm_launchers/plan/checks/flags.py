@@ -170,7 +170,7 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: EngineFacts) -> Ite
         if newest.table is not None and resolve_flag_name(newest.table, head) == (None, ()):
             yield replace(_unknown(head, key, value, (), newest), level=Level.WARNING)
     if head == "config" and engine.release and engine.release <= _FALSE_DROPPED_TO:
-        message = f"{engine.name} drops a line 'x: false' of the --config file silently; write 'no-x: true' there"
+        message = f"{engine.name} silently drops a line 'x: false' of the --config file; write 'no-x: true' there"
         yield PlanFinding("config_drops_false", Level.ADVICE, message)
 
 
@@ -203,7 +203,7 @@ def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Itera
             yield PlanFinding("flag_unknown", Level.WARNING, message, fix)
     elif f"--{head}" not in spec.aliases:
         message = (
-            f"--{head} is short for --{spec.name}; write it in full, since another release may have two such flags"
+            f"--{head} is short for --{spec.name}; write it in fullbecause another release may have two such flags"
         )
         yield PlanFinding("flag_unknown", Level.WARNING, message, _swap(written, spec.name, key, value))
 
@@ -244,8 +244,8 @@ def _dropped_objects(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]
         keys = [other for other in flags if other.startswith(f"{name}.")]
         if keys:
             text = (
-                f"{engine.name} ignores --{name}, since keys of it are set by themselves ({listed(keys)}): "
-                "set all of them in one way"
+                f"{engine.name} ignores --{name}, since its keys are set separately ({listed(keys)}): set all of "
+                "them in the same way"
             )
             yield PlanFinding("flag_value", Level.WARNING, text)
 
@@ -273,7 +273,7 @@ def _value(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | No
     if gone is not None and gone.dropped(engine.release, engine.plugins):
         since = f"removed in {_short(gone.since)}" if gone.since != NEVER else "removed long ago"
         fix = Changes(set={name: gone.new_value}) if gone.new_value else None
-        instead = f"install {gone.plugin} beside it, or {gone.instead}" if gone.plugin else gone.instead
+        instead = f"install {gone.plugin} alongside it, or {gone.instead}" if gone.plugin else gone.instead
         return PlanFinding(
             "flag_value", Level.ERROR, f"{engine.name} does not support {shown} ({since}): {instead}", fix
         )
@@ -491,7 +491,7 @@ def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
         text = f"--{BYTES} {size} leaves no memory for the KV cache, so vLLM will not start: expected bytes above 0"
         yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(BYTES,)))
     elif size == 0:
-        text = f"--{BYTES} 0 counts as not set: --{UTILIZATION} decides"
+        text = f"--{BYTES} 0 counts as unset: --{UTILIZATION} decides"
         yield PlanFinding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))
 
 
@@ -500,8 +500,9 @@ def _utilization(plan: Plan, budget: BudgetFor) -> Iterator[PlanFinding]:
     if share <= HIGHEST_UTILIZATION:
         return
     text = (
-        f"--{UTILIZATION} {share:g} leaves {1 - share:.0%} of the GPU free. vLLM can run out of memory while serving, "
-        f"since it sizes the KV cache before all that it needs is known. Use at most {HIGHEST_UTILIZATION}"
+        f"--{UTILIZATION} {share:g} leaves {1 - share:.0%} of the GPU free. vLLM can run out of memory while "
+        "serving, because it sizes the KV cache before its full memory need is known. Use at most "
+        f"{HIGHEST_UTILIZATION}"
     )
     lower = Changes(set={UTILIZATION: HIGHEST_UTILIZATION})
     too_little = fits_with(budget, apply_changes(plan.flags, lower)) is False

@@ -219,5 +219,5 @@ def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterato
         level = Level.ERROR if able < AMPERE else Level.WARNING
         yield PlanFinding("fp8_unsupported", level, text, Changes(unset=(KV_DTYPE,)), surely=False)
     elif verdict.why:
-        text = f"--{KV_DTYPE} {asked} on {who}: {verdict.why}; answers can differ slightly"
+        text = f"--{KV_DTYPE} {asked} on {who}: {verdict.why}; outputs can differ slightly"
         yield PlanFinding("fp8_kv_slow", Level.ADVICE, text)

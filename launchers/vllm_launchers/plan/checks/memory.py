@@ -184,7 +184,7 @@ def _smaller(
     eight = {KV_DTYPE: "fp8"}
     offered = KV_DTYPE not in plan.flags and fp8_cache_of(plan, inputs).works is True
     if offered and fits_with(budget, {**plan.flags, **eight}):
-        return Changes(set=eight), f"; it fits with --{KV_DTYPE} fp8 (answers can differ slightly)"
+        return Changes(set=eight), f"; it fits with --{KV_DTYPE} fp8 (outputs can differ slightly)"
     if (more := _more_gpus(plan, inputs, budget)) is not None:
         return more, ""
     if longest is not None and longest >= SHORTEST:

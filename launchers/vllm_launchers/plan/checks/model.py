@@ -182,7 +182,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         text = f"{detected}; vLLM detects that and ignores the flag"
         yield PlanFinding("quantization_mismatch", Level.WARNING, text, fix)
     else:
-        text = f"{detected}; vLLM detects it by itself"
+        text = f"{detected}; vLLM detects it automatically"
         yield PlanFinding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
 
 
@@ -210,7 +210,7 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
     if method == TORCHAO and described and lacks(plan, inputs, TORCHAO):
         text = (
             f"vLLM will not start: it reads weights in the format of {TORCHAO} with that package, which is not "
-            f"installed beside it (pip install {TORCHAO})"
+            f"installed alongside it (pip install {TORCHAO})"
         )
         yield PlanFinding("package_missing", Level.ERROR, text, surely=_sure(facts))
     limited = plan.engine.release is None or plan.engine.release >= _GPTQ_LIMITED
@@ -224,7 +224,7 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
         why = f"have {stored.bits} bits"
     else:
         return
-    text = f"{facts.model} has GPTQ weights that {why}, which vLLM reads no more: use another checkpoint"
+    text = f"{facts.model} has GPTQ weights that {why}, which vLLM no longer reads: use another checkpoint"
     yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
 
 
@@ -235,7 +235,11 @@ def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     if stored is None or gone is None or gone.new_value is not None or not gone.dropped(engine.release, engine.plugins):
         return
     since = f" since {gone.since[0]}.{gone.since[1]}" if gone.since != NEVER else ""
-    reads = f"reads only with {gone.plugin}{since}: install that beside it" if gone.plugin else f"reads no more{since}:"
+    reads = (
+        (f"reads only with {gone.plugin}{since}: install that alongside it")
+        if gone.plugin
+        else f"no longer reads{since}:"
+    )
     text = (
         f"{facts.model} is stored as {stored.method}, which vLLM {reads}{',' if gone.plugin else ''} use a checkpoint "
         "in another format, such as AWQ or FP8, or an older vLLM"
@@ -283,7 +287,7 @@ def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         key = " and has its API key" if keyed else ", without an API key,"
         text = (
             f"with {RUNTIME_LORA} {who}{key} can change its answers by loading adapters from any folder that it can "
-            "read; vLLM intends this for development only: unset the variable, and list adapters in --lora-modules"
+            "read; vLLM intends this for development only: unset the variable and list adapters in --lora-modules"
         )
         yield PlanFinding("adapters_exposed", Level.WARNING if keyed or local else Level.ERROR, text)
 

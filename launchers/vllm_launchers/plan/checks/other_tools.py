@@ -103,9 +103,9 @@ def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objective
     return (
         f"with {full.concurrency} requests a token takes about {1000 * full.tpot_seconds:.0f} ms, and "
         f"{1000 * apart.tpot_seconds:.0f} without the prompts of {workload.input_tokens_p95:,} tokens, which are "
-        f"computed between the tokens of other answers; the objective is {1000 * limit:.0f} ms: a second vLLM that "
-        "only computes prompts keeps ITL steady, without more throughput (source: vLLM's documentation, Disaggregated "
-        "Prefilling, experimental)"
+        f"computed between the tokens of other requests; the objective is {1000 * limit:.0f} ms: a separate prefill "
+        "instance (disaggregated prefill) keeps ITL steady, without more throughput (source: vLLM's documentation, "
+        "Disaggregated Prefilling, experimental)"
     )
 
 
@@ -129,8 +129,9 @@ def _latency(plan: Plan, able: float | None, objectives: Objectives) -> str:
         return ""
     return (
         f"the objective ITL p99 ≤ {1000 * objectives.itl_p99_seconds:.0f} ms is close to the "
-        f"{1000 * one.tpot_seconds:.0f} ms that a token takes with a single request: TensorRT-LLM, which has kernels "
-        "made for these GPUs, may need less time per step; compare both on yours (source: its README)"
+        f"{1000 * one.tpot_seconds:.0f} ms that a token takes with a single request: TensorRT-LLM, which has "
+        "kernels made for these GPUs, may need less time per step; compare both on your traffic (source: its "
+        "README)"
     )
 
 

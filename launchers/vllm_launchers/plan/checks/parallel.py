@@ -155,8 +155,8 @@ def _fastest_all_the_same(plan: Plan) -> str:
     if second is None or second.throughput >= chosen.throughput:
         return ""
     return (
-        f"about {chosen.throughput:,.0f} tokens/s are predicted even so, against "
-        f"{second.throughput:,.0f} for {second.label}"
+        f"about {chosen.throughput:,.0f} tokens/s are predicted even so, compared with {second.throughput:,.0f} for "
+        f"{second.label}"
     )
 
 
@@ -213,8 +213,8 @@ def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator
     stages, tensor = whole_number(plan.flags, PIPELINE), whole_number(plan.flags, TENSOR)
     if plan.engine.build == "cpu" and stages > 1 and not simulated(plan):
         text = (
-            f"--{PIPELINE} {stages} on the CPU build: measured with vLLM 0.32.0, /health answers and every request "
-            f"fails; use --{TENSOR}"
+            f"--{PIPELINE} {stages} on the CPU build: in a test with vLLM 0.32.0, /health answered but every "
+            f"request failed; use --{TENSOR}"
         )
         sizes = tensor_sizes(inputs.facts, plan.flags, stages * tensor)
         fix = Changes(set={TENSOR: sizes[-1]}, unset=(PIPELINE,)) if sizes else None
@@ -228,8 +228,8 @@ def _across(plan: Plan, nodes: NodesPlan) -> Iterator[PlanFinding]:
     count = len(nodes.nodes)
     if nodes.fits_one:
         text = (
-            f"by the same estimate it fits on one of these machines: {count} servers, one on each, behind a router "
-            "need no network between them and survive each other"
+            f"by the same estimate, it fits on one of these machines: {count} servers, one on each, behind a router "
+            "need no network between them and fail independently"
         )
         yield PlanFinding("nodes_not_needed", Level.ADVICE, text)
     if nodes.across == "tensor" and plan.engine.build != "cpu":
@@ -242,7 +242,7 @@ def _across(plan: Plan, nodes: NodesPlan) -> Iterator[PlanFinding]:
     needed, given = (nodes.network.needed_gbits, nodes.network.given_gbits) if nodes.network else (None, None)
     if needed is not None and given is not None and given < needed:
         text = (
-            f"at full load sending would take more than a tenth of the time: {given:g} Gbit/s are given, about "
+            f"at full load, transfers would take more than 10% of the time: {given:g} Gbit/s are given, about "
             f"{three_digits(needed)} needed"
         )
         yield PlanFinding("network_slow", Level.WARNING, text)
@@ -273,6 +273,6 @@ def _experts(plan: Plan, nodes: NodesPlan, inputs: PlanInputs, budget: BudgetFor
 
 def _open(nodes: NodesPlan) -> str:
     return (
-        f"nodes talk to each other without encryption or a password, on port {nodes.master_port} of every address of "
-        "node 0 and on random ports: join them by a private network (source: vLLM's documentation, Security)"
+        f"nodes communicate without encryption or a password, on port {nodes.master_port} of every address of node "
+        "0 and on random ports: connect them by a private network (source: vLLM's documentation, Security)"
     )

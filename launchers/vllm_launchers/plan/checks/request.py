@@ -85,7 +85,7 @@ def most_gpus(plan: Plan, inputs: PlanInputs) -> int | None:
 def way_without_flags(plan: Plan, inputs: PlanInputs) -> str:
     """How to make room if no flag does, as the end of a sentence."""
     more = "use more GPUs" if most_gpus(plan, inputs) is None else "name more GPUs"
-    return f"{more}, or take a quantized or smaller model"
+    return f"{more}, or use a quantized or smaller model"
 
 
 def fixed_size(plan: Plan) -> tuple[str, ...]:

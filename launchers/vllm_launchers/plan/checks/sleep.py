@@ -95,7 +95,7 @@ def _host_memory(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         return
     text = (
         f"sleeping at level 1 keeps its weights in host memory, about {needed:.1f} GiB, and {free:.1f} GiB are "
-        "available; level 2 needs none, and reads the weights again when it wakes up"
+        "available; level 2 needs none but reloads the weights on wake-up"
     )
     yield PlanFinding("sleep_host_memory", Level.WARNING, text)
 
@@ -108,7 +108,7 @@ def host_gib(weights_gib: float | None, flags: Flags) -> float | None:
 def level_2_problem(flags: Flags, release: Release | None, facts: ModelFacts | None) -> str:
     """Why a server must not sleep at level 2, as a clause; empty if it may."""
     if release is not None and release < RPC_SINCE:
-        return "this vLLM has no route to load the weights again (it needs 0.10.2)"
+        return "this vLLM has no route to reload the weights (that needs 0.10.2)"
     if flags.get(LORA) is True:
         return f"reloading weights fails with --{LORA} (#39934)"
     if facts is not None and (facts.architecture or "").startswith("Gemma"):

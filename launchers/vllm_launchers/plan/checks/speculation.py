@@ -43,8 +43,8 @@ def _without_package(plan: Plan, inputs: PlanInputs, settings: Mapping[str, obje
     if settings.get("method") != "suffix" or not lacks(plan, inputs, ARCTIC_INFERENCE):
         return
     text = (
-        f"vLLM will not start: the method suffix needs the package {ARCTIC_INFERENCE}, which is not installed beside "
-        f"it (pip install {ARCTIC_INFERENCE})"
+        f"vLLM will not start: the method suffix needs the package {ARCTIC_INFERENCE}, which is not installed "
+        f"alongside it (pip install {ARCTIC_INFERENCE})"
     )
     yield PlanFinding("package_missing", Level.ERROR, text, Changes(unset=speculation_flags(plan.flags)))
 
@@ -77,7 +77,7 @@ def _without_layers(
         word in name.lower() for word in _FROM_THE_NAME
     ):
         return
-    lacks = "layers that predict further tokens (MTP)" if mtp else "an MLP that speculates"
+    lacks = "layers that predict further tokens (MTP)" if mtp else "an MLP speculator"
     text = f"vLLM will refuse the method {method}: {read.model} has no {lacks}"
     fix = Changes(unset=speculation_flags(plan.flags))
     yield PlanFinding("no_mtp_layers", Level.ERROR, text, fix, surely=read.source != "table")

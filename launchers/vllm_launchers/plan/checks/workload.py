@@ -57,9 +57,9 @@ def _held(plan: Plan, workload: Workload, budget: BudgetFor) -> Iterator[PlanFin
         fitting -= fitting % 8 if fitting >= 16 else 0
         fix = Changes(set={SEQUENCES: fitting})
         known = (
-            f"the KV cache holds about {fitting * copies:,} of {counted(flight, 'request')}, or {int(held):,} if all "
-            "are of p95 length and at their end (a running request holds its prompt and on average half of its answer);"
-            f" --{SEQUENCES} {limit} admits more, which may be preempted"
+            f"the KV cache holds about {fitting * copies:,} of {counted(flight, 'request')}, or {int(held):,} if "
+            "all have p95 length and are about to finish (a running request holds its prompt and on average half "
+            f"of its output); --{SEQUENCES} {limit} admits more, which may be preempted"
         )
     elif limit is not None and limit * copies > held:
         known = f"{known} at once; if that many are that long, some are preempted"
@@ -120,7 +120,7 @@ def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternativ
     better = [one for one in alternatives if (one.concurrent_requests or 0.0) > held and not one.chosen]
     eight = next((one for one in better if one.model is None and is_fp8(one.kv_cache_dtype)), None)
     if eight is not None:
-        yield f"--{KV_DTYPE} fp8 would hold {int(eight.concurrent_requests or 0):,} (answers can differ slightly)"
+        yield f"--{KV_DTYPE} fp8 would hold {int(eight.concurrent_requests or 0):,} (outputs can differ slightly)"
     smaller = next((one for one in better if one.model is not None), None)
     if smaller is not None:
         gpus = counted(smaller.layout.total, "GPU")
@@ -153,12 +153,14 @@ def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFo
             why = f", and the model supports at most {most:,}: split long requests or use another model"
         else:
             fix, why = _longer(plan, fitting, budget)
-        text = f"--{LENGTH} {asked:,} is below the p95 request length ({wanted:,} tokens): longer ones are refused{why}"
+        text = (
+            f"--{LENGTH} {asked:,} is below the p95 request length ({wanted:,} tokens): longer ones are rejected{why}"
+        )
         yield PlanFinding("context_below_traffic", Level.WARNING, text, fix)
     if plan.flags.get(LENGTH) is None and most is not None and most >= FAR_ABOVE * wanted:
         length = rounded_up(wanted)
         text = (
-            f"without --{LENGTH} requests may be as long as the model supports, {most:,} tokens (p95: {wanted:,}): one "
-            "such request can take the KV cache of many"
+            f"without --{LENGTH} requests can be as long as the model supports, {most:,} tokens (p95: {wanted:,}): "
+            "one such request can take as much KV cache as many"
         )
         yield PlanFinding("context_not_limited", Level.ADVICE, text, Changes(set={LENGTH: length}))

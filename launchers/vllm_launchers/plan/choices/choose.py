@@ -53,7 +53,7 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_va
 
 _Maker = Callable[[], Choice | None]
 
-YOU_LEFT_IT_OUT = "left out by you: vLLM's default applies"
+YOU_LEFT_IT_OUT = "unset by you: vLLM's default applies"
 RUNS_NOW = "current value"
 
 CLOSE = 1 / 8

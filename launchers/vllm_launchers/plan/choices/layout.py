@@ -422,9 +422,12 @@ def _why_not_cut(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, why: str) -
             room = f", with KV cache for {share} {counted(flight, 'request')}"
         return f"The model fits on one GPU{room}{': the rest stay free' if pool.size > 1 else ''}."
     if layout.data > 1 and is_mixture(inputs.facts):
-        return f"Attention is small beside the experts: each of {layout.data} GPUs has all of it, and a KV cache."
+        return (
+            f"Attention is small compared with the experts: each of {layout.data} GPUs holds all of it and its "
+            "own KV cache."
+        )
     if layout.replica == 1:
-        return f"A copy of the model fits on one GPU.{_against_rival(found)}"
+        return f"A replica of the model fits on one GPU.{_against_rival(found)}"
     return _no_cut(inputs, found, pool)
 
 
@@ -488,10 +491,10 @@ def _copies(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Choice:
         )
         tradeoff = "Each step waits for the slowest GPU; each has its own prefix cache."
     else:
-        reason = f"A copy on {one} holds {number} of p95 length and {flight}: {layout.data} copies."
+        reason = f"A replica on {one} holds {number} of p95 length and {flight}: {layout.data} replicas."
         if pool.exact:
-            reason = f"All of its {pool.size} GPUs are used, and a copy needs {one}: {layout.data} copies."
-        tradeoff = "Each copy holds all weights and has its own prefix cache."
+            reason = f"All of its {pool.size} GPUs are used, and a replica needs {one}: {layout.data} replicas."
+        tradeoff = "Each replica holds all weights and has its own prefix cache."
     if not found.serves:
         tradeoff = f"{tradeoff} Some requests will still queue."
     return Choice(DATA, layout.data, reason, Source.MACHINE, tradeoff)
@@ -515,7 +518,8 @@ def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
     reason = f"{facts.experts} experts are spread whole over {spread} GPUs, {each} on each"
     if layout.data == 1 and width and width % spread == 0 and width // spread < THIN:
         reason = (
-            f"{reason}: cut over {spread}, each would have {width // spread} columns, too few to use a GPU efficiently"
+            f"{reason}: sharded over {spread}, each would have {width // spread} columns, too few to use a GPU "
+            "efficiently"
         )
     tradeoff = "The GPU with the busiest experts makes the others wait."
     return Choice(EXPERTS, True, f"{reason}.", Source.MODEL, tradeoff)
@@ -528,7 +532,7 @@ def quantization_choice(inputs: ChoiceInputs, formats: Flags, pool: Pool | None)
         return Choice(
             QUANTIZATION,
             online,
-            "The 16-bit weights do not fit otherwise: converting them to FP8 while loading halves them.",
+            "The 16-bit weights do not fit otherwise: converting them to FP8 while loading halves their size.",
             Source.MACHINE,
             "Slightly lower quality and a slower start; an FP8 or 4-bit checkpoint loads sooner.",
         )
@@ -566,7 +570,7 @@ def kv_choice(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, flags: Flags) 
         reason = f"{reason} FP8 would hold twice as many, but vLLM can refuse an FP8 cache on this GPU."
     elif verdict:
         reason = (
-            f"{reason} FP8 would hold about twice as many, but answers can differ slightly, so that is your choice."
+            f"{reason} FP8 would hold about twice as many, but outputs can differ slightly, so that is your choice."
         )
     return Choice(KV_DTYPE, None, reason, Source.MACHINE)
 

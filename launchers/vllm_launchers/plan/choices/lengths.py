@@ -35,10 +35,10 @@ def context(inputs: ChoiceInputs) -> Choice:
     limit = inputs.facts.max_context if inputs.facts is not None else None
     if limit is None or length <= limit:
         rest = f"; the model supports {limit:,}" if limit is not None and limit > length else ""
-        return Choice(LENGTH, length, f"{parts}, rounded up{rest}.", Source.WORKLOAD, "Longer requests are refused.")
-    tradeoff = "Longer requests are refused."
+        return Choice(LENGTH, length, f"{parts}, rounded up{rest}.", Source.WORKLOAD, "Longer requests are rejected.")
+    tradeoff = "Longer requests are rejected."
     if tokens > limit:
-        tradeoff = f"{parts} do not fit: longer requests are refused, so split them or use another model."
+        tradeoff = f"{parts} do not fit: longer requests are rejected, so split them or use another model."
     return Choice(LENGTH, limit, f"The model's maximum; the traffic needs {tokens:,}.", Source.MODEL, tradeoff)
 
 
@@ -63,7 +63,7 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
     if batched is not None:
         wanted = min(wanted, batched)
     in_flight = f"{counted(inputs.workload.concurrency, 'request')} in flight" + (
-        f" on {copies} copies" if copies > 1 else ""
+        f" on {copies} replicas" if copies > 1 else ""
     )
     held = float(seen.fitting) if seen is not None else held_at_p95(budget)
     if held is None or held >= wanted:

@@ -75,8 +75,8 @@ def flags_of_node(nodes: NodesRequest, rank: int) -> dict[str, FlagValue]:
 _REASONS = {
     NODES: "The model is spread over this many machines.",
     RANK: "Each node has its own number; node 0 serves requests.",
-    MASTER_ADDR: "The address of node 0, which all nodes reach.",
-    MASTER_PORT: "The port of node 0 on which the nodes find each other.",
+    MASTER_ADDR: "The address of node 0, reachable from all nodes.",
+    MASTER_PORT: "The rendezvous port of node 0.",
     HEADLESS: "Only node 0 serves HTTP.",
 }
 
@@ -126,9 +126,11 @@ def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Ch
     """
     _check_numbers(nodes)
     if engine.kind is EngineKind.SIMULATED:
-        raise PlanError("--nodes: the simulated engine runs on one machine; for a plan name a release: --vllm-version")
+        raise PlanError(
+            "--nodes: the simulated engine runs on one machine; to plan only, name a release with --vllm-version"
+        )
     if table is None:
-        raise PlanError("--nodes: the flags of this vLLM are not known; name its release with --vllm-version")
+        raise PlanError("--nodes: the flags of this vLLM are unknown; name its release with --vllm-version")
     if NODES not in table.flags:
         since = f", which came with {first}" if (first := first_release(NODES)) else ""
         name = f"vLLM {engine.public_version}"
@@ -142,7 +144,7 @@ def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Ch
     if both := sorted(given.intersection(NODE_FLAGS)):
         raise PlanError(f"--{both[0]} follows from --nodes: leave it out")
     if any(name == DATA or name.startswith("data-parallel-") for name in given):
-        raise PlanError("--nodes plans one copy of the model over all nodes: leave out --data-parallel-…")
+        raise PlanError("--nodes plans one replica of the model over all nodes: leave out --data-parallel-…")
 
 
 def _check_numbers(nodes: NodesRequest) -> None:
@@ -153,7 +155,7 @@ def _check_numbers(nodes: NodesRequest) -> None:
     if nodes.master_addr and not _ADDRESS.fullmatch(nodes.master_addr):
         raise PlanError("--master-addr: expected a host name or an IP address of node 0")
     if not 1 <= nodes.master_port <= 65535:
-        raise PlanError(f"--master-port {nodes.master_port}: a port lies between 1 and 65535")
+        raise PlanError(f"--master-port {nodes.master_port}: expected a port between 1 and 65535")
     if nodes.network_gbits is not None and not 0 < nodes.network_gbits < math.inf:
         raise PlanError("--network: expected Gbit/s between two nodes, such as 100")
 
@@ -170,10 +172,11 @@ def check_layout(nodes: NodesRequest, choices: Sequence[Choice], facts: ModelFac
         raise PlanError(f"--nodes {nodes.count}: {facts.model} has {len(facts.layers)} layers, fewer than nodes")
     if total == 1:
         raise PlanError(
-            f"--nodes {nodes.count}: too little is known of the model or the GPUs to choose a layout; give it, such as "
-            f"--set tensor-parallel-size=8 --set pipeline-parallel-size={nodes.count} (see --hub and --host, too)"
+            f"--nodes {nodes.count}: too little is known about the model or the GPUs to choose a layout; specify "
+            f"it, such as --set tensor-parallel-size=8 --set pipeline-parallel-size={nodes.count} (see --hub and "
+            "--host, too)"
         )
     if total % nodes.count:
         raise PlanError(
-            f"--nodes {nodes.count}: {total} GPUs (tensor × pipeline parallel) cannot be dealt evenly to them"
+            f"--nodes {nodes.count}: {total} GPUs (tensor × pipeline parallel) are not divisible by the number of nodes"
         )

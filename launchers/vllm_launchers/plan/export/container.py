@@ -75,11 +75,11 @@ def container(plan: Plan) -> Container:
     if plan.engine.build not in (None, "cuda"):
         raise ExportError(f"{IMAGE} is for NVIDIA GPUs, and this plan is for a {plan.engine.build} build")
     if plan.model.startswith(("./", "../", "~")):
-        raise ExportError(f"a container has no folder of its own: give the whole path of the model {plan.model}")
+        raise ExportError(f"in a container, relative paths don't work: give the full path of the model {plan.model}")
     version = plan.engine.public_version
     notes: tuple[str, ...] = ()
     if version is None:
-        notes = ("Which vLLM the plan is for was not known: put its version in place of 'latest'.",)
+        notes = ("The plan's vLLM version is unknown: replace 'latest' with it.",)
     elif ".dev" in version:
         notes = (f"vLLM {version} is a development build without an image: put a release in place of 'latest'.",)
     address = () if plan.flags.get("headless") is True else ("--host", "0.0.0.0", "--port", str(plan.port))

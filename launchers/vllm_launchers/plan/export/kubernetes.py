@@ -46,7 +46,7 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
         documents.insert(0, claim(plan, inside, app))
     lines = ["Apply with: kubectl apply -f FILE", *inside.notes, *secret_lines(plan, app)]
     if "VLLM_API_KEY" not in plan.secrets:
-        lines.append("Whatever runs in the cluster can use this server: it has no API key (VLLM_API_KEY).")
+        lines.append("Anything that runs in the cluster can use this server: it has no API key (VLLM_API_KEY).")
     if inside.mounts:
         paths = ", ".join(line_word(mount.path) for mount in inside.mounts)
         lines.append(f"{'The node' if plan.nodes is None else 'Each node'} must have {paths}")

@@ -79,7 +79,7 @@ def proxy_warning(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
     if not different:
         return ""
     proxy = {ProxyForm.LITELLM: "LiteLLM", ProxyForm.LLAMA_SWAP: "llama-swap"}.get(form, str(form))
-    return f"{different}: {proxy} gives each request to the server of its model, and none takes over for another"
+    return f"{different}: {proxy} routes each request to the server of its model, and none takes over for another"
 
 
 def nginx(servers: Sequence[ProxiedServer]) -> str:
@@ -90,7 +90,7 @@ def nginx(servers: Sequence[ProxiedServer]) -> str:
     """
     first = servers[0]
     if len({server.plan.tls for server in servers}) > 1:
-        raise ExportError("one of these servers uses TLS and another does not: an upstream of nginx needs them alike")
+        raise ExportError("one of these servers uses TLS and another does not: an nginx upstream needs all or none")
     if different := differing_models(servers):
         raise ExportError(
             f"{different}: nginx does not look at a request's model, and the other server would answer it with 404. "
@@ -118,18 +118,18 @@ def nginx(servers: Sequence[ProxiedServer]) -> str:
         "        proxy_http_version 1.1;",
         '        proxy_set_header Connection "";',
         "        proxy_set_header Host $host;",
-        "        proxy_next_upstream error non_idempotent;  # a completion may be asked for again",
+        "        proxy_next_upstream error non_idempotent;  # a completion may be retried",
         "        proxy_buffering off;  # each token as it comes",
-        "        proxy_read_timeout 3600s;  # an answer that is not streamed comes as a whole",
+        "        proxy_read_timeout 3600s;  # a response that is not streamed comes all at once",
         "    }",
         "}",
     ]
     about = [
-        "nginx in front of vLLM; belongs into the http block, such as /etc/nginx/conf.d/. Check: nginx -t",
+        "nginx in front of vLLM; belongs in the http block, such as /etc/nginx/conf.d/. Check: nginx -t",
         "Clients send their API key themselves; nginx passes it on.",
     ]
     if len({frozenset(served_names(server.plan.flags, server.plan.model)) for server in servers}) > 1:
-        about.append(f"All of these servers answer to the model name {shared_model(servers)}: clients are to use it.")
+        about.append(f"All of these servers answer to the model name {shared_model(servers)}: clients should use it.")
     head = comment(*about)
     return head + "\n".join(lines) + "\n"
 
@@ -202,7 +202,7 @@ def litellm(servers: Sequence[ProxiedServer]) -> str:
     if any(API_KEY in server.plan.secrets for server in servers):
         lines.append(f"{API_KEY} is read from the environment of LiteLLM.")
     if ordered:
-        lines.append("order: the lowest is asked first, the others if that fails (enable_pre_call_checks).")
+        lines.append("order: the lowest is tried first, the others if it fails (enable_pre_call_checks).")
     if warning:
         lines.append(f"{warning}.")
     return comment(*lines) + yaml_document(document)

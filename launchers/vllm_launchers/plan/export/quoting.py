@@ -35,7 +35,7 @@ def checked(text: str, what: str) -> str:
     except UnicodeEncodeError:
         raise ExportError(f"{what} contains bytes that are not UTF-8, which a text file can't contain") from None
     if "\0" in text:
-        raise ExportError(f"{what} holds a zero byte")
+        raise ExportError(f"{what} contains a zero byte")
     return text
 
 

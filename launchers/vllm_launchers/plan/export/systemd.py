@@ -32,9 +32,9 @@ def systemd_unit(plan: Plan, user: bool, *, name: str = "") -> str:
         ExportError: the program or the model has a relative path, or an argument is not text.
     """
     if "/" in plan.engine.command[0] and not plan.engine.command[0].startswith("/"):
-        raise ExportError(f"systemd needs the whole path of {plan.engine.command[0]}")
+        raise ExportError(f"systemd needs the full path of {plan.engine.command[0]}")
     if plan.model.startswith(("./", "../", "~")):
-        raise ExportError(f"a service has no folder of its own: give the whole path of the model {plan.model}")
+        raise ExportError(f"in a service, relative paths don't work: give the full path of the model {plan.model}")
     unit = label(name or plan.preset)
     sections = (
         node_comment(plan) + _comments(plan, unit, user=user),

@@ -267,7 +267,7 @@ def test_decreased_counter_gives_no_rate_for_its_link_only() -> None:
         (9, "not loaded"),
         (4, "no permission"),
         (18, "differ in version"),
-        (999, "cannot be asked"),
+        (999, "can't be queried"),
         (17, "blocked"),
     ],
 )

@@ -281,7 +281,7 @@ def test_unreleased_memory_names_its_holder() -> None:
     assert not found.freed
     assert "pid 7 of bob" in found.reason
     found = wait_until_freed(lambda: host, {0: 45.0}, timeout=0.01, poll=0.001)
-    assert "35.0 GiB did not come back; pid 42 of anna still holds 35.5 GiB" in found.reason
+    assert "35.0 GiB were not freed; pid 42 of anna still holds 35.5 GiB" in found.reason
 
 
 def test_recorded_host_names_the_servers_on_its_gpus(recorded: Callable[[str], Host]) -> None:

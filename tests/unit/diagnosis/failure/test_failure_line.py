@@ -259,7 +259,7 @@ def test_http_port_is_distinguished_from_internal_addresses() -> None:
          "Set VLLM_HOST_IP to an address of this node, not to 10.99.9.9"),
         ("zmq.error.ZMQError: Cannot assign requested address (addr='tcp://[fd00::9]:0')", "not to fd00::9"),
         ("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
-         "port: 29577, code: -98, name: EADDRINUSE", "another port than 29577 with --master-port"),
+         "port: 29577, code: -98, name: EADDRINUSE", "a port other than 29577 with --master-port"),
         ("DistNetworkError: The client socket has timed out after 9ms while trying to connect to (node-0, 29501)",
          "getent hosts node-0"),
         ("DistNetworkError: The client socket has timed out after 9ms while trying to connect to (fd00::1, 29501)",

@@ -307,12 +307,12 @@ def test_memory_held_or_reserved_by_others_is_never_offered(free: float | None) 
 
 
 def test_unconfirmable_hang_is_reported_as_apparent() -> None:
-    known = {"unasked": "read-only sends none"}
+    known = {"unasked": "a read-only console sends none"}
     hung = evidence(grown=SILENT, **known)
     (found,) = findings(hung)
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
     assert found.symptom.startswith("It seems to hang: ")
-    assert "read-only sends none" in found.cause
+    assert "a read-only console sends none" in found.cause
     assert found.since == hung.frames[1].start  # the first frame that equals the previous one
     short = frames_of(*[SERVING] * 6, *[SILENT] * 5)
     assert "engine_hung" not in codes(evidence(**known, frames=short, now=short[-1].end))

@@ -281,7 +281,7 @@ def test_quantization_is_removed_only_if_files_do_not_require_it(
     )
     (fix,) = of(text, {"quantization": method}, model_of(model)).fixes
     assert fix.changes == (Changes(unset=("quantization",)) if left_out else Changes())
-    assert left_out or fix.why.startswith("Take a GPTQ checkpoint")
+    assert left_out or fix.why.startswith("Use a GPTQ or unquantized checkpoint")
 
 
 def test_quantized_files_keep_their_quantization() -> None:
@@ -356,7 +356,7 @@ def test_indivisible_blocks_need_another_checkpoint() -> None:
     (unknown,) = of(text).fixes
     assert unknown.why.endswith("divide --tensor-parallel-size by 4.")
     (fix,) = of(text, {"tensor-parallel-size": 2}).fixes
-    assert fix.why.endswith("use a checkpoint with smaller blocks, or one that is not quantized.")
+    assert fix.why.endswith("use a checkpoint with smaller blocks, or an unquantized one.")
     assert of(text, {"tensor-parallel-size": 8}).fixes[0].changes == Changes({"tensor-parallel-size": 2})
 
 

@@ -103,7 +103,7 @@ def test_with_a_match_unit_prompts_may_still_share_prefixes() -> None:
 def test_quickly_recycled_cache_may_have_evicted_prefixes() -> None:
     found = find(evidence(cache_tokens=50_000), "prefix_cache_idle")
     assert found is not None
-    assert "comes again later than about 36s: evicted by then" in found.cause
+    assert "reused only after its eviction, later than about 36s" in found.cause
     assert ("evicted when unused for", "about 36s") in [(one.name, one.value) for one in found.measures]
 
 

@@ -61,7 +61,7 @@ def test_refused_requests_are_counted() -> None:
     finding = refused(UNKNOWN)
     assert finding.symptom == "60 of 120 requests in the last minute were refused (4xx)."
     assert (finding.measures[0].value, finding.measures[0].limit) == ("50% (60 of 120)", "5%")
-    assert "not known" in finding.cause
+    assert "unknown here" in finding.cause
     assert [fix.changes.empty for fix in finding.fixes] == [True]
 
 
@@ -70,7 +70,7 @@ def test_unserved_model_name_is_reported_but_not_added_to_the_server(name: str) 
     finding = refused(Refusals(NOT_FOUND, ((name, 40),)), model_name="org/model")
     assert name in finding.cause
     assert "org/model" in finding.cause
-    assert [fix.why for fix in finding.fixes] == ["Have these clients ask for org/model."]
+    assert [fix.why for fix in finding.fixes] == ["Have these clients request org/model."]
     # vLLM would take "org/model gpt-4" as one name, and serve neither of the two.
     assert finding.fixes[0].changes.empty
 

@@ -120,7 +120,7 @@ def test_share_formats_are_parsed(value: str | float, share: GpuShare) -> None:
     ],
 )
 def test_invalid_share_is_reported(value: object) -> None:
-    with pytest.raises(HostError, match=r"GPU 0: .* is not a part of its memory") as caught:
+    with pytest.raises(HostError, match=r"GPU 0: .* is not a valid share of its memory") as caught:
         parse_share(0, value)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 

@@ -74,7 +74,7 @@ def test_derivable_values_may_be_omitted() -> None:
         (b'{"gpus": {"0": 1}}', "gpus"),
         (b'{"gpus": [{"index": "first"}]}', r"gpus\[0?\.*\]?"),
         (b'{"gpus": [{"index": 0, "memory_gib": 1e999}]}', "JSON|out of range|range"),
-        (b'{"gpus": [{"index": 0}, {"index": 0}]}', "index of its own"),
+        (b'{"gpus": [{"index": 0}, {"index": 0}]}', "unique index"),
         (b'{"gpus": [{"index": -3}]}', "index"),
         (b'{"gpus": [{"index": 0, "memory_gib": -1.5}]}', "out of range"),
         *(
@@ -82,7 +82,7 @@ def test_derivable_values_may_be_omitted() -> None:
             for key in (b"clock_mhz", b"ecc_corrected", b"memory_gib")
             for number in (b"9" * 400, b"-" + b"9" * 400)
         ),
-        (b'{"gpus": [{"index": 0, "memory_gib": 24, "free_gib": 25}]}', "more than all its memory"),
+        (b'{"gpus": [{"index": 0, "memory_gib": 24, "free_gib": 25}]}', "more than its total memory"),
         (b'{"gpus": [{"index": 0}], "links": [{"a": 0, "b": 9, "kind": "PIX"}]}', "0 to 9"),
         (b'{"gpus": [{"index": 0}], "links": [{"a": 0, "b": 0, "kind": "PIX"}]}', "0 to 0"),
         (b'{"gpus": [{"index": 0}], "islands": [[0, 4]]}', "islands"),
@@ -116,7 +116,7 @@ def test_any_json_gives_a_host_or_a_message(document: object) -> None:
 def test_error_messages_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"no such file; recorded hosts: .*8xh100"):
         read_host(tmp_path / "missing.json")
-    with pytest.raises(HostError, match="is no file"):
+    with pytest.raises(HostError, match="is not a file"):
         read_host(tmp_path)
     (tmp_path / "host.json").write_text("nonsense")
     with pytest.raises(HostError, match=r"host\.json: is not JSON"):

@@ -242,7 +242,7 @@ def test_unknown_layers_are_named_without_invented_values() -> None:
     assert budget is not None
     assert (budget.kv_tokens, budget.max_concurrency, budget.kv_bytes_per_token) == (None, None, None)
     assert budget.kv_gib > 0
-    assert any("layers are not known" in sentence for sentence in budget.assumed)
+    assert any("layers are unknown" in sentence for sentence in budget.assumed)
 
 
 def test_unknown_heads_are_named() -> None:
@@ -256,4 +256,4 @@ def test_unknown_state_is_assumed_and_reported() -> None:
     budget = estimate(replace(STATES, state_bytes=None), {}, [GPU])
     assert budget is not None
     assert budget.kv_tokens
-    assert any("states is not known" in sentence for sentence in budget.assumed)
+    assert any("states is unknown" in sentence for sentence in budget.assumed)

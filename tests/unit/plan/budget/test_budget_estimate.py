@@ -405,7 +405,7 @@ def test_latent_attention_unpacks_long_contexts() -> None:
 
 def test_unknown_cache_facts_are_reported() -> None:
     budget = plan(replace(LLAMA, missing=("longest context", "how its compressed attention keeps the KV cache")))
-    assert budget.assumed == ("not known and not counted: how its compressed attention keeps the KV cache",)
+    assert budget.assumed == ("unknown and not counted: how its compressed attention keeps the KV cache",)
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_object_that_vllm_drops_is_named() -> None:
     whole = {"compilation-config": '{"mode": 0}', "structured-outputs-config": "{}"}
     (finding,) = findings({**whole, "compilation-config.backend": "eager"})
     assert (finding.code, finding.level, finding.fix) == ("flag_value", WARNING, None)
-    assert "ignores --compilation-config, since keys of it are set by themselves (compilation-config.backend)" in (
+    assert "ignores --compilation-config, since its keys are set separately (compilation-config.backend)" in (
         finding.message
     )
     assert findings(whole) == []

@@ -335,7 +335,7 @@ def test_finding_has_its_fix(find: Find, code: str, fix: Changes | None, case: d
 def test_no_more_gpus_are_offered_than_named(find: Find, code: str, fix: Changes | None, case: dict[str, Any]) -> None:
     (found,) = [one for one in find(facts=SEVENTY, host=machine(*map(gpu, range(8))), **case) if one.code == code]
     assert found.fix == fix
-    assert ("name more GPUs, or take a quantized or smaller model" in found.message) is (fix is None)
+    assert ("name more GPUs, or use a quantized or smaller model" in found.message) is (fix is None)
 
 
 def test_offered_blocks_fit_on_every_stage(find: Find) -> None:
@@ -498,7 +498,7 @@ def test_launch_below_its_workload_is_reported(find: Find) -> None:
     worst = int(found.message.split(", or ")[1].split()[0])
     assert f"holds about {fitting} of " in found.message, "as many as the fix allows, shown once"
     assert fitting >= 1.3 * worst, "all at p95 of prompt and answer, at full length at once, is a worst case"
-    assert "half of its answer" in found.message
+    assert "half of its output" in found.message
     (mended,) = [one for one in find(**CROWD, set=found.fix.set) if one.code == "workload_not_held"]
     assert "if that many are that long" in mended.message
     assert mended.fix is None
@@ -643,7 +643,7 @@ def test_block_override_that_limits_the_cache_is_removed(find: Find) -> None:
     small, short = found["kv_too_small"], found["context_below_traffic"]
     assert small.message.endswith("--num-gpu-blocks-override 4 limits it, and without it fits")
     assert small.fix == Changes(unset=("num-gpu-blocks-override",))
-    assert short.message.endswith("longer ones are refused; 4,096 fit without --num-gpu-blocks-override 4")
+    assert short.message.endswith("longer ones are rejected; 4,096 fit without --num-gpu-blocks-override 4")
     assert short.fix == Changes(set={"max-model-len": 4096}, unset=("num-gpu-blocks-override",))
     held = {one.code: one for one in find(set={"num-gpu-blocks-override": 600})}["workload_not_held"]
     assert "--num-gpu-blocks-override 600 limits it: unset it" in held.message
@@ -691,7 +691,7 @@ def test_empty_cache_size_is_refused_or_ignored_like_vllm(
 @pytest.mark.parametrize(
     ("workload", "itl", "flags", "gpus", "reason"),
     [
-        (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 2, "a second vLLM that only computes prompts"),
+        (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 2, "a separate prefill instance (disaggregated prefill)"),
         (Workload(40_000, 1000, 0.1, 16), 0.035, {}, 2, ""),  # would be missed even without the prompts
         (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 1, ""),  # there is no GPU for it
         (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config": "{}"}, 2, ""),  # already in use

@@ -42,7 +42,7 @@ def test_context_comes_from_the_traffic_not_the_architecture(chosen: Chosen) -> 
     assert (found.value, found.source) == (4096, Source.WORKLOAD)
     assert "3,072 prompt + 768 answer" in found.reason
     assert "131,072" in found.reason
-    assert "refused" in found.tradeoff
+    assert "rejected" in found.tradeoff
 
 
 def test_context_is_limited_by_the_model(chosen: Chosen) -> None:
@@ -97,7 +97,7 @@ def test_sequences_of_a_server_with_history_follow_observations(
 def test_sequences_are_per_copy(chosen: Chosen) -> None:
     two = chosen("8b", "2xh100", set={"data-parallel-size": 2}, budget=holds(500.0))
     assert two["max-num-seqs"].value == 64
-    assert "2 copies" in two["max-num-seqs"].reason
+    assert "2 replicas" in two["max-num-seqs"].reason
 
 
 def test_sequences_are_limited_by_a_set_step(chosen: Chosen) -> None:

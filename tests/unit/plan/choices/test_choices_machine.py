@@ -77,8 +77,8 @@ def test_reasons_name_missing_memory_and_the_links(chosen: Chosen) -> None:
     assert "single stream" in odd.tradeoff
     copies = chosen("8b", "2xa6000-apart", CHAT, gpus=(0, 1))["data-parallel-size"]
     assert copies.value == 2
-    assert "a copy needs one GPU" in copies.reason
-    assert "Each copy holds all weights" in copies.tradeoff
+    assert "a replica needs one GPU" in copies.reason
+    assert "Each replica holds all weights" in copies.tradeoff
 
 
 def test_blocks_of_quantized_weights_stay_whole(chosen: Chosen, models: Models) -> None:

@@ -329,7 +329,7 @@ def test_volume_has_room_for_the_weights(make: Make) -> None:
 def test_unknown_version_is_reported(make: Make) -> None:
     text = compose(make(version=None))
     assert service_of(text)["image"].endswith(":latest")
-    assert "put its version in place of 'latest'" in text
+    assert "replace 'latest' with it" in text
     assert service_of(compose(make(version="0.20.1+cu129")))["image"].endswith(":v0.20.1")
 
 
@@ -357,12 +357,12 @@ def test_image_is_for_nvidia(form: Callable[[Plan], str], make: Make) -> None:
 @pytest.mark.parametrize("form", [Form.SYSTEMD, Form.COMPOSE, Form.KUBERNETES])
 @pytest.mark.parametrize("model", ["./m", "../m", "~/m"])
 def test_relative_models_are_refused_without_a_folder(form: Form, model: str, make: Make) -> None:
-    with pytest.raises(ExportError, match="give the whole path"):
+    with pytest.raises(ExportError, match="give the full path"):
         export(make(model=model), form)
 
 
 def test_systemd_needs_an_absolute_path(make: Make) -> None:
-    with pytest.raises(ExportError, match="whole path of bin/vllm"):
+    with pytest.raises(ExportError, match="full path of bin/vllm"):
         systemd_unit(make(command=("bin/vllm",)), user=True)
 
 

@@ -164,12 +164,12 @@ def test_servers_with_a_common_name_answer_for_each_other(make: Make) -> None:
     servers = named(make, '["qwen-1", "qwen"]', '["qwen-2", "qwen"]')
     text = export_for_proxy(servers, ProxyForm.NGINX)
     assert "server 127.0.0.1:8001 backup;" in text
-    assert "answer to the model name qwen: clients are to use it." in " ".join(text.replace("#", "").split())
+    assert "answer to the model name qwen: clients should use it." in " ".join(text.replace("#", "").split())
     document = yaml.safe_load(export_for_proxy(servers, ProxyForm.LITELLM))
     assert [one["model_name"] for one in document["model_list"]] == ["qwen", "qwen"]
     assert [one["litellm_params"]["order"] for one in document["model_list"]] == [1, 2]
     assert not any(proxy_warning(servers, form) for form in ProxyForm)
-    assert "are to use it" not in export_for_proxy(named(make, '["a", "b"]', '["b", "a"]'), ProxyForm.NGINX)
+    assert "should use it" not in export_for_proxy(named(make, '["a", "b"]', '["b", "a"]'), ProxyForm.NGINX)
 
 
 def test_three_servers_must_all_share_a_name(make: Make) -> None:

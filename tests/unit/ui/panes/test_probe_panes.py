@@ -77,7 +77,7 @@ def test_reason_for_an_empty_list_is_shown_in_full(fakes, recorded):
     server = replace(recorded, probe=replace(recorded.probe, requests=none))
     lines = requests_lines(server, fakes.NOW, 118, 24, replace(PLAIN, order="aborted"))
     shown = " ".join("".join(strip.text[:70] for strip in lines).split())
-    assert "None aborted. Not recorded: those cut off by a stop, a restart or their client." in shown
+    assert "None aborted. Requests cut off by a stop, a restart or their client are not recorded." in shown
 
 
 def test_requests_of_a_failed_server_show_until_when(fakes, recorded):
@@ -100,8 +100,8 @@ def test_hits_are_shown_by_prompt_length(fakes, recorded, width, height):
     assert all(strip.cell_length <= width for strip in lines)
     if width >= 80 and height >= 10:
         assert "1,024-2,047           40     30    45.0k   75%" in text(lines)
-        assert "74% of 60.9k prompt tokens cached · found in steps of 1,152" in text(lines)
-        assert "3 resumed after preemption: 25% still cached, 300 tokens again" in text(lines)
+        assert "74% of 60.9k prompt tokens cached · granularity 1,152" in text(lines)
+        assert "3 resumed after preemption: 25% still cached, 300 recomputed" in text(lines)
     off = replace(server, window=replace(window, prefix_caching=False))
     lines = requests_lines(off, fakes.NOW, width, height, ChartView(order=PREFIXES))
     assert height < 5 or "Prefix caching is off." in text(lines)
@@ -144,15 +144,15 @@ def test_steps_show_their_values_at_the_cursor(fakes, recorded):
     then = text(step_lines(recorded, fakes.NOW, 150, 12, ChartView(cursor=burst)))
     assert "p99 210ms" in then
     assert "latest" not in then
-    assert "a larger pane shows more" in text(step_lines(recorded, fakes.NOW, 60, 6))
+    assert "enlarge the pane for more" in text(step_lines(recorded, fakes.NOW, 60, 6))
 
 
 def test_step_charts_show_since_when_steps_are_recorded(fakes, recorded):
-    assert "no step recorded" not in text(step_lines(recorded, fakes.NOW, 150, 12))
+    assert "no steps recorded" not in text(step_lines(recorded, fakes.NOW, 150, 12))
     steps = recorded.probe.steps
     late = {key: (None,) * 150 + values[150:] for key, values in steps.values.items()}
     late = replace(recorded.probe, steps=replace(steps, values=late))
-    assert "no step recorded before 12:38" in text(step_lines(replace(recorded, probe=late), fakes.NOW, 150, 12))
+    assert "no steps recorded before 12:38" in text(step_lines(replace(recorded, probe=late), fakes.NOW, 150, 12))
 
 
 def test_exact_latencies_are_marked_in_pane_and_table(fakes, recorded):

@@ -314,7 +314,7 @@ def test_empty_chart_says_what_it_waits_for(fakes):
         (State.STARTING, "waiting for it to be ready"),
         (State.READY, "waiting for the first metrics"),
         (State.UNRESPONSIVE, "waiting for an answer"),
-        (State.FAILED, "nothing recorded in this time"),
+        (State.FAILED, "nothing recorded in this period"),
     ):
         server = replace(fakes.chat(fakes.NOW), state=state, sample=None, window=None, series=nothing)
         for lines in (kv_cache_lines, preemption_lines, latency_lines, throughput_lines):
@@ -323,11 +323,11 @@ def test_empty_chart_says_what_it_waits_for(fakes):
     served = replace(fakes.chat(fakes.NOW), series=replace(series, values={**series.values, **quiet}))
     for size in ((60, 12), (120, 12), (60, 24)):
         shown = text(latency_lines(served, fakes.NOW, *size))
-        assert "no point yet; figures: last minute" in shown, "the table has figures"
-        assert "no requests in this time" not in shown
+        assert "no chart points yet; figures: last minute" in shown, "the table has figures"
+        assert "no requests in this period" not in shown
     assert "figures: the minute before" in text(latency_lines(replace(served, moment=fakes.NOW), fakes.NOW, 60, 12))
     idle = replace(served, window=replace(served.window, latencies={}))
-    assert "no requests in this time" in text(latency_lines(idle, fakes.NOW, 60, 12))
+    assert "no requests in this period" in text(latency_lines(idle, fakes.NOW, 60, 12))
 
 
 def test_old_numbers_show_their_age(fakes):

@@ -62,18 +62,18 @@ def test_tuner_events(fakes):
     tuned = fakes.tuned(fakes.NOW)
     before, starting = replace(tuned, tuner=None), replace(tuned, state=State.STARTING)
     why = "trial 2 of 4 of a tuner, max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192"
-    assert events([before], [tuned]) == [("chat: a tuner is at work: goodput, at most 4 trials.", False)]
+    assert events([before], [tuned]) == [("chat: a tuner is running: goodput, at most 4 trials.", False)]
     assert (f"chat is starting: {why}.", False) in events([tuned], [starting])
     assert events([starting], [replace(tuned, downtime_seconds=4.8)]) == [
         (f"chat is ready (4.8s downtime): {why}.", False)
     ]
     flags = {**tuned.flags, "max-num-batched-tokens": 2048}
     assert events([tuned], [replace(before, flags=flags)]) == [
-        ("chat: the tuner has ended; chat has its original flags.", False)
+        ("chat: the tuner has finished; chat has its original flags.", False)
     ]
     left = replace(before, flags={**flags, "max-num-seqs": 128})
-    assert events([tuned], [left]) == [("chat: the tuner has ended; chat has max-num-seqs 128.", False)]
+    assert events([tuned], [left]) == [("chat: the tuner has finished; chat has max-num-seqs 128.", False)]
     again = replace(before, flags=flags, generation=4)
-    assert events([tuned], [again]) == [("chat: the tuner has ended; chat was restarted.", False)]
+    assert events([tuned], [again]) == [("chat: the tuner has finished; chat was restarted.", False)]
     stopped = replace(before, flags=flags, state=State.STOPPED)
-    assert ("chat: the tuner has ended; chat is stopped.", False) in events([tuned], [stopped])
+    assert ("chat: the tuner has finished; chat is stopped.", False) in events([tuned], [stopped])

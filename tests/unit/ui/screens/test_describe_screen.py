@@ -55,4 +55,4 @@ def test_address_of_a_remote_server_names_its_machine(fakes):
 
 def test_own_remote_server_is_not_called_foreign(fakes):
     text = " ".join("\n".join(shown(fakes.there(fakes.NOW), fakes.NOW)).split())
-    assert "owner you (it runs on box; it can be stopped and restarted, the rest is done there)" in text
+    assert "owner you (it runs on box; it can only be stopped and restarted from here)" in text

@@ -27,4 +27,4 @@ def test_full_disk_ends_only_the_recording() -> None:
     cast.output("x" * 100_000)
     cast.output("more")
     cast.close()
-    assert "not whole: No space left on device" in cast.trouble
+    assert "incomplete: No space left on device" in cast.trouble

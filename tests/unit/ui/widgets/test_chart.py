@@ -251,7 +251,7 @@ def test_chart_has_the_given_size(width, height):
 
 def test_nothing_reported_differs_from_not_read_yet():
     nothing = chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent)
-    assert "nothing recorded in this time" in "".join(texts(nothing))
+    assert "nothing recorded in this period" in "".join(texts(nothing))
     waiting = chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent, empty="waiting for it to be ready")
     assert "waiting for it to be ready" in "".join(texts(waiting))
     assert "loading" in "".join(texts(chart_of(None, (USAGE,), 40, 8, percent)))

@@ -54,12 +54,12 @@ ADVICE: Mapping[Cause | Topic, tuple[Fix, ...]] = {
         advice("Then start all nodes again: none rejoins on its own."),
     ),
     Topic.RAY_CLUSTER: (
-        advice("Check the cluster with 'ray status' from this vLLM's environment; RAY_ADDRESS names another one."),
+        advice("Check the cluster with 'ray status' from this vLLM's environment; RAY_ADDRESS selects another one."),
         advice("All nodes and this vLLM need the same Ray and the same Python, down to the patch version."),
     ),
     Topic.RAY_GPUS: (
         advice("Check with 'ray status' which GPUs are reserved: end the jobs that hold them, or add a node."),
-        advice("Or use fewer workers: tensor × pipeline parallel is the number of GPUs that Ray has to have free."),
+        advice("Or use fewer workers: tensor × pipeline parallel is the number of free GPUs that Ray needs."),
     ),
     Topic.RAYLET_GONE: (
         advice("Start Ray again on that node (ray start), check it with 'ray status', then restart this server."),

@@ -52,7 +52,7 @@ def engine_died(case: Case) -> tuple[Fix, ...]:
     """The engine was ended externally, or hung."""
     if "timed out" in case.text:
         hung = "A worker hung: check with nvidia-smi whether a GPU is stuck at 100% or lost, then start again."
-        longer = "waits longer, where a step really takes that long."
+        longer = "waits longer, in case a step really takes that long."
         return (advice(hung), *_variable(case, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 900, longer))
     return ADVICE[Cause.KILLED]
 
@@ -100,10 +100,10 @@ def master_port(case: Case) -> tuple[Fix, ...]:
     """Use another port, or end the process that has it."""
     found = _LISTENS.search(case.text)
     port = found["port"] if found else "29501"
-    left = "A rank that an earlier start left may have it: 'vllm-console leftovers'."
+    left = "A leftover rank of an earlier start may be using it: 'vllm-console leftovers'."
     return (
-        advice(f"See what has the port: ss -ltnp 'sport = :{port}'. {left}"),
-        advice(f"Or give another port than {port} with --master-port, the same on every node."),
+        advice(f"See what is using the port: ss -ltnp 'sport = :{port}'. {left}"),
+        advice(f"Or use a port other than {port} with --master-port, the same on every node."),
     )
 
 
@@ -117,11 +117,11 @@ def rendezvous(case: Case) -> tuple[Fix, ...]:
     found += [
         advice(f"Check that every rank was started and that each node reaches the first one{where}."),
         advice(
-            "On machines with several networks name the right one on every node: --env VLLM_HOST_IP=ADDRESS, "
+            "On machines with several networks, specify the right one on every node: --env VLLM_HOST_IP=ADDRESS, "
             "--env GLOO_SOCKET_IFNAME=INTERFACE, --env NCCL_SOCKET_IFNAME=INTERFACE."
         ),
     ]
-    longer = "Where a rank only needs longer to start (a slow disk), all wait longer for it."
+    longer = "If a rank only needs longer to start (slow disk), all wait longer for it."
     if case.release is not None:
         found.append(Fix(Changes({"distributed-timeout-seconds": 1800}), longer))
     return tuple(found)

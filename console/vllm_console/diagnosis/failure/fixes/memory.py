@@ -60,8 +60,8 @@ _FREE = lazy_pattern(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
 ANOTHER_GPU = "choose a GPU with more free memory, or wait until it is freed ('vllm-console host' shows who holds it)."
 
 _CPU_CACHE = (
-    "Give the KV cache a size that fits, such as 4 GiB, with --env VLLM_CPU_KVCACHE_SPACE=4: then no share of the main "
-    "memory has to be free. Or free main memory."
+    "Give the KV cache a size that fits, such as 4 GiB, with --env VLLM_CPU_KVCACHE_SPACE=4: then no fraction of "
+    "main memory has to be free. Or free main memory."
 )
 LEAST_HELD_SHARE = 0.05
 """Fraction of a GPU's memory below which other processes are ignored: a desktop's share is not why a server fails."""

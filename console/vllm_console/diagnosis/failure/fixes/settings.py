@@ -50,7 +50,7 @@ _METHOD = lazy_pattern(r"Unknown quantization method: (?P<method>\w+)")
 _FIELD = lazy_pattern(r"^--(?P<name>[a-z][a-z0-9-]*): ")
 _OTHER_KERNELS = {"awq_marlin": TURING, "gptq_marlin": 6.0}
 """Compute capability from which vLLM has other kernels for such files."""
-_OTHER_FORMAT = "Take a checkpoint in a format that this GPU knows: AWQ or GPTQ run from Turing on."
+_OTHER_FORMAT = "Use a checkpoint in a format that this GPU supports: AWQ and GPTQ run on Turing and newer."
 
 
 def unknown_flag(case: Case) -> tuple[Fix, ...]:
@@ -61,7 +61,7 @@ def unknown_flag(case: Case) -> tuple[Fix, ...]:
     listed = ", ".join(f"--{name}" for name in given)
     version = f"vLLM {case.version}" if case.version else "This vLLM"
     many = "them" if len(given) > 1 else "it"
-    without = Fix(Changes(unset=tuple(given)), f"{version} does not know {listed}: remove {many}.")
+    without = Fix(Changes(unset=tuple(given)), f"{version} does not support {listed}: remove {many}.")
     right = {name: found for name in given if (found := _right_name(name, given, case)) is not None}
     wanted = {new: value for fix in right.values() for new, value in fix.changes.set.items()}
     why = " ".join(fix.why for fix in right.values())
@@ -110,7 +110,9 @@ def _other_checkpoint(text: str) -> Fix:
     instead = "use another checkpoint (AWQ, FP8)."
     if gone is None or not gone.plugin:
         return Fix(Changes(), f"The model's files are in this format, which this vLLM does not read: {instead}")
-    return Fix(Changes(), f"This vLLM reads these files only with {gone.plugin}: install that beside it, or {instead}")
+    return Fix(
+        Changes(), f"This vLLM reads these files only with {gone.plugin}: install that alongside it, or {instead}"
+    )
 
 
 def invalid_value(case: Case) -> tuple[Fix, ...]:
@@ -196,7 +198,7 @@ def _whole_blocks(case: Case, part: int, block: int) -> tuple[Fix, ...]:
     """A rank's part must be a multiple of the checkpoint's block size; parts grow as the number of ranks shrinks."""
     size = int(case.number("tensor-parallel-size", 1))
     factor = next((times for times in (2, 4, 8, 16, 32) if block and part * times % block == 0), 0)
-    why = f"A rank's part of {part} columns is not a multiple of the checkpoint's block size {block}"
+    why = f"A rank's shard of {part} columns is not a multiple of the checkpoint's block size {block}"
     found = []
     if factor and size % factor == 0:
         why += f"; over {counted(size // factor, 'GPU')} it is {part * factor}."
@@ -204,7 +206,7 @@ def _whole_blocks(case: Case, part: int, block: int) -> tuple[Fix, ...]:
     elif factor and not case.flags:
         found.append(Fix(Changes(), f"{why}: divide --tensor-parallel-size by {factor}."))
     else:
-        found.append(Fix(Changes(), f"{why}: use a checkpoint with smaller blocks, or one that is not quantized."))
+        found.append(Fix(Changes(), f"{why}: use a checkpoint with smaller blocks, or an unquantized one."))
     if case.has_experts:
         why = "For a mixture of experts: distributes whole experts over the GPUs."
         found.append(Fix(Changes({"enable-expert-parallel": True}), why))
@@ -232,13 +234,13 @@ def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
     # Without the flag vLLM reads the method from the files, and rejects it again if it is the same one.
     method = str(case.flags.get("quantization", ""))
     if case.capability is not None and case.capability >= _OTHER_KERNELS.get(method, math.inf):
-        why = f"This GPU has no kernel for {method}; without the flag vLLM takes other kernels for the same files."
+        why = f"This GPU has no kernel for {method}; without the flag vLLM uses other kernels for the same files."
         return (Fix(Changes(unset=("quantization",)), why),)
     if method in IN_FLIGHT and not case.stored_quantized:
         why = "This GPU has no kernel for that quantization."
         return (Fix(Changes(unset=("quantization",)), why, "The weights take as much memory as their files."),)
     if case.capability is not None and case.capability < TURING:
-        return (Fix(Changes(), "Take a GPTQ checkpoint, or one that is not quantized: this GPU runs these."),)
+        return (Fix(Changes(), "Use a GPTQ or unquantized checkpoint: this GPU runs these."),)
     return (Fix(Changes(), _OTHER_FORMAT),)
 
 
@@ -277,7 +279,7 @@ def block_size(case: Case) -> tuple[Fix, ...]:
     found = []
     if derived := _MULTIPLE.search(case.text):
         step = int(derived["step"])
-        found.append(Fix(Changes({"block-size": step}), f"The backend takes multiples of {step}."))
+        found.append(Fix(Changes({"block-size": step}), f"The backend supports multiples of {step}."))
     if "block-size" in case.flags or not case.flags:
         found.append(Fix(Changes(unset=("block-size",)), "Without it vLLM chooses one that the backend supports."))
     return tuple(found)
@@ -291,7 +293,7 @@ def quantization_config(case: Case) -> tuple[Fix, ...]:
         found.append(Fix(Changes(unset=("quantization",)), why))
     size = int(case.number("tensor-parallel-size", 1))
     if size > 1 and "linear" in case.text:
-        why = f"With {counted(size // 2, 'GPU')} each rank's part is larger, and more kernels support it."
+        why = f"With {counted(size // 2, 'GPU')} each rank's shard is larger, and more kernels support it."
         found.append(Fix(Changes({"tensor-parallel-size": size // 2}), why, "Each GPU holds more of the weights."))
     why = "Use a 4-bit checkpoint with group size 128 (AWQ or GPTQ), or one with complete files."
     return (*found, Fix(Changes(), why))
@@ -342,7 +344,7 @@ def conflicting_flags(case: Case) -> tuple[Fix, ...]:
         why = f"It must not exceed data-parallel-size, {found['most']}."
         return (Fix(Changes({"data-parallel-size-local": int(found["most"])}), why),)
     if _ONLINE.search(text):
-        why = "This is what the method is called that converts weights while they are loaded."
+        why = "This method quantizes weights while they are loaded."
         return (Fix(Changes({"quantization": online_fp8(NEWEST)}), why),)
     if found := _RANK.search(text):
         return _larger_rank(int(found["rank"]))
@@ -363,7 +365,10 @@ def _larger_rank(rank: int) -> tuple[Fix, ...]:
 
 
 def _fewer_states(most: int) -> tuple[Fix, ...]:
-    why = f"Each running sequence keeps a state of this model's linear layers, and memory holds {most:,}."
+    why = (
+        "Each running sequence needs a state for this model's Mamba or linear-attention layers, and memory has "
+        f"room for {most:,}."
+    )
     return (Fix(Changes({"max-num-seqs": most}), why, "More requests queue under full load."),)
 
 
@@ -374,9 +379,7 @@ def _left_out(case: Case) -> tuple[Fix, ...]:
         return (Fix(Changes(unset=("enable-expert-parallel",)), why),)
     if "external data parallel mode" in case.text:
         given = tuple(sorted(name for name in case.flags if name.startswith("data-parallel-")))
-        why = (
-            "Only ranks of a mixture of experts work together: of this model, start a server of its own for each rank."
-        )
+        why = "Only mixture-of-experts ranks work together: for this model, start a separate server per rank."
         return (Fix(Changes(unset=given), why),)
     if "Pipeline parallelism is not supported" in case.text:
         why = "vLLM can't split this model into pipeline stages."
@@ -384,5 +387,5 @@ def _left_out(case: Case) -> tuple[Fix, ...]:
         return (Fix(Changes(unset=("pipeline-parallel-size",)), why, tradeoff),)
     for pattern, name in ((_AHEAD, "async-scheduling"), (_CHUNKS, "enable-chunked-prefill")):
         if pattern.search(case.text) and name in case.flags:
-            return (Fix(Changes(unset=(name,)), f"Without --{name} vLLM decides by the other settings."),)
+            return (Fix(Changes(unset=(name,)), f"Without --{name} vLLM chooses based on the other settings."),)
     return ()

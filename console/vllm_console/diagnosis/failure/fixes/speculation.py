@@ -22,13 +22,13 @@ def speculation(case: Case) -> tuple[Fix, ...]:
     """A number of draft tokens that vLLM accepts, or no speculative decoding."""
     without = _without(case)
     if "without speculative model" in case.text:
-        why = 'Name what guesses the tokens: a "model", or "method": "ngram" with "prompt_lookup_max".'
+        why = 'Name the drafter: a "model", or "method": "ngram" with "prompt_lookup_max".'
         return (Fix(Changes(), why), *without)
-    tokens, why = START, f"It needs a number of tokens to guess per step; {START} is a start."
+    tokens, why = START, f"It needs a number of draft tokens per step; start with {START}."
     if (found := _MULTIPLE.search(case.text)) and int(found["step"]) > 0:
         step = int(found["step"])
         tokens = max(step, int(found["given"]) // step * step)
-        why = f"This draft model guesses {step} tokens at a time, so that the number must be a multiple."
+        why = f"This draft model predicts {step} tokens at a time, so the number must be a multiple of that."
     changes = _with_tokens(case, tokens)
     if changes.empty:
         why = f'{why} Add "{_TOKENS}": {tokens} to --{SPECULATION}.'
@@ -51,4 +51,4 @@ def _without(case: Case) -> tuple[Fix, ...]:
     names = speculation_flags(case.flags)
     if not names:
         return ()
-    return (Fix(Changes(unset=names), "Without it no tokens are guessed ahead.", "ITL is higher with few requests."),)
+    return (Fix(Changes(unset=names), "Disables speculative decoding.", "ITL is higher with few requests."),)
