@@ -118,7 +118,6 @@ def test_lock_waits_time_out(tmp_path, monkeypatch):
     remember = lambda: book.remember(remembered("m", "gpu", "new", {}, reported={"gib": 1.0}, predicted={}))  # noqa: E731
     with locked_file(tmp_path / "reports.json.lock"):
         assert within(20, remember) is False
-        assert "another process has been holding its lock" in book.problem
     assert remember() is True
     (tmp_path / "runs.sqlite").write_bytes(b"no database at all" * 1000)
     with locked_file(tmp_path / "runs.sqlite.lock"):

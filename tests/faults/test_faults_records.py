@@ -92,14 +92,12 @@ def remember(folder: Path, engine: str = "new") -> int:
     book = StartupReportStore(folder / "reports.json")
     if book.remember(remembered("m", "gpu", engine, {}, reported={"gib": 1.0}, predicted={})):
         return DONE
-    assert book.problem
     return TOLD
 
 
 def reports_of(folder: Path) -> list[str]:
-    book = StartupReportStore(folder / "reports.json")
-    found = [entry.engine for entry in book.entries()]
-    assert not book.problem
+    found = [entry.engine for entry in StartupReportStore(folder / "reports.json").entries()]
+    assert not list(folder.glob("reports.json.damaged*"))
     return found
 
 
