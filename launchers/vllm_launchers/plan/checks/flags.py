@@ -202,9 +202,7 @@ def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Itera
             message = f"--{head} is the name for --no-{spec.name} in vLLM 0.33 and later only"
             yield PlanFinding("flag_unknown", Level.WARNING, message, fix)
     elif f"--{head}" not in spec.aliases:
-        message = (
-            f"--{head} is short for --{spec.name}; write it in fullbecause another release may have two such flags"
-        )
+        message = f"--{head} is short for --{spec.name}; write it in full: another release may have two such flags"
         yield PlanFinding("flag_unknown", Level.WARNING, message, _swap(written, spec.name, key, value))
 
 

@@ -236,7 +236,7 @@ def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         return
     since = f" since {gone.since[0]}.{gone.since[1]}" if gone.since != NEVER else ""
     reads = (
-        (f"reads only with {gone.plugin}{since}: install that alongside it")
+        f"reads only with {gone.plugin}{since}: install that alongside it"
         if gone.plugin
         else f"no longer reads{since}:"
     )
