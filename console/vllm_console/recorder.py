@@ -1,7 +1,7 @@
 """The process beside every server that records its history: ``python -m vllm_console.recorder``.
 
-It scrapes once a second, stores what it reads, and ends with the server. It is deliberately small and independent of
-the console. If the keeper that started it dies, it starts a new one.
+It scrapes once a second, stores what it reads, and ends with the server. It is deliberately small and does not
+need a running console. If the keeper that started it dies, it starts a new one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _THIN_EVERY = 60
 class WindowRecorder:
     """Sums up samples in windows and stores each window.
 
-    Disk errors are not raised: windows wait in memory (up to a day of them), ``trouble`` has the reason as a sentence,
+    Disk errors are not raised: windows wait in memory (up to 1,440), ``trouble`` has the reason as a sentence,
     and the next window triggers a retry. ``notice`` reports a damaged file that was set aside.
     """
 

@@ -50,7 +50,7 @@ def test_removed_server_can_be_replayed(program):
     assert "stopped, chatbot (server removed)" in program("runs").stdout
 
     shown = picture(program, "replay", "chat@1")
-    for text in ("chat@1", "removed", "whole run", "it was deleted with its server", "KV cache", "is replayed"):
+    for text in ("chat@1", "removed", "whole run", "it was deleted with its server", "KV cache", "being replayed"):
         assert text in shown, text
     middle = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((run["ready_at"] + run["ended_at"]) / 2))
     shown = picture(program, "--server", "chat", "--at", middle)

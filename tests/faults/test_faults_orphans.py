@@ -308,7 +308,7 @@ def test_shared_memory_is_offered_only_when_unused(shared):
         again = shared_memory.find(now=time.time() + 120.0, whole_machine=True)
         gone, problems = shared_memory.remove([file for file in files if file.path == str(paths[0])], again)
         assert gone == []
-        assert "used again" in problems[0]
+        assert "in use again" in problems[0]
     gone, problems = shared_memory.remove(files, found)
     assert (len(gone), problems) == (2, [])
     assert not any(path.exists() for path in paths)

@@ -51,7 +51,7 @@ CHART_POINTS = 180
 """Charts cover a quarter of an hour in steps of five seconds."""
 
 STALE_SECONDS = 30.0
-"""Findings are withheld after this long without a sample, because the current state is unknown."""
+"""Objectives are not judged after this long without a sample, because the current state is unknown."""
 
 UNRECORDED_SECONDS = 10.0
 """After this long without a sample, check whether the disk is full."""

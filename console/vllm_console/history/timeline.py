@@ -43,7 +43,7 @@ IDLE_SECONDS = 30.0
 _CHARTED = ("ttft", "itl", ACCEPTED)
 
 MOST_UNCHARTED = 90
-"""Most samples that wait to become points: more than a window has, so a command, which has no charts, computes none."""
+"""Maximum number of samples waiting to become points; more than a window has, since a command computes no points."""
 _Point = tuple[float | None, ...]
 
 

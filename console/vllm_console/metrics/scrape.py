@@ -52,7 +52,7 @@ class ScrapeError(OperationError):
 class Scraper:
     """Scrapes one server repeatedly over one connection. Not thread-safe.
 
-    ``url`` is the server's base URL or that of its ``/metrics``. Every method raises `ScrapeError` after ``timeout``
+    ``url`` is the server's base URL or that of its ``/metrics``. Requests end with `ScrapeError` after ``timeout``
     seconds at the latest (DNS lookup excepted). Redirects are not followed.
 
     ``owner`` is the server's process on this machine: no other process is contacted, so one that took its port cannot

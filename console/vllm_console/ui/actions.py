@@ -15,10 +15,10 @@ class Action(msgspec.Struct, frozen=True):
     """An action that the user can run with a key.
 
     ``id`` is its name in settings. ``keys`` are Textual key names; the first is the one shown. ``scope`` is ``app``,
-    ``operations`` or one of `SCREENS`. ``changes`` marks actions that change a server or the shared board;
-    ``--read-only`` removes them. ``short`` is the name in the footer, empty if it is not shown there; the operations
-    screen shows it only where it applies. ``group`` is the heading in help. ``call`` is Textual's action, by default
-    the method ``action_<id>``.
+    ``operations`` or one of `SCREENS`. ``changes`` marks actions that change or start something (servers, the board,
+    downloads); ``--read-only`` removes them. ``short`` is the name in the footer, empty if it is not shown there; the
+    operations screen shows it only where it applies. ``group`` is the heading in help. ``call`` is Textual's action, by
+    default the method ``action_<id>``.
     """
 
     id: str
@@ -87,7 +87,7 @@ _ACTIONS: tuple[Action, ...] = (
             "operations", _SERVERS, "remove", changes=True),
     _action("remove_leftovers", "X", "Remove leftovers of ended servers: processes, files in /dev/shm", "operations",
             _SERVERS, changes=True),
-    _action("toggle_load", "b", "Send the preset's workload to the server, or stop it", "operations", _SERVERS, "load",
+    _action("toggle_load", "b", "Start or stop sending the preset's workload", "operations", _SERVERS, "load",
             changes=True),
     _action("ramp", "B", "Find the highest request rate at which the server meets its objectives", "operations",
             _SERVERS, "ramp", changes=True),

@@ -645,7 +645,8 @@ class Supervisor:
     def stop(self, next_spec: LaunchSpec | None = None, secrets: Mapping[str, str] | None = None) -> None:
         """Stop the server as requested; ``next_spec``: what to start afterwards. The last request counts.
 
-        Raises `SecretMissingError`, and for a restart `UnwrittenError`, before anything is done.
+        The next `tick` sends the signals. Raises `SecretMissingError` before anything is done, and for a restart
+        `UnwrittenError` before the server is touched (another restart's preparation is already discarded then).
         """
         if next_spec is not None:
             self._learn_secrets(next_spec, secrets)

@@ -57,7 +57,7 @@ FIRST_PORT = 8000
 class Planner:
     """Plans launches on this machine. ``vllm_paths`` are the installations named in the settings.
 
-    ``prepared`` returns the pids of processes prepared for the planned launch: the port they announce is its own.
+    ``prepared`` returns the pids of processes prepared for the planned launch: the port they announce is free for it.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Planner:
 
     @staticmethod
     def claim(host: str, port: int, taken: Collection[int]) -> None:
-        """Check that a port is free. vLLM up to 0.24 may silently share a port, so its own bind is no sufficient check.
+        """Check that a port is free. vLLM up to 0.24 may silently share a port, so its own bind is not a safe check.
 
         Raises:
             UsageError: it is not a port number.

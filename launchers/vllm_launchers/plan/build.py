@@ -136,7 +136,7 @@ def _keep_log_readable(draft: _Draft, engine: Engine, unset: set[str]) -> None:
 
 
 def _fit_to_cpu(draft: _Draft, inherited: Mapping[str, str]) -> None:
-    """Replace the utilization by ``VLLM_CPU_KVCACHE_SPACE`` (GiB) on a CPU build.
+    """Replace the utilization with ``VLLM_CPU_KVCACHE_SPACE`` (GiB) on a CPU build.
 
     There, the utilization is a share of the machine's RAM, and vLLM does not start unless all of it is free. On 0.32.0,
     0.92 fails with "Available memory on node 0 … is less than desired CPU memory utilization"; with the variable, the

@@ -79,7 +79,7 @@ def near(word: str, known: Iterable[str], otherwise: str) -> str:
 
 def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
     """Validate one file's document; if ``complete``, it must have all required keys. Raises `Problem`."""
-    found = [f"unknown key '{short_text(key)}'{near(key, KEYS, 'known are: ')}" for key in document if key not in KEYS]
+    found = [f"unknown key '{short_text(key)}'{near(key, KEYS, 'valid keys: ')}" for key in document if key not in KEYS]
     for key in ("extends", *TEXTS):
         if key in document:
             with _noting(found):
@@ -163,7 +163,7 @@ def _check_flag(name: str, setting: object) -> None:
         head, dot, tail = name.partition(".")
         better = head.strip("-").replace("_", "-").lower() + dot + tail
         raise Problem(
-            f"{where}: a flag is written without leading dashes, in small letters joined by '-'"
+            f"{where}: a flag is written without leading dashes, in lowercase, with words joined by '-'"
             + (f": '{short_text(better)}'" if FLAG_NAME.fullmatch(better) else "")
         )
     if refusal := refused_flag(name):
@@ -214,7 +214,7 @@ def _setting(where: str, setting: object, table: str) -> object:
                 raise Problem(
                     f'{where}: for a flag with a dot put it in quotes: [flags."{where[6:]}.{short_text(key)}"]'
                 )
-            raise Problem(f"{where}: unknown key '{short_text(key)}'{near(key, ('value', 'why'), 'known are: ')}")
+            raise Problem(f"{where}: unknown key '{short_text(key)}'{near(key, ('value', 'why'), 'valid keys: ')}")
     for key in ("value", "why"):
         if key not in setting:
             what = "the reason for it, for people" if key == "why" else "what it is set to"
@@ -248,7 +248,7 @@ def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *,
     found: list[str] = []
     for key, value in table.items():
         if key not in fields:
-            found.append(f"{where}: unknown key '{short_text(key)}'{near(key, fields, 'known are: ')}")
+            found.append(f"{where}: unknown key '{short_text(key)}'{near(key, fields, 'valid keys: ')}")
             continue
         try:
             convert(value, fields[key])
@@ -394,9 +394,9 @@ class _Shelf:
         base = document["extends"]
         base_own = base in self._own and base != name  # the user's own 'chatbot' extends the shipped one
         if base in via or (base == name and base not in self._shipped):
-            raise Problem(f"extends: refers to itself in a circle: {' → '.join((*via, name, base))}")
+            raise Problem(f"extends: circular reference: {' → '.join((*via, name, base))}")
         if len(via) >= MAX_DEPTH:
-            raise Problem(f"extends: more than {MAX_DEPTH} presets in a row")
+            raise Problem(f"extends: a chain of more than {MAX_DEPTH} presets")
         if not base_own and (base in self._broken and base != name):
             raise Problem(f"extends: '{short_text(base)}' cannot be used itself")
         if not base_own and base not in self._shipped:

@@ -53,7 +53,7 @@ BASE = 'extends = "chatbot"\n'
         (BASE + '[objectives]\nttft_p99_seconds = "1s"', ["objectives.ttft_p99_seconds: expected a number", "'1s'"]),
         (BASE + "[objectives]\nkv_cache_usage = 85", ["objectives.kv_cache_usage", "not 85"]),
         ('extends = "chatbt"', ["extends: no preset is called 'chatbt'", "did you mean 'chatbot'?"]),
-        ('extends = "mine"', ["circle"]),
+        ('extends = "mine"', ["circular"]),
         (BASE + 'drop = ["max-num-seq"]', ["drop: 'max-num-seq' is not set by 'chatbot'", "'max-num-seqs'?"]),
         (BASE + 'drop = ["max-num-seqs"]\n[flags]\nmax-num-seqs = 3', ["both dropped and set"]),
         (BASE + 'drop = "max-num-seqs"', ["drop: expected a list"]),

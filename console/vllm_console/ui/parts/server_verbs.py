@@ -291,7 +291,8 @@ class ServerVerbs:
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def restart(self, selected: ServerView | None) -> None:
-        """Restart with the staged flags; confirm first if requests are in flight or the server is already starting."""
+        """Restart with the staged flags. Confirm first if requests are in flight, the server is already starting or on
+        another machine, or a tuner is running."""
         server = self.alone(self.idle(selected, elsewhere=True))
         staged = self._staging.of(server.name)
         ended = self._ended_by_restart(server, staged)

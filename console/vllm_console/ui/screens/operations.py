@@ -904,7 +904,8 @@ class OperationsScreen(PartialRepaintScreen):
         self.redraw()
 
     def action_clear(self) -> None:
-        """Undo one thing: an error, the filter field, staged changes, the filter, marks, or the large pane."""
+        """Undo one thing: an error, the filter field, a restart being prepared, staged changes, the filter, marks, the
+        large pane, the replay, or the hints."""
         server = self.selected
         read = self.console.messages.unseen_error
         self.console.messages_seen()

@@ -99,7 +99,7 @@ def _free_share(gpus: tuple[Gpu, ...], inputs: PlanInputs) -> float:
 
 
 def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: BudgetFor) -> Iterator[PlanFinding]:
-    """vLLM refuses to start unless its whole share is free on each GPU at startup. ``fitting`` is a share that is."""
+    """vLLM refuses to start unless its whole share is free on each GPU at startup. ``fitting`` is a share that fits."""
     free, total, needed = available_gib(gpu, inputs.shares), cuda_gib(gpu), needed_gib(gpu, utilization(plan))
     who = format_held(gpu) or f"GPU {gpu.index}"
     limit = format_share(gpu, inputs.shares)
