@@ -78,14 +78,20 @@ def examine(
     if host.problem:
         _problem(problems, f"can't read GPUs: {host.problem}", "check that nvidia-smi works for this user")
     if document["machine"]["open_files_limit"] < LEAST_FILES:
-        _problem(problems, "the limit of open files is low", f"raise 'ulimit -n' to {LEAST_FILES} or more")
+        _problem(problems, "the open file limit is low", f"raise 'ulimit -n' to {LEAST_FILES} or more")
     if lost := format_lost(Leftovers(find(state).found)):
         _problem(problems, lost, "'vllm-console leftovers' lists the processes; with --remove it ends them")
     if at_logout := session_end():
-        _problem(problems, at_logout, "or start servers from a session that stays, such as a system service")
+        _problem(
+            problems,
+            at_logout,
+            "alternatively, start servers from a session that outlives your login, such as a system service",
+        )
     if document["crashes"]:
         newest = document["crashes"][-1]
-        _problem(problems, f"this program has crashed before, last report: {newest}", "attach that report to an issue")
+        _problem(
+            problems, f"vllm-console has crashed before; latest report: {newest}", "attach that report to an issue"
+        )
     return _redacted(document)  # type: ignore[no-any-return]
 
 
@@ -217,7 +223,7 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
             what = f"{record.name} runs {place}"
             _problem(problems, what, "manage it there; here it is read-only")
         elif silence := client.keeper_silence(record):
-            _problem(problems, silence, "find out why it was stopped; a keeper that continues loses nothing")
+            _problem(problems, silence, "find out why it was suspended; nothing is lost once it continues")
         elif record.needs_keeper and not kept:
             _problem(problems, f"{record.name}: its keeper is gone", "the next command or console starts a new keeper")
         for what in _deleted(client.folder(state, record.name), kept):

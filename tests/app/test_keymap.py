@@ -48,8 +48,8 @@ def test_keys_may_be_written_as_they_are_shown():
         ("vim", {"compare": "h"}, "keys: 'h' is assigned to both 'compare' and 'time_back'"),
         ("arrows", {"restart": "f9"}, "keys: 'f9' is assigned to both 'restart' and 'stop'"),
         ("default", {"restrat": "R"}, "keys: no action named 'restrat'; did you mean 'restart'?"),
-        ("default", {"restart": "rr"}, "keys: 'rr' of 'restart' is no key; expected e.g. R, f5, ctrl+r"),
-        ("default", {"restart": "strg+r"}, "keys: 'strg+r' of 'restart' is no key"),
+        ("default", {"restart": "rr"}, "keys: 'rr' for 'restart' is not a valid key; expected e.g. R, f5, ctrl+r"),
+        ("default", {"restart": "strg+r"}, "keys: 'strg+r' for 'restart' is not a valid key"),
         ("default", {"restart": " "}, "keys: 'restart' has no key"),
         ("default", {"compare_before": "G"}, "keys: 'G' is assigned to both 'reader_last' and 'compare_before' on the "
                                              "comparison screen"),

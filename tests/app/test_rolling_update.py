@@ -84,5 +84,5 @@ async def test_a_rolling_update_begins_with_a_ready_server(console, fleet):
     fleet.state = State.STARTING
     async with console(fleet=fleet) as c:
         await c.press("U")
-        await c.sees("chat is starting: a rolling update begins with a ready server.")
+        await c.sees("chat is starting: a rolling update needs a server that is ready.")
     assert fleet.calls == []

@@ -66,7 +66,7 @@ def test_rolling_update_requires_ready_server_and_valid_options(program):
     program.json("stop", "chat")
     done = program("restart", "chat", "--rolling")
     assert (done.returncode, done.stderr) == (
-        1, "vllm-console: chat is stopped: a rolling update begins with a ready server\n",
+        1, "vllm-console: chat is stopped: a rolling update needs a server that is ready\n",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ class ChatSession:
     """A conversation with one server, kept in memory only. Its methods never block and are thread-safe.
 
     ``find`` returns where the server is; it is called for each answer, since the server may have been restarted. If it
-    raises ``refusals``, that becomes the answer's problem.
+    raises ``refusals``, its text becomes the answer's problem.
     """
 
     def __init__(self, find: Callable[[], ChatServer], refusals: type[Exception]) -> None:

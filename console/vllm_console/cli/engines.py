@@ -154,7 +154,7 @@ def _remove(args: argparse.Namespace) -> int:
     path = managed_engine(args.version, os.environ)
     if path is None:
         names = ", ".join(one.name for one in managed_engines(os.environ)) or "none"
-        raise NotFoundError(f"no engine installed here is called '{args.version}'; there are: {names}")
+        raise NotFoundError(f"no engine installed here is called '{args.version}'; available: {names}")
     if users := users_of(path):
         raise RefusedError(f"{path.name} is used by process {users[0]}; stop its server first")
     started = ", ".join(_started_from(state_of(args), path))

@@ -18,10 +18,10 @@ from vllm_launchers.presets.model import Objectives
 
 STEP_SECONDS = 10.0
 SUSTAINED_STEPS = 3
-"""KV cache usage counts if it holds for three steps of ten seconds; a single peak violates nothing."""
+"""KV cache usage counts if it holds for three steps of ten seconds; a single peak does not miss the objective."""
 
 MOSTLY = 0.9
-"""If usage is known for a smaller fraction of the window than this, that is stated."""
+"""If usage is known for a smaller fraction of the window than this, the text says so."""
 
 CODES: Mapping[str, tuple[str, ...]] = {
     "kv_cache_usage": ("kv_cache_pressure",),
@@ -178,7 +178,7 @@ def judge_objectives(
 ) -> tuple[Judged, ...]:
     """Judge each objective over a window; without a preset our defaults apply, and the source says so.
 
-    ``span`` is how many seconds of it were recorded; if usage is known for less, that is stated. ``exact`` are
+    ``span`` is how many seconds of it were recorded; if usage is known for less, the text says so. ``exact`` are
     latencies that are known exactly; they replace the estimates from buckets.
     """
     counted = done.counted or EngineSample()

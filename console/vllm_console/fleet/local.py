@@ -541,7 +541,7 @@ class LocalFleet:
         options: RestartOptions = AS_CONFIGURED,
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerView:
-        """Replace a server with another preset; ``planned`` and errors as for `Launcher.switch`."""
+        """Restart a server with another preset; ``planned`` and errors as for `Launcher.switch`."""
         self._ours(name)
         return self._launched(self._launcher.switch(name, preset, options, planned))
 
@@ -741,11 +741,11 @@ class LocalFleet:
         seen = self.snapshot().server(name)
         if seen is not None and seen.attached is not None:
             if seen.state not in (State.READY, State.UNRESPONSIVE):
-                raise OperationError(f"{name} is {seen.state_text}: it can be asked once it answers")
+                raise OperationError(f"{name} is {seen.state_text}: you can chat with it once it responds")
             return ChatServer(name, seen.url, endpoint_access(seen.attached))
         record = self._ours(name)
         if record.state not in (State.READY, State.UNRESPONSIVE):
-            raise OperationError(f"{name} is {record.state}: it can be asked once it is ready")
+            raise OperationError(f"{name} is {record.state}: you can chat with it once it is ready")
         spec = record.current.spec
         access = own_access() if API_KEY in spec.secret_names else ApiAccess()
         return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), access, partial(self.listener, name))

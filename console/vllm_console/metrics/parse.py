@@ -242,7 +242,7 @@ class _EngineSlots(msgspec.Struct):
 class Parser:
     """Turns bodies of one server into samples. Keep one per server: known series make the next body cheap to parse.
 
-    Memory is bounded: beyond more series, longer series or more engines than any vLLM has, everything is relearned;
+    Memory is bounded: with more series, longer series or more engines than any vLLM has, the parser starts over;
     within one body, engines beyond the limit are left out. Not thread-safe.
     """
 

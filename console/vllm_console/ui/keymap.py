@@ -168,7 +168,7 @@ def _unknown(own: Mapping[str, str]) -> list[str]:
         for key in text.replace(",", " ").split():
             if not _is_key(_key_name(key)):
                 problems.append(
-                    f"keys: '{key}' of '{id}' is no key; expected e.g. R, f5, ctrl+r or left_square_bracket"
+                    f"keys: '{key}' for '{id}' is not a valid key; expected e.g. R, f5, ctrl+r or left_square_bracket"
                 )
     return problems
 

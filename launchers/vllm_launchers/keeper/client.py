@@ -352,7 +352,7 @@ def _ask_or_start(
         record = read(root, name)
         refuse_elsewhere(root, record)
         if why := keeper_silence(record):
-            raise SilentError(f"nothing done: {why}")
+            raise SilentError(f"no action taken: {why}")
         answer = _ask(home, request)
         if answer is not None:
             return answer
@@ -410,7 +410,7 @@ def _why_silent(home: Path) -> str:
     """How to resume a keeper that a signal stopped, as a sentence; empty if it is not stopped."""
     with contextlib.suppress(KeeperError):
         if why := keeper_silence(folders.read_record(home)):
-            return f"nothing done: {why}"
+            return f"no action taken: {why}"
     return ""
 
 

@@ -309,8 +309,8 @@ def _address(folder: Path) -> Iterator[str]:
 def _has_gone(connection: socket.socket) -> bool:
     """Whether the client is gone.
 
-    It has then reported that no answer came, so its request must not be executed later, when a stopped or busy keeper
-    continues.
+    It has already reported that no answer came, so its request must not be executed later, when a stopped or busy
+    keeper continues.
     """
     poller = select.poll()
     poller.register(connection, 0)  # a hang-up is always reported

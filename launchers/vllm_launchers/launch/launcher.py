@@ -220,7 +220,7 @@ class Launcher:
             record = client.read(self._state, name)
             refuse_node(record)
             if record.state is not State.READY:
-                raise OperationError(f"{name} is {record.state}: a rolling update begins with a ready server")
+                raise OperationError(f"{name} is {record.state}: a rolling update needs a server that is ready")
             self._refuse_third(record)
             self._refresh()
             taken, starting = self._records.taken_ports(), self._records.starting()
@@ -340,7 +340,7 @@ class Launcher:
         options: RestartOptions = AS_CONFIGURED,
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerRecord:
-        """Replace the server with another preset, keeping name, GPUs and port. ``planned`` is as for `restart`.
+        """Restart the server with another preset, keeping name, GPUs and port. ``planned`` is as for `restart`.
 
         Raises:
             UnfitError: the preset's plan has errors; a running server keeps running.

@@ -97,7 +97,7 @@ class Planner:
         """
         if kind == EngineKind.SIMULATED:
             if path:
-                raise UsageError("--vllm names a real vLLM, --engine simulated asks for none: leave one of them out")
+                raise UsageError("--vllm can't be combined with --engine simulated: drop one of them")
             return simulated_engine()
         if path:
             return engine_at(path)
@@ -228,7 +228,7 @@ class Planner:
     def plan_switch(
         self, record: ServerRecord, preset: str, options: RestartOptions, starting: Sequence[str] = ()
     ) -> LaunchPlan:
-        """Plan to replace a server with another preset, on the same engine, address, and GPUs."""
+        """Plan a restart of a server with another preset, on the same engine, address, and GPUs."""
         details = unpack(record.current.spec.details)
         environment = kept_slice(details.environment)
         resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)

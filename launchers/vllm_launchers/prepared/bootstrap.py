@@ -204,7 +204,7 @@ def import_vllm(untouched: Untouched) -> str:
     except (Exception, SystemExit) as error:  # a broken installation raises anything; the normal start reports it
         raise UnpreparedError(f"importing it failed: {describe(error)}") from error
     if device not in ("cuda", "cpu", "xpu"):
-        raise UnpreparedError(f"whether a {device or 'device of unknown type'} stays untouched is not known")
+        raise UnpreparedError(f"it is unknown whether a {device or 'device of unknown type'} stays untouched")
     if untouched.needed:
         raise UnpreparedError("importing it initializes the GPU")
     return version

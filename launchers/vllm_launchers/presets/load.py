@@ -192,16 +192,16 @@ def _check_flag_value(where: str, name: str, value: object) -> None:
 def _check_variable(name: str, setting: object) -> None:
     where = f"environment.{short_text(name)}"
     if not ENVIRONMENT_NAME.fullmatch(name):
-        raise Problem(f"{where}: is not a name of an environment variable (letters, digits and '_')")
+        raise Problem(f"{where}: is not a valid name of an environment variable (letters, digits and '_')")
     if is_secret_name(name):
-        raise Problem(f"{where}: secrets don't belong in files; export {name} before you launch, or give --env")
+        raise Problem(f"{where}: secrets don't belong in files; export {name} before you launch, or pass it with --env")
     value = _setting(where, setting, "environment")
     place = f"{where}.value" if isinstance(setting, dict) else where
     if not isinstance(value, str):
         raise Problem(f"{place}: expected text in quotes, not {_kind(value)}")
     _check_text(place, value, empty=True)
     if holds_secret(value):
-        raise Problem(f"{place}: it contains a key or a password; export {name} before you launch, or give --env")
+        raise Problem(f"{place}: it contains a key or a password; export {name} before you launch, or use --env")
 
 
 def _setting(where: str, setting: object, table: str) -> object:
@@ -212,7 +212,7 @@ def _setting(where: str, setting: object, table: str) -> object:
         if key not in ("value", "why"):
             if "value" not in setting and isinstance(setting[key], dict) and table == "flags":
                 raise Problem(
-                    f'{where}: for a flag with a dot put it in quotes: [flags."{where[6:]}.{short_text(key)}"]'
+                    f'{where}: a flag name that contains a dot must be quoted: [flags."{where[6:]}.{short_text(key)}"]'
                 )
             raise Problem(f"{where}: unknown key '{short_text(key)}'{near(key, ('value', 'why'), 'valid keys: ')}")
     for key in ("value", "why"):
@@ -356,7 +356,7 @@ def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[Pre
         raise PresetError(mistakes[0].path, f"{len(mistakes)} mistakes: {' '.join(numbered)}")
     if mistakes:
         raise mistakes[0]
-    raise PresetError(None, f"no preset is called '{short_text(name)}'{near(name, presets, 'there are: ')}")
+    raise PresetError(None, f"no preset is called '{short_text(name)}'{near(name, presets, 'available: ')}")
 
 
 class _Shelf:
@@ -398,16 +398,16 @@ class _Shelf:
         if len(via) >= MAX_DEPTH:
             raise Problem(f"extends: a chain of more than {MAX_DEPTH} presets")
         if not base_own and (base in self._broken and base != name):
-            raise Problem(f"extends: '{short_text(base)}' cannot be used itself")
+            raise Problem(f"extends: '{short_text(base)}' is itself invalid")
         if not base_own and base not in self._shipped:
             known = sorted({*self._shipped, *self._own} - {name})
-            raise Problem(f"extends: no preset is called '{short_text(base)}'{near(base, known, 'there are: ')}")
+            raise Problem(f"extends: no preset is called '{short_text(base)}'{near(base, known, 'available: ')}")
         try:
             inherited = self._merged(base, base_own, (*via, name))
         except Problem as problem:
             if via or str(problem).startswith("extends: "):
                 raise
-            raise Problem(f"extends: '{short_text(base)}' cannot be used itself: {problem}") from None
+            raise Problem(f"extends: '{short_text(base)}' is itself invalid: {problem}") from None
         return merge_preset(inherited, document, base)
 
 

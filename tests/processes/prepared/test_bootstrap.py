@@ -293,7 +293,7 @@ def test_message_length_is_limited(start: Start) -> None:
         (["serve", "m"], {"FAKE_IMPORT": "exits"}, "importing it failed: no server here"),
         (["serve", "m"], {"FAKE_LAYOUT": "copied"}, "has an unknown structure"),
         (["serve", "m"], {"FAKE_SIGNATURE": "1"}, "unexpected keyword argument 'usage_context'"),
-        (["serve", "m"], {"FAKE_DEVICE": "tpu"}, "whether a tpu stays untouched is not known"),
+        (["serve", "m"], {"FAKE_DEVICE": "tpu"}, "it is unknown whether a tpu stays untouched"),
         (["serve", "m", "--error", "missing"], {}, "No module named 'vllm.gone'"),
         (["serve", "m", "--error", "attribute"], {}, "no such attribute"),
         (["serve", "m", "--error", "busy"], {}, "CUDA error: device is busy"),

@@ -110,7 +110,7 @@ def test_server_ending_mid_answer_is_one_message(script, said):
 
 def test_refusal_before_sending_is_the_answers_problem():
     def find() -> ChatServer:
-        raise OperationError("chat is stopped: it can be asked once it is ready")
+        raise OperationError("chat is stopped: you can chat with it once it is ready")
 
     session = ChatSession(find, OperationError)
     session.send("one", ChatOptions())

@@ -42,11 +42,11 @@ BASE = 'extends = "chatbot"\n'
         (BASE + '[flags]\napi-key = "abc"', ["flags.api-key", "export VLLM_API_KEY"]),
         (BASE + '[flags]\nhf-token = "abc"', ["flags.hf-token", "export HF_TOKEN"]),
         (BASE + "[flags]\nport = 1", ["flags.port", "--port"]),
-        (BASE + "[flags.compilation-config]\nmode = { value = 1 }", ["in quotes"]),
+        (BASE + "[flags.compilation-config]\nmode = { value = 1 }", ["must be quoted"]),
         (BASE + '[environment]\nHF_TOKEN = "abc"', ["environment.HF_TOKEN: secrets don't belong in files"]),
         (BASE + '[environment]\nMY_PASSWORD = "abc"', ["environment.MY_PASSWORD", "secret"]),
         (BASE + "[environment]\nOMP_NUM_THREADS = 4", ["expected text in quotes, not the number 4"]),
-        (BASE + '[environment]\n"A B" = "1"', ["not a name of an environment variable"]),
+        (BASE + '[environment]\n"A B" = "1"', ["not a valid name of an environment variable"]),
         (BASE + "[workload]\nprefix_reuse = 1.5", ["workload.prefix_reuse", "<= 1", "not 1.5"]),
         (BASE + "[workload]\nconcurrency = 0", ["workload.concurrency: expected a whole number >= 1, not 0"]),
         (BASE + "[workload]\nconcurency = 4", ["workload: unknown key 'concurency'", "did you mean 'concurrency'?"]),
@@ -118,7 +118,7 @@ def test_unknown_name_lists_similar_ones() -> None:
     presets, problems = read_presets(None)
     with pytest.raises(PresetError, match="no preset is called 'chatbott'; did you mean 'chatbot'"):
         find_preset("chatbott", presets, problems)
-    with pytest.raises(PresetError, match="there are: batch, chatbot"):
+    with pytest.raises(PresetError, match="available: batch, chatbot"):
         find_preset("zzz", presets, problems)
 
 

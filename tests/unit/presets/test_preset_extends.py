@@ -82,8 +82,8 @@ def test_preset_that_extends_a_broken_one_reports_it(write: Write, read: Read) -
     write("two", 'extends = "unread"\n')
     _, problems = read()
     texts = {problem.path.stem: str(problem) for problem in problems if problem.path}
-    assert "'base' cannot be used itself: flags.max-num-seqs" in texts["one"]
-    assert "'unread' cannot be used itself" in texts["two"]
+    assert "'base' is itself invalid: flags.max-num-seqs" in texts["one"]
+    assert "'unread' is itself invalid" in texts["two"]
 
 
 def test_complete_own_preset(write: Write, read: Read, own: Path) -> None:

@@ -126,7 +126,7 @@ class Preempting:
         then = self._described(replace(evidence, frames=evidence.frames[: last + 1], minute=None), since)
         pause = round_duration(SILENCE_SECONDS)
         symptom = f"{then.symptom.removesuffix('.')}; hardly any since."
-        cause = f"{then.cause} It comes in bursts: ends after {pause} with hardly any."
+        cause = f"{then.cause} It comes in bursts: the finding closes after {pause} with hardly any."
         if then.recovering:
             cause = then.cause
         return replace(then, symptom=symptom, cause=cause, recovering=True)

@@ -133,7 +133,7 @@ class OversubscribedSequences:
         """How many requests wait, and how many more would fit."""
         limit = evidence.max_num_seqs
         frame, _ = _newest(evidence, Bottleneck.SEQUENCES)
-        symptom = f"{_queue(evidence)}, and {percent(frame.usage_max)} of the KV cache used."
+        symptom = f"{_queue(evidence)}, with {percent(frame.usage_max)} of the KV cache in use."
         cause = f"At most {limit} sequences run at once{evidence.each} (max-num-seqs).{no_more_sequences(evidence)}"
         fixes = present((more_sequences(evidence), reduce_load(evidence)))
         measures = _measures(evidence, frame)
@@ -142,7 +142,7 @@ class OversubscribedSequences:
             measures.insert(1, Measure("ITL mean", seconds(itl), seconds(objective), evidence.objectives_source))
             cause = (
                 f"Demand exceeds what this {evidence.hardware} can serve: with {limit} sequences{evidence.each} ITL is "
-                f"{seconds(itl)} on average. More of them slow every stream, fewer lengthen the queue."
+                f"{seconds(itl)} on average. More sequences slow every stream; fewer lengthen the queue."
             )
             faster = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence)))
             fixes = (*faster, more_capacity(evidence))

@@ -141,7 +141,7 @@ class RollingUpdates:
         """Start a second instance with the staged flags, after confirmation."""
         server = self._verbs.idle(selected)
         if server.state is not State.READY:
-            text = f"{server.name} is {server.state}: a rolling update begins with a ready server."
+            text = f"{server.name} is {server.state}: a rolling update needs a server that is ready."
             raise RefusalError(text, server.name)
         staged = self._staging.of(server.name)
         gpus = f", GPU {', '.join(map(str, server.gpus))}" if server.gpus else ""
@@ -497,7 +497,7 @@ class ServerVerbs:
         self.ask(f"Remove {name}?", details, "remove", lambda: remove(purge=False), other=purge)
 
     def switch(self, selected: ServerView | None) -> None:
-        """Replace a server with another preset, chosen from a list."""
+        """Restart a server with another preset, chosen from a list."""
         server = self.alone(self.idle(selected))
         name, present = server.name, server.preset
 

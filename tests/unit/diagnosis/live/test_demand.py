@@ -97,7 +97,7 @@ def test_sequence_limit_is_the_cause_when_the_cache_has_room() -> None:
     seen = found(FAST, usage=0.8)
     assert "oversubscribed_memory" not in seen
     finding = seen["oversubscribed_sequences"]
-    assert "and 80% of the KV cache used" in finding.symptom
+    assert "with 80% of the KV cache in use" in finding.symptom
     assert finding.cause.endswith("holds about 68 of these within its objective, so a higher limit would not help.")
     assert all(fix.changes.empty for fix in finding.fixes), "68 instead of 64 would change next to nothing"
 

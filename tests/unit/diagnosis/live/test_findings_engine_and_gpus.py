@@ -410,7 +410,7 @@ def test_between_bursts_the_last_one_is_shown_with_its_fixes() -> None:
     assert calm.fixes == burst.fixes != ()
     at = clock(frames[COUNT + 4].end, frames[-1].end, seconds=True)
     assert re.fullmatch(rf"\d+ preemptions/min in the minute to {at}, .* request; hardly any since\.", calm.symptom)
-    assert calm.cause.endswith("It comes in bursts: ends after 5m with hardly any.")
+    assert calm.cause.endswith("It comes in bursts: the finding closes after 5m with hardly any.")
 
 
 def test_paused_preemption_hides_no_other_finding() -> None:
