@@ -335,11 +335,18 @@ class Supervisor:
             return
         self._retry_at = None
         self._ended = False
-        if self.record.start_pending:
-            self.record_writer.change(start_pending=False)
+        self._record_started()
         self._group = ProcessGroup.born(self._context.folder, server, ray=begun.spec.ray)
         self._aim()
         self._sidecar.want(self._sidecar_command())
+
+    def _record_started(self) -> None:
+        """Record that the pending start is done. A prepared process must have reported that it is the server.
+
+        If this keeper dies before that, the kernel kills the process, and the next keeper has to start another one.
+        """
+        if self.record.start_pending and not self._ended and not self._preparation.under_way:
+            self.record_writer.change(start_pending=False)
 
     def _spawn(self, spec: LaunchSpec) -> ProcessIdentity:
         """Start a process that writes to the output file; it is recorded before it runs.
@@ -662,7 +669,9 @@ class Supervisor:
                 self.record_writer.change(insist=insist, next_spec=next_spec, start_pending=False)
             stop.next_spec, stop.retry = next_spec, False
         elif record.state in LIVE:
-            self.record_writer.move(Transition.STOP_REQUESTED, reason, insist=insist, next_spec=next_spec)
+            self.record_writer.move(
+                Transition.STOP_REQUESTED, reason, insist=insist, next_spec=next_spec, start_pending=False
+            )
             self._leave_nodes("stopped as requested", requested=True)
             if record.current.spec.node is not None and record.server is None:
                 before = Exit(time.time(), None, None, True, "stopped as requested before its process was started")
@@ -843,6 +852,7 @@ class Supervisor:
     def prepared_step(self, event: PreparedStep) -> None:
         """Handle progress reported by the prepared process."""
         if (spec := self._preparation.on_step(event)) is None:
+            self._record_started()
             return
         try:
             self.stop(spec)
@@ -854,11 +864,11 @@ class Supervisor:
     def _ended_beside(self, stop: Stop) -> dict[str, Any]:
         """The server exited on its own while its next process was being prepared: the restart continues.
 
-        Returns the changes for the record; empty if there is no such restart.
+        Returns the changes for the record.
         """
         waits, spec, why = self._preparation.waits, self._preparation.spec, self._preparation.server_ended()
         if not why:
-            return {}
+            return {"start_pending": False}
         stop.retry = False
         if waits:
             stop.next_spec = spec

@@ -133,6 +133,16 @@ def test_server_refusing_the_request_is_never_ready(nodes: Nodes) -> None:
     assert nodes.wait(1, State.FAILED).current.ready_at is None
 
 
+def test_restarted_node_can_be_stopped_while_it_waits_for_the_others(nodes: Nodes) -> None:
+    nodes.ready()
+    nodes.bench.restart(nodes.spec(0), "node0")
+    nodes.wait(1, State.STOPPED)
+    nodes.bench.until(lambda record: record.current.number == 2 and "waiting for node 1" in record.reason, "node0")
+    stopped = nodes.bench.stopped("node0")
+    assert stopped.current.number == 2
+    assert not stopped.start_pending
+
+
 def test_mismatched_node_is_refused_and_may_retry(nodes: Nodes) -> None:
     nodes.start(0)
     nodes.start(1, vLLM="0.31.0")

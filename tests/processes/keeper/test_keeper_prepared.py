@@ -238,6 +238,42 @@ def test_accepted_restart_continues_after_keeper_death(bench, prepared):
     assert after.preparation.step is PreparationStep.UNPREPARED
 
 
+def test_restart_continues_if_keeper_dies_before_handover_is_noticed(bench, prepared, tmp_path, wait_until):
+    """Until the process reports that it is the server, the kernel kills it with its keeper."""
+    before = bench.ready(bench.spec())
+    busy = {"wait": str(tmp_path / "never")}
+    bench.restart(prepared(before.current.spec.port, IMPORTED, ACCEPTED, busy))
+    record = bench.until(lambda record: record.state is State.STARTING and record.server and not record.preparation)
+    bench.orphaned(record)
+    wait_until(lambda: not processes.alive(record.server), "its end")
+    assert bench.adopt() == ["one"]
+    after = bench.wait(State.READY, generation=2)
+    assert not after.start_pending
+    assert after.server != record.server
+
+
+def test_stop_before_handover_is_noticed(bench, prepared, tmp_path):
+    before = bench.ready(bench.spec())
+    busy = {"wait": str(tmp_path / "never")}
+    bench.restart(prepared(before.current.spec.port, IMPORTED, ACCEPTED, busy))
+    record = bench.until(lambda record: record.state is State.STARTING and record.server and not record.preparation)
+    after = bench.stopped()
+    assert after.current.number == 2
+    assert not after.start_pending
+    assert not processes.alive(record.server)
+
+
+def test_exit_after_handover_is_not_a_pending_start(bench, prepared):
+    """The process became the server and then failed: only the restart policy may start it again."""
+    before = bench.ready(bench.spec())
+    options = ("--never-ready", "--exit-after", "0", "--exit-code", "7")
+    bench.restart(prepared(before.current.spec.port, IMPORTED, ACCEPTED, options=options))
+    after = bench.until(lambda record: record.state is State.FAILED)
+    assert after.current.exit.code == 7
+    assert after.current.number == 2
+    assert not after.start_pending
+
+
 def test_printed_secrets_are_masked(bench, prepared, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "correct-horse-battery")
     before = bench.ready(bench.spec(secret_names=("VLLM_API_KEY",)))
