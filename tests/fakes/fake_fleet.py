@@ -475,7 +475,7 @@ FLAG_TABLE = FlagTable(
                      help="Prefill requests can be chunked."),
             FlagSpec("enable-prefix-caching", ValueKind.BOOL, None, group="CacheConfig", negatable=True,
                      help="Whether to enable prefix caching."),
-            FlagSpec("enforce-eager", ValueKind.BOOL, "False", group="ModelConfig", negatable=True,
+            FlagSpec("enforce-eager", ValueKind.BOOL, "false", group="ModelConfig", negatable=True,
                      help="Always use eager-mode PyTorch, no CUDA graphs."),
             FlagSpec("gpu-memory-utilization", ValueKind.FLOAT, "0.92", group="CacheConfig", above=0, maximum=1,
                      help="The fraction of GPU memory to be used for the model executor."),

@@ -34,7 +34,6 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import THEMES
 from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.command_line import line_of
-from vllm_launchers.plan.common_flags import COMMON_FLAGS
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import flag_words, normalise, not_set
 from vllm_launchers.presets.model import Preset
@@ -487,7 +486,7 @@ class ServerCommands:
         if (server := self._mine) is None:
             return ()
         after = self._screen.staging.flags_of(server)
-        names = dict.fromkeys([*after, *(flag.name for flag in COMMON_FLAGS), *self.catalog.names])
+        names = dict.fromkeys([*after, *self.catalog.names])
         found = []
         for name in names:
             facts = self.catalog.facts(name)

@@ -133,7 +133,7 @@ async def test_where_the_flags_are_not_known_one_can_be_added_with_a_hint(editor
         await pilot.press("slash")
         app.screen._input.value = "max-num-sequenzes=7"
         await pilot.press("enter")
-        await wait_until(pilot, lambda: "did you mean max-num-seqs?" in app.text())
+        await wait_until(pilot, lambda: "did you mean --max-num-seqs" in app.text())
         await pilot.press("ctrl+s")
         await pilot.pause()
     assert app.results == [Changes(set={"max-num-sequenzes": 7})]

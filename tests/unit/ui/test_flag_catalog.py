@@ -8,6 +8,7 @@ from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 
 
 @pytest.fixture
@@ -18,7 +19,6 @@ def catalog(fakes):
 def test_table_decides_the_flags_and_common_ones_come_first(catalog, fakes):
     assert set(catalog.names) == set(fakes.FLAG_TABLE.flags)
     assert list(catalog.names).index("kv-transfer-config") == len(catalog.names) - 1, "the only one that is not common"
-    assert "scheduling-policy" in FlagCatalog().names, "without a table the common ones are known"
     assert catalog.source == f"all {len(fakes.FLAG_TABLE.flags)} flags of vLLM 0.33.0"
 
 
@@ -46,6 +46,9 @@ def test_short_meanings_are_kept_and_the_rest_is_vllms(catalog):
         ("enforce-eager", "No", False),
         ("kv-cache-dtype", "fp8", "fp8"),
         ("kv-transfer-config", '{"a": 1}', '{"a": 1}'),
+        ("kv-transfer-config.kv_role", "kv_both", "kv_both"),
+        ("kv-transfer-config.kv_rank", "1", 1),
+        ("kv-transfer-config.kv_buffer_device", "off", False),
     ],
 )
 def test_typed_values_get_the_flags_type(catalog, name, text, value):
@@ -94,9 +97,23 @@ def test_unknown_name_is_refused_with_the_nearest(catalog):
     assert catalog.closest("kv-cache-dtyp") == "kv-cache-dtype"
 
 
+def test_unknown_vllm_is_not_refused_what_the_newest_release_refuses():
+    catalog = FlagCatalog()
+    assert catalog.source == f"all {len(catalog.names)} flags of vLLM {RELEASES[-1]}, assumed"
+    assert "scheduling-policy" in catalog.names
+    typed = [("max-num-seqs", "many"), ("max-num-seqs", "8"), ("swap-space", "4"), ("own-flag", "on")]
+    assert [catalog.value(*one) for one in typed] == ["many", 8, 4, True]
+    with pytest.raises(FlagError, match="needs a value: a whole number"):
+        catalog.value("max-num-seqs", " ")
+
+
 def test_space_cycles_through_a_flags_values(catalog):
     assert catalog.next_value("enforce-eager", None) is True
     assert catalog.next_value("enforce-eager", True) is False
+    released = FlagCatalog(release_table(RELEASES[-1]))
+    assert released.facts("aggregate-engine-logging").default == "off"
+    on = next(spec.name for spec in released.table.flags.values() if spec.default == "true")
+    assert released.next_value(on, None) is False
     assert catalog.next_value("kv-cache-dtype", None) == "bfloat16", "the first that is not the default"
     assert catalog.next_value("kv-cache-dtype", "fp8_e5m2") == "auto"
     assert catalog.next_value("max-num-seqs", 7) is None

@@ -1,28 +1,20 @@
-"""Facts about all flags of a vLLM version, or the common ones, which come first with short meanings. Pure."""
+"""Facts about all flags of a vLLM version; common ones come first, with short meanings. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import msgspec
 
 from vllm_console.text import plain
 from vllm_console.ui.parts.flag_edits import FlagEdits
-from vllm_launchers.plan.common_flags import (
-    COMMON_FLAGS,
-    CommonFlag,
-    FlagKind,
-    common_flag,
-    flag_name,
-    name_warning,
-    parse_flag_value,
-)
+from vllm_launchers.plan.common_flags import COMMON_FLAGS, CommonFlag, common_flag, flag_name
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise_setting, parse_value
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.check_value import problem
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.flags.releases import assumed_table
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name, search
 from vllm_launchers.vllm.flags.wording import expected
 from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS
@@ -46,14 +38,15 @@ class FlagFacts(msgspec.Struct, frozen=True):
 
 
 class FlagCatalog:
-    """Looks up flags in ``table``, the flags of one vLLM; without it, knows only the common flags."""
+    """Looks up flags in ``table``, the flags of one vLLM; without it, in those of the newest release.
+
+    A table that is assumed refuses nothing.
+    """
 
     def __init__(self, table: FlagTable | None = None) -> None:
-        self.table = table
-        common = [flag.name for flag in COMMON_FLAGS]
-        self._names = common if table is None else [name for name in common if name in table.flags]
-        if table is not None:
-            self._names += [name for name in table.flags if name not in set(common)]
+        self.table = table or assumed_table()
+        common = [flag.name for flag in COMMON_FLAGS if flag.name in self.table.flags]
+        self._names = list(dict.fromkeys([*common, *self.table.flags]))
 
     @property
     def names(self) -> Sequence[str]:
@@ -63,17 +56,13 @@ class FlagCatalog:
     @property
     def source(self) -> str:
         """The source of this information, in a few words."""
-        if self.table is None:
-            return "the most used flags"
         known = f"all {len(self.table.flags)} flags of vLLM {plain(self.table.version or '')}".rstrip()
-        return known if self.table.source == "installation" else f"{known}, as released"
+        return known + {"release": ", as released", "assumed": ", assumed"}.get(self.table.source, "")
 
     def facts(self, name: str) -> FlagFacts | None:
         """Return facts about a flag, or None. For ``flag.key``, those of ``flag``."""
-        common, spec = common_flag(name), self._spec(name)
-        if spec is not None:
-            return _of_spec(spec, common)
-        return None if common is None else _of_common(common)
+        spec = self._spec(name)
+        return _of_spec(spec, common_flag(name)) if spec is not None else None
 
     def value(self, name: str, text: str) -> FlagValue:
         """Parse typed text as a value of the flag's type.
@@ -81,23 +70,17 @@ class FlagCatalog:
         Raises:
             FlagError: vLLM would refuse it; the text says what is expected.
         """
-        spec = self._spec(name)
-        known = self.table is not None and spec is not None and spec.name == name
-        if not text.strip():
-            raise FlagError(f"--{name} needs a value" + (f": {expected(spec)}" if known and spec is not None else ""))
-        if not known or spec is None:
-            value = parse_flag_value(name, text)
-        else:
-            value = normalise_setting(name, _typed(spec, text.strip()))[1]
-        if self.table is not None and (refused := self.unknown(name) or problem(self.table, name, value)):
+        spec, text = self.table.get(name), text.strip()
+        if not text:
+            raise FlagError(f"--{name} needs a value" + (f": {expected(spec)}" if spec is not None else ""))
+        value = normalise_setting(name, _typed(name, spec, text))[1]
+        if not self.table.assumed and (refused := self.unknown(name) or problem(self.table, name, value)):
             raise FlagError(refused)
         return value
 
     def unknown(self, name: str) -> str:
         """If the flag is unknown, a sentence with a replacement or the closest known flag; else empty."""
         head = name.partition(".")[0]
-        if self.table is None:
-            return name_warning(name)
         if resolve_flag_name(self.table, head)[0] is not None:
             return ""
         if (removed := REMOVED_FLAGS.get(head)) is not None:
@@ -106,14 +89,12 @@ class FlagCatalog:
 
     def closest(self, name: str) -> str | None:
         """The known flag with the most similar name."""
-        wrong = name.strip().lstrip("-").replace("_", "-").lower()
-        near = closest(self.table, wrong) if self.table is not None else get_close_matches(wrong, self._names, 1, 0.7)
-        return next(iter(near), None)
+        return next(iter(closest(self.table, name.strip().lstrip("-").replace("_", "-").lower())), None)
 
     def no_match(self, text: str) -> str:
         """Message for a search without matches: what replaced the flag, or the closest name."""
         name = text.partition("=")[0].strip().lstrip("-").replace("_", "-")
-        if self.table is not None and name in REMOVED_FLAGS:
+        if name in REMOVED_FLAGS:
             return self.unknown(name)
         near = self.closest(name)
         return f"no flag matches '{plain(name)}'" + (f"; did you mean {near}?" if near else "")
@@ -125,7 +106,7 @@ class FlagCatalog:
             FlagError: it can't be a flag's name, is set elsewhere, or this vLLM has no such flag.
         """
         name = flag_name(text)
-        if self.table is None:
+        if self.table.assumed:
             return name
         if refused := self.unknown(name):
             raise FlagError(refused)
@@ -164,7 +145,7 @@ class FlagCatalog:
         if not words:
             return names
         held = [name for name in names if all(word in self._searched(name) for word in words)]
-        if self.table is None or not held:
+        if not held:
             return held
         ranked = [spec.name for spec in search(self.table, text)]
         exact = [name for name in held if name not in self._names and words[0] in name]
@@ -177,25 +158,23 @@ class FlagCatalog:
         return f"{name} {facts.meaning} {facts.help} {' '.join(facts.choices)} {facts.group}".lower()
 
     def _spec(self, name: str) -> FlagSpec | None:
-        if self.table is None:
-            return None
         return self.table.get(name) or (self.table.get(name.partition(".")[0]) if "." in name else None)
 
 
 def _of_spec(spec: FlagSpec, common: CommonFlag | None) -> FlagFacts:
     switch = spec.kind is ValueKind.BOOL
     whole = plain(" ".join(spec.help.split()))
-    default = {"True": "on", "False": "off"}.get(spec.default or "", spec.default or "")
+    default = {"true": "on", "false": "off"}.get(spec.default or "", spec.default or "")
     takes = ", ".join(spec.choices) if spec.choices else expected(spec)
     choices = (*spec.choices, *(word for word in spec.words if word not in spec.choices))
     if common is not None and not choices:
-        choices = common.choices
+        choices = common.words
     if choices and not spec.choices and spec.kind is ValueKind.TEXT:
         takes = f"{', '.join(choices)}{'' if spec.closed else ', …'}"
     return FlagFacts(
         spec.name,
         common.meaning if common else _first_sentence(whole),
-        plain(default) or (common.default if common else "–"),
+        plain(default) or (common.derived if common else "") or "–",
         plain(takes if not spec.many else f"{takes}, several of them"),
         tuple(map(plain, choices)),
         switch,
@@ -205,32 +184,15 @@ def _of_spec(spec: FlagSpec, common: CommonFlag | None) -> FlagFacts:
     )
 
 
-def _of_common(flag: CommonFlag) -> FlagFacts:
-    return FlagFacts(
-        flag.name,
-        flag.meaning,
-        flag.default,
-        _takes(flag),
-        flag.choices,
-        flag.kind is FlagKind.BOOL,
-    )
-
-
-def _takes(flag: CommonFlag) -> str:
-    if flag.choices:
-        return ", ".join([*flag.choices, *(["…"] if flag.open_choices else [])])
-    return str(flag.kind.value) if flag.kind in (FlagKind.BOOL, FlagKind.TEXT) else f"a {flag.kind.value}"
-
-
 def _first_sentence(text: str) -> str:
     first, stop, _ = text.partition(". ")
     return first if stop else text.removesuffix(".")
 
 
-def _typed(spec: FlagSpec, text: str) -> FlagValue:
-    """Convert text to the flag's kind. Invalid text is returned unchanged, to be refused later."""
+def _typed(name: str, spec: FlagSpec | None, text: str) -> FlagValue:
+    """Convert text to the flag's kind, if known. Invalid text is returned unchanged, to be refused later."""
     low = text.lower()
-    match spec.kind:
+    match spec.kind if spec is not None else None:
         case ValueKind.BOOL:
             return True if low in _ON else False if low in _OFF else text
         case ValueKind.INT | ValueKind.HUMAN_INT:
@@ -245,4 +207,6 @@ def _typed(spec: FlagSpec, text: str) -> FlagValue:
         case ValueKind.TEXT | ValueKind.JSON | ValueKind.JSON_LIST:
             return text
         case ValueKind.OTHER:
-            return parse_value(text, name=spec.name)
+            return parse_value(text, name=name)
+        case None:
+            return True if low in _ON else False if low in _OFF else parse_value(text, name=name)

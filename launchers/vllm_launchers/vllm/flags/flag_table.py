@@ -130,7 +130,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class FlagTable(msgspec.Struct, frozen=True):
-    """All flags of one vLLM. ``source`` is ``installation`` (read from its files) or ``release`` (our own table).
+    """All flags of one vLLM. ``source`` is ``installation`` (read from its files), ``release`` (our own table) or
+    ``assumed`` (see `assumed`).
 
     A release's table has names, defaults and choices, but may lack help texts. ``variables`` are the ``VLLM_*``
     environment variables that this vLLM reads; empty if unknown.
@@ -145,6 +146,11 @@ class FlagTable(msgspec.Struct, frozen=True):
     reads_all: bool = False
     """Whether vLLM reads all variables at every start, so that an invalid value is fatal even if unused."""
     limits: Limits = msgspec.field(default_factory=Limits)
+
+    @property
+    def assumed(self) -> bool:
+        """Whether these are another vLLM's flags, since this one's are unknown: a reason to warn, never to refuse."""
+        return self.source == "assumed"
 
     def get(self, name: str) -> FlagSpec | None:
         """The flag of that normalized name (no leading dashes, ``-`` between words), or None."""

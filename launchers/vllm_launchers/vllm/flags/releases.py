@@ -16,6 +16,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, Limits, ValueKind, VariableKind, VariableSpec
 from vllm_launchers.vllm.release_defaults import Release, parse_release
 
@@ -59,6 +61,12 @@ def release_table(version: str | None) -> FlagTable | None:
     if _NUMBERS[index][:2] != wanted[:2]:
         index = next((i for i, numbers in enumerate(_NUMBERS) if numbers[:2] == wanted[:2]), index)
     return _table(index)
+
+
+@cache
+def assumed_table() -> FlagTable:
+    """The newest release's flags, for a vLLM whose own are unknown (`FlagTable.assumed`)."""
+    return replace(_table(len(RELEASES) - 1), source="assumed")
 
 
 def first_release(name: str) -> str | None:
