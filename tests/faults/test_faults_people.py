@@ -205,7 +205,7 @@ def test_gpu_claimed_by_another_user_is_refused_with_owner_and_expiry(program, t
     ]
     refused, theirs, mine, board_now, one, four, plan = program.each(tmp_path / "watched", lines)
     assert (refused["code"], theirs["code"], mine["code"]) == (4, 4, 0)
-    assert "GPU 2 is taken till" in refused["err"]
+    assert "GPU 2 is claimed until" in refused["err"]
     assert f"{till} by nobody: training" in refused["err"]
     assert [(one["user"], one["gpus"], one["mine"]) for one in json.loads(board_now["out"])["claims"]] == [
         ("nobody", [2], False),

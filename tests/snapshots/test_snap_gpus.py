@@ -53,7 +53,7 @@ def test_a_tensor_parallel_server_with_its_traffic(snap_compare, app, pressing, 
 @pytest.mark.parametrize(("size", "key"), [((80, 24), "6"), ((120, 40), "6"), ((80, 24), "D")])
 def test_gpus_with_which_something_is_the_matter(snap_compare, app, pressing, fakes, size, key):
     host = read_host(Path("4xa6000"))
-    claim = GpuClaim("anna", 2e9, "training", words="taken till 18:00 by anna: training")
+    claim = GpuClaim("anna", 2e9, "training", words="claimed until 18:00 by anna: training")
     held = (Holder(pid=4242, server="chat", gib=28.8), Holder(pid=99, user="erik", gib=17.5, command="python train.py"))
     hot = replace(
         host.gpus[3], used_by=held, free_gib=1.4, used_gib=46.5, throttle=("too hot (hardware)",), temperature_c=96.0,

@@ -185,9 +185,9 @@ def format_until(until: float, now: float) -> str:
 
 
 def format_claim(claim: Claim, now: float, *, mine: bool = False) -> str:
-    """``taken till 18:00 by anna: training``."""
+    """``claimed until 18:00 by anna: training``."""
     why = f": {claim.why}" if claim.why else ""
-    return f"taken till {format_until(claim.until, now)} by {'you' if mine else claim.user}{why}"
+    return f"claimed until {format_until(claim.until, now)} by {'you' if mine else claim.user}{why}"
 
 
 def safe_line(text: str) -> str:

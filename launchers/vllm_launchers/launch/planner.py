@@ -381,7 +381,7 @@ class Planner:
             return found
         if pretends and find_model(pretends) != model:
             raise UsageError(
-                f"{PRETENDS}={pretends}, but the recorded host's {gpu.label} is selected: leave one of them out"
+                f"{PRETENDS}={pretends}, but the recorded host's {gpu.label} is selected; drop one of them"
             )
         return replace(found, pretends=gpu.name or "")
 

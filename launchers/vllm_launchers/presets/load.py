@@ -124,7 +124,7 @@ def merge_preset(base: Mapping[str, Any], document: Mapping[str, Any], base_name
             raise Problem(f"drop: '{short_text(name)}' is not set by '{base_name}'{near(name, inherited, 'it sets: ')}")
         for table in holders:
             if name in document.get(table, {}):
-                raise Problem(f"drop: '{short_text(name)}' is both dropped and set here; leave one of them out")
+                raise Problem(f"drop: '{short_text(name)}' is both dropped and set here; use only one of them")
             del merged[table][name]
     return merged
 

@@ -51,7 +51,9 @@ class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttft_p99_seconds: Annotated[_Seconds, Meta(description="99% of requests get their first token within this time")]
     itl_p99_seconds: Annotated[_Seconds, Meta(description="99% of gaps between two tokens are at most this long")]
     kv_cache_usage: Annotated[_Share, Meta(description="the KV cache should stay below this share, 0 to 1")]
-    preemption_rate: Annotated[_Share, Meta(description="preemptions per finished request should stay below, 0 to 1")]
+    preemption_rate: Annotated[
+        _Share, Meta(description="preemptions per finished request should stay below this share, 0 to 1")
+    ]
 
 
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -58,13 +58,14 @@ def test_gpu_indices_are_parsed() -> None:
 
 def test_claim_is_formatted_in_the_readers_time(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = Claim((2,), NOON, NOON + 6 * 3600, "training", 1001, "anna")
-    assert format_claim(claim, NOON) == "taken till 18:00 by anna: training"
+    assert format_claim(claim, NOON) == "claimed until 18:00 by anna: training"
     assert (
-        format_claim(replace(claim, until=NOON + 30 * 3600, why=""), NOON, mine=True) == "taken till Fri 18:00 by you"
+        format_claim(replace(claim, until=NOON + 30 * 3600, why=""), NOON, mine=True)
+        == "claimed until Fri 18:00 by you"
     )
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
-    assert format_claim(claim, NOON).startswith("taken till 19:00")
+    assert format_claim(claim, NOON).startswith("claimed until 19:00")
 
 
 def test_page_has_only_one_valid_name(tmp_path: Path) -> None:

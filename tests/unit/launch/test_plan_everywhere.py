@@ -176,7 +176,7 @@ def test_layout_is_not_chosen_for_a_gpu_that_others_hold(user: str) -> None:
 
 def test_layout_is_not_chosen_for_a_gpu_that_others_have_claimed() -> None:
     host = uneven(79.5, 47.5)
-    claim = GpuClaim("anna", 0.0, "training", words="taken till 18:00 by anna: training")
+    claim = GpuClaim("anna", 0.0, "training", words="claimed until 18:00 by anna: training")
     claimed = replace(host, gpus=(replace(host.gpus[0], claims=(claim,)), *host.gpus[1:]))
     made = plan("batch", LARGE_MODEL, claimed)
     assert (made.gpus, starts(made)) == ((1, 2), True)

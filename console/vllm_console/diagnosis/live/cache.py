@@ -66,7 +66,7 @@ class KvCachePressure:
             until = f" until {clock(over[-1], evidence.now)}" if over else ""
             symptom = f"KV cache usage was above its objective of {percent(objective)}{until};"
             symptom += f" peak {percent(usage)} in {when}."
-            cause = f"Recovering: ends after 30s at {percent(objective - USAGE_MARGIN)} or less."
+            cause = f"Recovering: the finding closes after 30s at {percent(objective - USAGE_MARGIN)} or less."
             return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
         fixes = present((*more_cache(evidence), fewer_sequences(evidence, objective / usage)))
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
@@ -126,7 +126,7 @@ class Preempting:
         then = self._described(replace(evidence, frames=evidence.frames[: last + 1], minute=None), since)
         pause = round_duration(SILENCE_SECONDS)
         symptom = f"{then.symptom.removesuffix('.')}; hardly any since."
-        cause = f"{then.cause} It comes in bursts: the finding closes after {pause} with hardly any."
+        cause = f"{then.cause} Preemption comes in bursts: the finding closes after {pause} with hardly any."
         if then.recovering:
             cause = then.cause
         return replace(then, symptom=symptom, cause=cause, recovering=True)
@@ -160,7 +160,7 @@ class Preempting:
             measures.append(Measure("ITL p99", f"{worst.text}, {times} its median" if times else worst.text))
         if share is not None and share <= objective and rate <= MOST_PREEMPTIONS:
             pause = round_duration(SILENCE_SECONDS)
-            cause = f"Recovering: ends after {pause} with preemptions below half of their objective."
+            cause = f"Recovering: the finding closes after {pause} with preemptions below half of their objective."
             symptom = f"Preemptions were above their objective; now {symptom}"
             return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), recovering=True)
         cause = "The KV cache is full: requests are evicted and recomputed from the prompt."

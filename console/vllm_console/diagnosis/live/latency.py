@@ -290,7 +290,9 @@ class SlowTokens:
         pause = round_duration(SILENCE_SECONDS)
         until = f" until {clock(evidence.frames[slow[-1]].end, evidence.now)}" if slow else ""
         symptom = f"{self.name} p99 was above its objective of {seconds(objective)}{until}; {now}."
-        cause = f"Recovering: ends after 30s below {seconds(BACK * objective)}, or {pause} without requests."
+        cause = (
+            f"Recovering: the finding closes after 30s below {seconds(BACK * objective)}, or {pause} without requests."
+        )
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
 
     def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:

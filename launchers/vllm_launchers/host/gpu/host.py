@@ -95,7 +95,7 @@ class NvLink(msgspec.Struct, frozen=True):
 class GpuClaim(msgspec.Struct, frozen=True):
     """A user's claim to a GPU on the shared board.
 
-    ``words``: the claim as text, ``taken till 18:00 by anna: training``. ``mine``: whether it is this user's own.
+    ``words``: the claim as text, ``claimed until 18:00 by anna: training``. ``mine``: whether it is this user's own.
     """
 
     user: str

@@ -107,14 +107,16 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
         return
     if free + SLACK_GIB >= needed:
         if is_held_by_others(gpu):
-            yield PlanFinding("gpu_shared", Level.ADVICE, f"{who}: memory they allocate later is lost to this server")
+            yield PlanFinding(
+                "gpu_shared", Level.ADVICE, f"{who}: any memory they allocate later is not available to this server"
+            )
         return
     less = {UTILIZATION: fitting}
     fits = fitting >= LEAST_UTILIZATION and fits_with(budget, {**plan.flags, **less})
     fix = Changes(set=less) if fits else None
     why = f"; {limit}" if limit else ""
     text = (
-        f"{who}{why}: {free:.1f} GiB available; {needed - free:.1f} GiB short of "
+        f"{who}{why}: {free:.1f} GiB available, {needed - free:.1f} GiB less than "
         f"--{UTILIZATION} {utilization(plan):g} ({format_needs([needed])}: its share of {total:.1f} GiB usable, and "
         f"{CONTEXT_GIB:.1f} for CUDA itself), so vLLM will not start"
     )
@@ -129,8 +131,8 @@ def _room(
         room = max(0.0, memory.kv_gib + memory.weights_gib + rest)
         way = _larger_share(plan, budget) or _fewer(plan, inputs, budget) or _more_gpus(plan, inputs, budget)
         text = (
-            f"weights need {memory.weights_gib:.1f} GiB per GPU and activations {rest:.1f}, of {room:.1f} available: "
-            f"{-memory.kv_gib:.1f} GiB short"
+            f"weights ({memory.weights_gib:.1f} GiB per GPU) and activations ({rest:.1f} GiB) exceed the "
+            f"{room:.1f} GiB available by {-memory.kv_gib:.1f} GiB"
         ) + ("" if way is not None else f"; {way_without_flags(plan, inputs)}")
         yield PlanFinding("weights_do_not_fit", Level.ERROR, text, way, surely=False)
         return

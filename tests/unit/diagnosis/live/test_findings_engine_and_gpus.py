@@ -90,7 +90,7 @@ RESERVE = {"reserve_gib": {0: 5.0}}
 SPLIT = {"flags": {"tensor-parallel-size": 2}, "link": "SYS"}
 STALLED = replace(GOOD, utilization=99.0, memory_utilization=12.0)
 
-CLAIM = GpuClaim("anna", START + 9000, "training", words="taken till 18:00 by anna: training")
+CLAIM = GpuClaim("anna", START + 9000, "training", words="claimed until 18:00 by anna: training")
 
 CASES = {
     "hot": ("gpu_throttled", replace(GOOD, throttle=("too hot (hardware)",)), {}, Severity.WARNING),
@@ -410,7 +410,7 @@ def test_between_bursts_the_last_one_is_shown_with_its_fixes() -> None:
     assert calm.fixes == burst.fixes != ()
     at = clock(frames[COUNT + 4].end, frames[-1].end, seconds=True)
     assert re.fullmatch(rf"\d+ preemptions/min in the minute to {at}, .* request; hardly any since\.", calm.symptom)
-    assert calm.cause.endswith("It comes in bursts: the finding closes after 5m with hardly any.")
+    assert calm.cause.endswith("Preemption comes in bursts: the finding closes after 5m with hardly any.")
 
 
 def test_paused_preemption_hides_no_other_finding() -> None:
