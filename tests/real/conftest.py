@@ -100,6 +100,7 @@ def real_env(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback in the log
     }
 
 

@@ -157,7 +157,8 @@ def preemption(program: Any) -> None:
     assert before > 0
     fixed = restarted_with_fix(program)
     changed = program("status", "chat")
-    assert (changed["generation"], changed["state"], changed["port"]) == (2, "ready", started["port"])
+    outcome = (changed["generation"], changed["state"], changed["port"])
+    assert outcome == (2, "ready", started["port"]), (changed["rollback"], program("logs", "chat"))
     assert changed["argv"][changed["argv"].index("--max-num-seqs") + 1] == fixed
     assert changed["engine_version"].startswith("0.32.0")
     assert {"weights", "kv cache"} <= {stage["name"] for stage in changed["stages"]}
