@@ -589,7 +589,7 @@ class FakeFleet:
         """A snapshot's data of a GPU whose charts are requested, by index."""
         self.local_models = LocalModels()
         """Result of `models`."""
-        self.flag_table: FlagTable | None = FLAG_TABLE
+        self.flag_table = FLAG_TABLE
         """Result of `flags`; None for a vLLM whose flags are not learned yet."""
         self.workloads: dict[str, SeenWorkload] = {}
         """Result of `seen_workload`, by server."""
@@ -702,7 +702,7 @@ class FakeFleet:
     def models(self) -> LocalModels:
         return self.local_models
 
-    def flags(self, engine: Engine | None = None) -> FlagTable | None:
+    def flags(self, engine: Engine | None = None) -> FlagTable:
         return self.flag_table
 
     def seen_workload(self, name: str) -> SeenWorkload | None:

@@ -410,11 +410,11 @@ class LocalFleet:
         self._download = ModelDownload(model, self._vllm_paths)
         return self._download
 
-    def flags(self, engine: Engine | None = None) -> FlagTable | None:
+    def flags(self, engine: Engine | None = None) -> FlagTable:
         """All flags of an engine; by default, of the engine that a launch would use.
 
-        Uses flags learned from the engine's files, else those of its release, else None. Learning continues in the
-        background, so a later call may return more.
+        Uses flags learned from the engine's files, else those of its release, else assumed ones. Learning continues in
+        the background, so a later call may return more.
         """
         planner = self._launcher.planner
         return planner.inputs.flags(engine or planner.engine("auto", None))

@@ -28,7 +28,7 @@ from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.cache import FlagCache
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
-from vllm_launchers.vllm.flags.releases import release_table
+from vllm_launchers.vllm.flags.releases import known_or_assumed
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
 from vllm_launchers.vllm.ray_cluster import RayCluster, RayClusters
@@ -117,7 +117,7 @@ class PlanInputsReader:
         else:
             folder = _text(flags, "download-dir")
             # Paths are checked only for a vLLM installed here: a wrapper may start it in a container.
-            here = table is not None and table.source == "installation"
+            here = table.source == "installation"
             about = read_environment(
                 request.host,
                 port,
@@ -166,19 +166,19 @@ class PlanInputsReader:
 
     # -- flags -----------------------------------------------------------------------------------------------------
 
-    def flags(self, engine: Engine) -> FlagTable | None:
-        """An engine's flags, learned from its files or of its release, or None. Starts learning if needed."""
+    def flags(self, engine: Engine) -> FlagTable:
+        """An engine's flags, learned from its files or of its release, or assumed. Starts learning if needed."""
         if engine.kind is EngineKind.SIMULATED or not engine.path:
-            return release_table(engine.version)
+            return known_or_assumed(engine.version)
         if (known := self._cache.get(engine)) is not None:
             return known
         if self._patient:
             try:
                 return self._cache.learn(engine)
             except FlagsUnknownError:
-                return release_table(engine.version)
+                return known_or_assumed(engine.version)
         self._learn_soon(engine)
-        return release_table(engine.version)
+        return known_or_assumed(engine.version)
 
     def _learn_soon(self, engine: Engine) -> None:
         """Learn in the background, once per installation and process: a failed attempt is not repeated."""

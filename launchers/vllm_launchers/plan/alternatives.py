@@ -32,9 +32,10 @@ from vllm_launchers.plan.choices.layout import (
 from vllm_launchers.plan.choices.pool import Layout, Pool
 from vllm_launchers.plan.flags import DATA, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces
-from vllm_launchers.plan.proposals import Target, newly_refused, release_flags
+from vllm_launchers.plan.proposals import Target, newly_refused
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.releases import known_or_assumed
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem
 from vllm_launchers.vllm.modelfacts.known import sibling_facts
 
@@ -126,7 +127,8 @@ def alternatives_of(
     rows += _formats(inputs, search, pool, flags, chosen)
     rows += _siblings(inputs, base, formats, pool, budget_of, wanted)
     distinct: list[Alternative] = []
-    table, gpu = release_flags(inputs.release), GpuShape(pool.name, pool.memory_gib)
+    table = known_or_assumed(".".join(map(str, inputs.release or ())))
+    gpu = GpuShape(pool.name, pool.memory_gib)
     for row in rows:
         made = _alternative(inputs, flags, pool, row, chosen, wanted, chosen_reason)
         if newly_refused(Target(table, row.facts, gpu, release=inputs.release), flags, made.changes):

@@ -9,6 +9,7 @@ from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import EngineReport
 from vllm_launchers.vllm.flags.flag_table import FlagTable
+from vllm_launchers.vllm.flags.releases import assumed_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import RayCluster
 
@@ -35,7 +36,7 @@ class PlanInputs(msgspec.Struct, frozen=True):
     """Everything that a plan depends on besides the request. ``host`` is None if GPUs are not read."""
 
     facts: ModelFacts | None = None
-    flags: FlagTable | None = None
+    flags: FlagTable = msgspec.field(default_factory=assumed_table)
     host: Host | None = None
     shares: tuple[GpuShare, ...] = ()
     environment: HostEnvironment = msgspec.field(default_factory=HostEnvironment)

@@ -16,9 +16,8 @@ from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
 from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagTable
-from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
-from vllm_launchers.vllm.release_defaults import NEWEST, Release
+from vllm_launchers.vllm.release_defaults import Release
 
 _NOT_LEFT_OUT = (SEQUENCES, BATCHED, DECODE_CONTEXT)
 """Flags that determine memory use: without them, a change that was found to fit may not fit."""
@@ -29,7 +28,7 @@ _MOST_LEFT_OUT = 4
 class Target(msgspec.Struct, frozen=True):
     """What flags are checked against. Unknown parts are not checked.
 
-    ``table``: the flags of the installation or of its release. ``gpu``: one of the server's GPUs; none with ``on_cpu``.
+    ``table``: its flags, or assumed ones. ``gpu``: one of the server's GPUs; none with ``on_cpu``.
     """
 
     table: FlagTable | None = None
@@ -47,11 +46,6 @@ class Target(msgspec.Struct, frozen=True):
             gpu = None if self.on_cpu else self.gpu
             found[SEQUENCES], found[BATCHED] = batch_sizes(self.facts, flags, self.release, gpu)
         return found
-
-
-def release_flags(release: Release | None) -> FlagTable | None:
-    """The flags of a release, or of the newest one if it is unknown; None if it is too old."""
-    return release_table(".".join(map(str, release or NEWEST)))
 
 
 def newly_refused(target: Target, flags: Flags, changes: Changes) -> tuple[tuple[str, str], ...]:

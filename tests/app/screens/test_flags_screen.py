@@ -9,6 +9,7 @@ from textual.events import Paste
 
 from vllm_console.ui.screens.flags import FlagsScreen, flags_heading
 from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.releases import assumed_table
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ async def test_a_flag_that_this_vllm_has_not_is_refused_with_the_nearest(editor,
 
 
 async def test_where_the_flags_are_not_known_one_can_be_added_with_a_hint(editor, fleet, wait_until):
-    fleet.flag_table = None
+    fleet.flag_table = assumed_table()
     app = editor()
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("slash")
@@ -141,7 +142,7 @@ async def test_where_the_flags_are_not_known_one_can_be_added_with_a_hint(editor
 
 @pytest.mark.parametrize("typed", ["max-num-sequenzes 7", "max-num-sequenzes = 7"])
 async def test_a_flag_that_is_added_gets_the_value_typed_behind_it(editor, fleet, typed):
-    fleet.flag_table = None
+    fleet.flag_table = assumed_table()
     app = editor()
     async with app.run_test(size=(80, 24)) as pilot:
         await find(pilot, typed)

@@ -82,7 +82,7 @@ def plan(
         find=find,  # type: ignore[arg-type]
         gpus_unnamed=not place and not gpus,
     )  # fmt: skip
-    return plan_launch(ask, PlanInputs(known_facts(model), None, host)).plan
+    return plan_launch(ask, PlanInputs(known_facts(model), host=host)).plan
 
 
 def laid(made: Plan) -> tuple[int, ...]:

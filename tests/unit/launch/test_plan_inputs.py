@@ -57,10 +57,14 @@ def test_command_learns_flags_immediately_and_once(cache: Cache) -> None:
 def test_unlearnable_flags_come_from_the_release(cache: Cache) -> None:
     cache.learnable = False
     table = PlanInputsReader().flags(VLLM)
-    assert table is not None
     assert (table.source, table.version) == ("release", "0.32.0")
-    nameless = Engine(EngineKind.VLLM, ("/x",), None, None, "/x")
-    assert PlanInputsReader().flags(nameless) is None
+
+
+@pytest.mark.parametrize("version", [None, "nightly", "0.6.3", "0.99.0"])
+@pytest.mark.parametrize("path", ["", "/x"])
+def test_flags_of_an_unknown_version_are_assumed(cache: Cache, version: str | None, path: str) -> None:
+    cache.learnable = False
+    assert PlanInputsReader().flags(Engine(EngineKind.VLLM, ("/x",), version, None, path)).assumed
 
 
 def test_console_continues_while_flags_are_learned(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +96,6 @@ def test_console_continues_while_flags_are_learned(cache: Cache, monkeypatch: py
 @pytest.mark.parametrize("engine", [SIMULATED, Engine(EngineKind.VLLM, ("vllm",), "0.30.0", "cuda", "")])
 def test_engine_without_files_has_its_releases_flags(cache: Cache, engine: Engine) -> None:
     table = PlanInputsReader().flags(engine)
-    assert table is not None
     assert table.version == engine.version
     assert cache.learned == 0
 

@@ -112,12 +112,10 @@ class LaunchPlanner:
         self._judge_soon(request)
         self._planned()
 
-    def _ask(
-        self, request: LaunchRequest, table: FlagTable | None, before: Plan | None
-    ) -> tuple[Plan, FlagTable | None, str]:
+    def _ask(self, request: LaunchRequest, table: FlagTable, before: Plan | None) -> tuple[Plan, FlagTable, str]:
         """The plan, its engine's flags (reread until they come from the installation), and the server's name."""
         plan = self._fleet.plan(request)
-        known = table is not None and table.source == "installation"
+        known = table.source == "installation"
         if not known or before is None or before.engine != plan.engine:
             table = self._fleet.flags(plan.engine)
         return plan, table, self._fleet.launch_name(request)

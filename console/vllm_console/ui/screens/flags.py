@@ -106,9 +106,8 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             self._say(failure(error, "can't read the flags of its vLLM"), WARN)
             self.redraw()
             return
-        if table is not None:
-            self._catalog = FlagCatalog(table)
-            self._list_again(self._under)
+        self._catalog = FlagCatalog(table)
+        self._list_again(self._under)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Draw for the new size."""

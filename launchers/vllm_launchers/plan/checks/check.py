@@ -71,12 +71,12 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) 
         multimodal=facts is not None and facts.multimodal,
         own_draft=facts.own_draft if facts is not None and facts.source != "table" else None,
     )
-    yield from flag_findings(plan.flags, plan.environment, engine)
+    by_table = flag_findings(plan.flags, plan.environment, engine)
     if not simulated(plan):
-        yield from variable_value_findings(variables(plan, inputs), plan.environment, engine, build)
+        by_table += variable_value_findings(variables(plan, inputs), plan.environment, engine, build)
+    by_table += [*cpu_findings(plan, inputs), *hardware_findings(plan, inputs)]
+    yield from map(_uncertain, by_table) if inputs.flags.assumed else by_table
     yield from value_findings(plan, inputs, budget)
-    yield from cpu_findings(plan, inputs)
-    yield from hardware_findings(plan, inputs)
     yield from model_findings(plan, inputs)
     yield from speculation_findings(plan, inputs)
     yield from parallel_findings(plan, inputs, budget)
@@ -89,6 +89,11 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) 
     yield from adapter_findings(plan, inputs)
     yield from network_findings(plan, inputs)
     yield from machine_findings(plan, inputs)
+
+
+def _uncertain(finding: PlanFinding) -> PlanFinding:
+    """A finding by another vLLM's flags: not an error, and without changes that this vLLM may not accept."""
+    return replace(finding, level=Level.WARNING if finding.level is Level.ERROR else finding.level, fix=None)
 
 
 def _with_accepted_fix(finding: PlanFinding, target: Target, plan: Plan) -> PlanFinding:

@@ -39,12 +39,11 @@ from vllm_launchers.plan.flags import (
 )
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.presets.rules import FLAG_RULES
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
 from vllm_launchers.vllm.flags.check_nested import part_at
 from vllm_launchers.vllm.flags.check_value import Given, problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.vllm.flags.releases import RELEASES, first_release, release_table, variable_releases
+from vllm_launchers.vllm.flags.releases import first_release, variable_releases
 from vllm_launchers.vllm.flags.search import resolve_flag_name
 from vllm_launchers.vllm.flags.wording import listed
 from vllm_launchers.vllm.release_defaults import Release, default_utilization, parse_release
@@ -85,7 +84,7 @@ _SET_ON_THE_CPU = frozenset({"VLLM_WORKER_MULTIPROC_METHOD", "VLLM_DISABLE_SHARE
 class EngineFacts(msgspec.Struct, frozen=True):
     """What is known about the vLLM that gets the flags, and about its model."""
 
-    table: FlagTable | None = None
+    table: FlagTable
     release: Release | None = None
     plugins: tuple[str, ...] = ()
     multimodal: bool = False
@@ -102,11 +101,10 @@ class EngineFacts(msgspec.Struct, frozen=True):
 def flag_findings(flags: Flags, environment: Mapping[str, str], engine: EngineFacts) -> list[PlanFinding]:
     """Return how this vLLM will react to these flags and variables.
 
-    Without a table, only what the release certainly removed is found. Without a release either, only misread variables,
-    and as warnings the names that the newest known release lacks. ``flags`` have normalized names (no leading dashes);
-    ``environment`` has the variables that are explicitly set for the server.
+    ``flags`` have normalized names (no leading dashes); ``environment`` has the variables that are explicitly set for
+    the server.
     """
-    if engine.release is None and engine.table is not None and engine.table.version:
+    if (engine.release is None or engine.table.assumed) and engine.table.version:
         engine = replace(engine, release=parse_release(engine.table.version))
     found: list[PlanFinding] = []
     known: dict[str, FlagValue] = {}
@@ -115,8 +113,7 @@ def flag_findings(flags: Flags, environment: Mapping[str, str], engine: EngineFa
         found += of_name
         if not any(finding.level is Level.ERROR for finding in of_name):
             known[name] = value
-    if engine.table is not None:
-        found += _values(known, engine)
+    found += _values(known, engine)
     for name, value in environment.items():
         if name.startswith("VLLM_"):
             found += _variable(name, value, flags, engine)
@@ -130,8 +127,6 @@ def variable_value_findings(
 
     ``environment`` is the server's complete environment; variables not in ``given`` are inherited.
     """
-    if engine.table is None:
-        return
     for name, spec in engine.table.values.items():
         value = environment.get(name)
         wanted = spec.problem(value) if value is not None else None
@@ -152,23 +147,19 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: EngineFacts) -> Ite
     head, _, key = name.partition(".")
     removed = REMOVED_FLAGS.get(head)
     fate = removed.fate(engine.release) if removed and engine.release else None
-    spec, several = resolve_flag_name(engine.table, head) if engine.table else (None, ())
+    spec, several = resolve_flag_name(engine.table, head)
     if spec is not None and spec.name == head:
         if removed and fate is RemovalKind.IGNORED:
             yield _dead(removed, key, flags, engine, RemovalKind.IGNORED)
         if spec.deprecated:
             yield _deprecated(spec)
-    elif removed and (fate is RemovalKind.REFUSED or engine.table):
+    elif removed:
         taken = spec is not None and spec.opposite == head
         yield _dead(removed, key, flags, engine, RemovalKind.WARNED if taken else RemovalKind.REFUSED)
     elif spec is not None:
         yield from _second_name(spec, head, key, value)
-    elif engine.table is not None:
+    else:
         yield _unknown(head, key, value, several, engine)
-    elif engine.release is None and not removed:
-        newest = EngineFacts(release_table(RELEASES[-1]), parse_release(RELEASES[-1]))
-        if newest.table is not None and resolve_flag_name(newest.table, head) == (None, ()):
-            yield replace(_unknown(head, key, value, (), newest), level=Level.WARNING)
     if head == "config" and engine.release and engine.release <= _FALSE_DROPPED_TO:
         message = f"{engine.name} silently drops a line 'x: false' of the --config file; write 'no-x: true' there"
         yield PlanFinding("config_drops_false", Level.ADVICE, message)
@@ -176,7 +167,7 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: EngineFacts) -> Ite
 
 def _dead(removed: RemovedFlag, key: str, flags: Flags, engine: EngineFacts, fate: RemovalKind) -> PlanFinding:
     fix = removed.carry(flags) if not key else None  # unknown where a single key went
-    if fix is not None and engine.table is not None and any(name not in engine.table.flags for name in fix.set):
+    if fix is not None and any(name not in engine.table.flags for name in fix.set):
         fix = Changes(unset=fix.unset)
     if fate is RemovalKind.REFUSED:
         gone = f"removed in {_short(removed.since)}" if removed.since != NEVER else "removed long ago"
@@ -208,7 +199,6 @@ def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Itera
 
 def _values(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
     """Findings on values, each alone and then together."""
-    assert engine.table is not None
     known = dict(flags)
     for name, value in flags.items():
         if (finding := _value(name, value, engine) or _broken_json(name, value, engine)) is not None:
@@ -261,7 +251,7 @@ def _choices(name: str, table: FlagTable) -> tuple[str, ...]:
 
 def _value(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | None:
     """Findings on a value beyond those of vLLM's parser and configuration."""
-    spec = engine.table.get(name) if engine.table else None
+    spec = engine.table.get(name)
     if spec is None:
         return None
     shown = f"--{name} {str(value)[:40]}"
@@ -296,7 +286,7 @@ def _broken_json(name: str, value: FlagValue, engine: EngineFacts) -> PlanFindin
     text = value.strip() if isinstance(value, str) else ""
     if "." not in name or name.endswith("+") or not text.startswith(("[", "{")) or _NAME.fullmatch(text):
         return None
-    if _is_json(text) or (engine.table is not None and problem(engine.table, name, value) is not None):
+    if _is_json(text) or problem(engine.table, name, value) is not None:
         return None
     kind = "list" if text[0] == "[" else "object"
     message = f"{engine.name} takes --{name} {quoted(text)} as text: it looks like a JSON {kind} but is not valid JSON"
@@ -319,7 +309,6 @@ def _is_json(text: str) -> bool:
 
 def _connector(flags: Flags, engine: EngineFacts) -> PlanFinding | None:
     """A KV cache connector that this vLLM does not have, though a plugin may add it."""
-    assert engine.table is not None
     given = Given(engine.table, flags, {})
     name, part = given.key(_TRANSFER, "kv_connector"), given.part(_TRANSFER, "kv_connector")
     elsewhere = given.key(_TRANSFER, "kv_connector_module_path") is not None
@@ -343,8 +332,7 @@ def _right_value(name: str, value: str, engine: EngineFacts) -> Changes | None:
     """The value that was most likely meant by one that vLLM refuses."""
     if name == UTILIZATION:
         return Changes(set={name: default_utilization(engine.release)})
-    choices = _choices(name, engine.table) if engine.table is not None else ()
-    return _nearest_value(name, value, choices) or _completed(name, value)
+    return _nearest_value(name, value, _choices(name, engine.table)) or _completed(name, value)
 
 
 def _nearest_value(name: str, value: str, choices: tuple[str, ...]) -> Changes | None:
@@ -354,7 +342,6 @@ def _nearest_value(name: str, value: str, choices: tuple[str, ...]) -> Changes |
 
 
 def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], engine: EngineFacts) -> PlanFinding:
-    assert engine.table is not None
     written = f"{head}.{key}" if key else head
     first = first_release(head)
     if first is not None and engine.release is not None and engine.release < (parse_release(first) or NEVER):
@@ -404,14 +391,14 @@ def _variable(name: str, value: str, flags: Flags, engine: EngineFacts) -> Itera
     if meaning := MISREAD_VARIABLES.get(name):
         yield PlanFinding("variable_misread", Level.ADVICE, f"{name}: {meaning}")
         return
-    known = engine.table.variables if engine.table else frozenset[str]()
+    known = engine.table.variables
     if name in known or (not known and engine.release is None):
         return
     strict = flags.get("fail-on-environ-validation") is True
     removed = REMOVED_VARIABLES.get(name)
     if removed and (known or (engine.release and removed.fate(engine.release))):
         fix = removed.carry(value, flags) if removed.carry else None
-        if fix is not None and engine.table is not None and any(flag not in engine.table.flags for flag in fix.set):
+        if fix is not None and any(flag not in engine.table.flags for flag in fix.set):
             fix = None
         message = f"{_unread(name, engine)}: {removed.instead}"
         yield PlanFinding("variable_dead", Level.ERROR if strict else Level.WARNING, message, fix)
@@ -449,26 +436,14 @@ ENOUGH_TOKENS = 2048
 
 
 def value_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
-    """Invalid values (unless a flag table covers them), then contradictory ones.
+    """Values that the parser accepts but vLLM can't start with, then contradictory ones.
 
     ``budget`` returns the memory with other flags, because a larger step needs more.
     """
-    if inputs.flags is None:
-        yield from _rules(plan)
-    else:
-        yield from _cache_blocks(plan)
+    yield from _cache_blocks(plan)
     yield from _utilization(plan, budget)
     yield from _batching(plan, inputs, budget)
     yield from _cache_bytes(plan)
-
-
-def _rules(plan: Plan) -> Iterator[PlanFinding]:
-    for name, value in plan.flags.items():
-        rule = FLAG_RULES.get(name)
-        if rule is not None and not rule.allows(value):
-            text = f"vLLM will refuse --{name} {str(value)[:40]}: expected {rule.expected}"
-            own = Changes(set={name: default_utilization(plan.engine.release)}) if name == UTILIZATION else None
-            yield PlanFinding("flag_value", Level.ERROR, text, own)
 
 
 def _cache_blocks(plan: Plan) -> Iterator[PlanFinding]:

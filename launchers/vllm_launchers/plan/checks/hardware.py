@@ -18,7 +18,7 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
-from vllm_launchers.vllm.flags.flag_table import FlagTable, Limits
+from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.flags.limits import FP8_COMPRESSED
 from vllm_launchers.vllm.flags.releases import releases_for
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, Quantization
@@ -59,10 +59,10 @@ def _other_vendors(plan: Plan, inputs: PlanInputs, gpus: tuple[Gpu, ...]) -> Ite
         yield PlanFinding("hardware_unsupported", Level.WARNING, text)
 
 
-def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> Iterator[PlanFinding]:
+def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable) -> Iterator[PlanFinding]:
     """GPUs that this vLLM or its PyTorch has no code for."""
-    limits = table.limits if table is not None else Limits()
-    engine = f"vLLM {plan.engine.public_version}" if plan.engine.version else "this vLLM"
+    architectures = table.limits.architectures
+    engine = f"vLLM {table.version if table.assumed else plan.engine.public_version}"
     for gpu in gpus:
         number = tuple(map(int, (gpu.compute_capability or "").split(".")))
         if len(number) != 2:
@@ -71,10 +71,10 @@ def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> 
         if number < LEAST:
             text = f"{who} is too old for vLLM, which needs compute capability 7.0 or later; choose another GPU"
             yield PlanFinding("gpu_unsupported", Level.ERROR, text)
-        elif limits.architectures and not runs_on(limits.architectures, (number[0], number[1])):
-            installed = table is not None and table.source == "installation"
+        elif architectures and not runs_on(architectures, (number[0], number[1])):
+            installed = table.source == "installation"
             whose = f"the PyTorch of {engine}" if installed else f"the PyTorch published with {engine}"
-            built = ", ".join(limits.architectures)
+            built = ", ".join(architectures)
             text = f"{whose} has no code for {who}: it was built for {built}{_other_release(number)}"
             yield PlanFinding("gpu_unsupported", Level.ERROR, text, surely=installed)
 
@@ -133,16 +133,12 @@ def _weights(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[
         yield PlanFinding("fp8_unsupported", Level.ADVICE if stored else Level.WARNING, text, fix)
 
 
-def _least(method: str, stored: Quantization | None, table: FlagTable | None) -> int | None:
+def _least(method: str, stored: Quantization | None, table: FlagTable) -> int | None:
     """The compute capability that a method requires (75 for 7.5); None if unknown."""
-    known = table.limits.capabilities if table is not None else {}
+    known = table.limits.capabilities
     if method == "compressed-tensors" and stored is not None and stored.floating and FP8_COMPRESSED in known:
         return known[FP8_COMPRESSED]
-    return known.get(method, _WITHOUT_TABLE.get(method))
-
-
-_WITHOUT_TABLE = {"awq": 75, "fp8": 75, "mxfp4": 80}
-"""Requirements of the newest releases, for an unknown one."""
+    return known.get(method)
 
 
 # -- what the CPU build accepts and rejects. Pure ---------------------------------------------------------------------
@@ -166,7 +162,7 @@ def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     facts, release = inputs.facts, plan.engine.release
     if facts is not None and (facts.mla or LayerKind.LINEAR in facts.layers):
         return
-    step = inputs.flags.limits.cpu_block if inputs.flags is not None else None
+    step = inputs.flags.limits.cpu_block
     engine = f"vLLM {'.'.join(map(str, release))}" if release else "vLLM"
     if step is not None and size % step:
         more = -(-size // step) * step

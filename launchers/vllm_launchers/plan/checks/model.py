@@ -154,9 +154,9 @@ def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Pl
     yield PlanFinding("attention_backend", Level.ERROR, text, fix, surely=_sure(facts))
 
 
-def _unknown_method(plan: Plan, table: FlagTable | None) -> bool:
+def _unknown_method(plan: Plan, table: FlagTable) -> bool:
     """Whether the flag table lacks the method, which is reported with the flag."""
-    asked, spec = plan.flags.get("quantization"), table.get("quantization") if table is not None else None
+    asked, spec = plan.flags.get("quantization"), table.get("quantization")
     return isinstance(asked, str) and spec is not None and bool(spec.words) and asked.lower() not in spec.words
 
 

@@ -23,7 +23,7 @@ from vllm_launchers.plan.flags import (
 )
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.proposals import Target, release_flags
+from vllm_launchers.plan.proposals import Target
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
 
@@ -145,9 +145,7 @@ def _device(host: Host, word: str) -> Gpu | None:
 def target_of(plan: Plan, inputs: PlanInputs) -> Target:
     """What changes to its flags are checked against."""
     gpu = next(iter(shapes(gpus_of(plan, inputs), 1)), None)
-    return Target(
-        inputs.flags or release_flags(plan.engine.release), inputs.facts, gpu, not uses_gpus(plan), plan.engine.release
-    )
+    return Target(inputs.flags, inputs.facts, gpu, not uses_gpus(plan), plan.engine.release)
 
 
 def capability(gpus: tuple[Gpu, ...]) -> float | None:

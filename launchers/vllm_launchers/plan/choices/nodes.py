@@ -118,7 +118,7 @@ MOST_NODES = 64
 _ADDRESS = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
 
 
-def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Changes, table: FlagTable | None) -> None:
+def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Changes, table: FlagTable) -> None:
     """Check that a launch can be planned over several machines.
 
     Raises:
@@ -129,7 +129,7 @@ def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Ch
         raise PlanError(
             "--nodes: the simulated engine runs on one machine; to plan only, name a release with --vllm-version"
         )
-    if table is None:
+    if table.assumed:
         raise PlanError("--nodes: the flags of this vLLM are unknown; name its release with --vllm-version")
     if NODES not in table.flags:
         since = f", which came with {first}" if (first := first_release(NODES)) else ""

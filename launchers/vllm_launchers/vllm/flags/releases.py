@@ -69,6 +69,13 @@ def assumed_table() -> FlagTable:
     return replace(_table(len(RELEASES) - 1), source="assumed")
 
 
+def known_or_assumed(version: str | None) -> FlagTable:
+    """The flags of a version, if it is one of the examined minor releases or between them, else assumed ones."""
+    wanted = parse_release(version or "")
+    newer = wanted is not None and wanted[:2] > _NUMBERS[-1][:2]
+    return (None if newer else release_table(version)) or assumed_table()
+
+
 def first_release(name: str) -> str | None:
     """The first release that has the flag of that name, or None."""
     history = _data()["flags"].get(name)

@@ -18,7 +18,7 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags
-from vllm_launchers.vllm.flags.releases import release_table
+from vllm_launchers.vllm.flags.releases import known_or_assumed
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 ROOMY = HostEnvironment(
@@ -72,7 +72,6 @@ def find() -> Callable[..., list[PlanFinding]]:
         host: Host | None = A_HOST,
         host_address: str = "127.0.0.1",
         host_environment: dict[str, Any] | None = None,
-        table: bool = True,
         model_problem: str = "",
         **more: Any,
     ) -> list[PlanFinding]:
@@ -80,9 +79,9 @@ def find() -> Callable[..., list[PlanFinding]]:
         engine = Engine(kind, ("/opt/vllm",), version, build, "/opt/vllm", note, plugins, lacks)
         chosen, changes = presets[preset], Changes(set or {}, unset)
         plan = make_plan(chosen, engine, changes, host=host_address, port=8000, model="/models/eight", **more)
-        flags = release_table(version) if table and version else None
         environment = replace(ROOMY, **(host_environment or {}))
-        inputs = PlanInputs(facts, flags, host, environment=environment, model_problem=model_problem)
+        table = known_or_assumed(version)
+        inputs = PlanInputs(facts, table, host, environment=environment, model_problem=model_problem)
 
         def budget(flags: Flags, /) -> MemoryBudget | None:
             if facts is None:

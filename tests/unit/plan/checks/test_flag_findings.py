@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.checks.flags import EngineFacts, flag_findings
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.presets.load import read_presets
@@ -401,16 +403,25 @@ def test_vllm_port_is_not_the_http_port() -> None:
     assert (finding.code, finding.level) == ("variable_misread", ADVICE)
 
 
-def test_without_a_table_only_certain_findings_are_reported() -> None:
-    flags, environment = {"swap-space": 4, "no-such-flag": 1}, {"VLLM_USE_V1": "1", "VLLM_FOO": "1"}
-    found = flag_findings(flags, environment, EngineFacts(release=(0, 33, 0)))
-    assert [finding.code for finding in found] == ["flag_dead", "variable_dead"]
-    (unknown,) = flag_findings(flags, environment, EngineFacts())
-    assert (unknown.code, unknown.level) == ("flag_unknown", WARNING), "some release may have it"
-    assert unknown.message == "vLLM 0.33.0 has no --no-such-flag"
-    near = flag_findings({"max-num-seq": 1, "max-num-sequences": 1}, {}, EngineFacts())
-    (one,) = near
-    assert one.message == "vLLM 0.33.0 has no --max-num-sequences; did you mean --max-num-seqs?"
+@pytest.mark.parametrize("version", [None, "nightly", "0.6.3", "0.99.0"])
+@pytest.mark.parametrize(
+    ("flags", "code", "part"),
+    [
+        ({"max-num-sequences": 8}, "flag_unknown", "vLLM 0.33.0 has no --max-num-sequences; did you mean"),
+        ({"swap-space": 4}, "flag_dead", "vLLM 0.33.0 refuses --swap-space"),
+        ({"gpu-memory-utilization": 1.5}, "flag_value", "vLLM 0.33.0 will not start"),
+        ({"seed": "many"}, "flag_value", "vLLM 0.33.0 will not start"),
+    ],
+)
+def test_assumed_flags_are_a_reason_to_warn_without_a_fix(
+    find: Callable[..., list[PlanFinding]], flags: dict[str, Any], code: str, part: str, version: str | None
+) -> None:
+    """The newest release's flags, for a vLLM whose version is unknown or not in the table."""
+    found = find(set=flags, version=version)
+    (one,) = [one for one in found if one.code == code]
+    assert (one.level, one.fix) == (WARNING, None)
+    assert part in one.message
+    assert not errors(tuple(found))
 
 
 def test_contradicting_flags() -> None:

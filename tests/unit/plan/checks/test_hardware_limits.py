@@ -11,7 +11,7 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.flag_table import FlagTable, Limits
-from vllm_launchers.vllm.flags.releases import release_table, releases_for
+from vllm_launchers.vllm.flags.releases import RELEASES, assumed_table, release_table, releases_for
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -41,10 +41,9 @@ def test_architectures_run_on_later_gpus_of_their_generation(built, number, runs
 
 
 def findings(
-    able: str, table: FlagTable | None, quantization: Quantization | None = None, name: str = "Tesla"
+    able: str, table: FlagTable, quantization: Quantization | None = None, name: str = "Tesla"
 ) -> list[PlanFinding]:
-    version = table.version if table is not None else None
-    engine = Engine(EngineKind.VLLM, ("/opt/vllm",), version, "cuda", "/opt/vllm")
+    engine = Engine(EngineKind.VLLM, ("/opt/vllm",), table.version, "cuda", "/opt/vllm")
     plan = Plan("chatbot", "org/model", engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,))
     facts = ModelFacts("org/model", quantization=quantization, dtype="float16")
     host = Host(gpus=(Gpu(0, name=name, memory_gib=32.0, free_gib=31.0, compute_capability=able),))
@@ -114,9 +113,15 @@ def test_fp8_on_turing_names_its_benefit():
     assert "refuse" not in found.message
 
 
-def test_without_a_table_pytorch_support_is_unknown():
-    assert findings("7.0", None) == []
-    assert [one.level for one in findings("7.0", None, Quantization("awq", 4))] == [Level.ERROR]
+def test_assumed_limits_are_those_of_the_newest_release():
+    (found,) = findings("7.0", assumed_table())
+    assert found.message.startswith(f"the PyTorch published with vLLM {RELEASES[-1]} has no code for")
+    assert not found.surely
+
+
+def test_method_without_a_known_requirement_is_not_refused():
+    own = FlagTable("0.33.0", "installation", {})
+    assert findings("7.0", own, Quantization("awq", 4)) == []
 
 
 def test_no_matching_release():
