@@ -31,8 +31,8 @@ def slow(fakes, made):
         def presets(self):
             return self._later("presets")
 
-        def leftovers(self):
-            return self._later("leftovers")
+        def find_leftovers(self):
+            return self._later("find_leftovers")
 
         def board(self):
             return self._later("board")
@@ -83,7 +83,7 @@ async def test_over_another_screen_nothing_opens(console, slow):
         c.app.say = lambda text, *_, **__: said.append(text)
         await c.press("w", "X", "C", "c")
         await c.sees("comparing…")
-        await c.until(lambda: {call[0] for call in slow.calls} == {"compare", "presets", "leftovers", "board"})
+        await c.until(lambda: {call[0] for call in slow.calls} == {"compare", "presets", "find_leftovers", "board"})
         await c.press("question_mark")
         top = c.app.screen
         slow.go.set()

@@ -38,11 +38,11 @@ def fleet(fakes):
 
         def start_ramp(self, name, *, others_allowed=False):
             super().start_ramp(name, others_allowed=others_allowed)
-            self.ramps[name] = RUNNING if others_allowed else self.begins
+            self.ramp_views[name] = RUNNING if others_allowed else self.begins
 
         def cancel_ramp(self, name):
             super().cancel_ramp(name)
-            self.ramps[name] = replace(DONE, canceled=True)
+            self.ramp_views[name] = replace(DONE, canceled=True)
 
     return Fleet(lambda at: replace(fakes.chat(at), findings=()))
 
@@ -53,7 +53,7 @@ async def test_steps_appear_as_they_finish_and_at_the_end_the_sentence(console, 
         await c.sees("Now warming up at 4.0 req/s, 11 in flight; 1m12s of 10m00s")
         await c.sees("200ms")
         await c.lacks("2.4s")
-        fleet.ramps["chat"] = DONE
+        fleet.ramp_views["chat"] = DONE
         await c.sees(SENTENCE)
         await c.sees("2.4s")
         await c.sees("┊ the ceiling, 6 req/s")
@@ -113,7 +113,7 @@ async def test_one_question_at_a_time(console, fleet, key):
         await c.press("escape")
         await c.sees("End the ramp on chat?")
         question = c.app.screen
-        fleet.ramps["chat"] = RampView(running=False, others="chat has 3 requests in progress")
+        fleet.ramp_views["chat"] = RampView(running=False, others="chat has 3 requests in progress")
         ramp._follow()
         await c.pilot.pause()
         assert c.app.screen is question

@@ -14,7 +14,7 @@ from vllm_launchers.errors import OperationError
 @pytest.fixture
 def fleet(fakes):
     fleet = fakes.FakeFleet(fakes.chat, fakes.coder)
-    fleet.replays = {"gone@2": fakes.REPLAY, "chat@1": replace(fakes.REPLAY, run=8, name="chat@1", removed=False)}
+    fleet.replayed = {"gone@2": fakes.REPLAY, "chat@1": replace(fakes.REPLAY, run=8, name="chat@1", removed=False)}
     return fleet
 
 
@@ -150,7 +150,7 @@ async def test_the_command_line_opens_one_and_says_why_not(console, fakes, fleet
 async def test_a_key_lists_what_can_be_replayed(console, fakes, fleet):
     ended = run(2, server="gone", ended_at=fakes.NOW - 3600, replayable=True, removed=True)
     fleet.known_runs = (run(9), replace(ended, id=7), run(1, server="gone", ended_at=1.0), replace(ended, id=3))
-    fleet.replays["3"] = replace(fakes.REPLAY, run=3)
+    fleet.replayed["3"] = replace(fakes.REPLAY, run=3)
     async with console(fleet=fleet) as c:
         await c.press("O")
         await c.sees("Replay which run?")
@@ -176,7 +176,7 @@ async def test_without_an_ended_run_the_key_says_so(console, fakes, fleet):
 
 
 async def test_a_run_of_a_present_server_has_a_row_of_its_own(console, fakes, fleet):
-    chat = fleet.replays["chat@1"]
+    chat = fleet.replayed["chat@1"]
     async with console(fleet=fleet, replay=chat) as c:
         await replayed(c, fakes, "chat@1")
 

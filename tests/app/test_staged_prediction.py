@@ -89,8 +89,8 @@ def test_a_prediction_is_one_line_that_names_what_it_rests_on(found, width, text
 
 async def test_a_prediction_belongs_to_what_is_staged_and_is_kept_with_the_restart(console, fleet):
     first, second = (fleet_values(fleet, by) for by in (2, 4))
-    fleet.predictions[first] = FOUND
-    fleet.predictions[second] = replace(FOUND, prediction=replace(PREDICTION, outside="Too far from what it showed."))
+    fleet.predictable[first] = FOUND
+    fleet.predictable[second] = replace(FOUND, prediction=replace(PREDICTION, outside="Too far from what it showed."))
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")
         await c.sees(TTFT)
@@ -112,7 +112,7 @@ def fleet_values(fleet, by):
 
 
 async def test_why_nothing_is_predicted(console, fleet):
-    fleet.predictions[fleet_values(fleet, 2)] = OperationError("chat: a prediction needs at least 30 requests")
+    fleet.predictable[fleet_values(fleet, 2)] = OperationError("chat: a prediction needs at least 30 requests")
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")
         await c.sees("not predicted: a prediction needs at least 30 requests")
@@ -124,11 +124,11 @@ async def test_what_could_not_be_predicted_is_asked_again_once_it_is_staged_agai
     """The refusal once stayed for minutes although the unpredictable traffic was over."""
     by_two = fleet_values(fleet, 2)
     outside = "The records don't cover all traffic."
-    fleet.predictions[by_two] = predicted(now=Estimates(), predicted=Estimates(), outside=outside)
+    fleet.predictable[by_two] = predicted(now=Estimates(), predicted=Estimates(), outside=outside)
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")
         await c.sees(f"not predicted: {outside}")
-        fleet.predictions[by_two] = FOUND
+        fleet.predictable[by_two] = FOUND
         await c.press("right_square_bracket")
         await c.lacks("not predicted")
         await c.press("left_square_bracket")
@@ -145,7 +145,7 @@ async def test_nothing_is_asked_of_what_the_plan_refuses(console, fleet):
 
 
 async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monkeypatch):
-    fleet.predictions[fleet_values(fleet, 2)] = FOUND
+    fleet.predictable[fleet_values(fleet, 2)] = FOUND
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")
         await c.sees(TTFT)
@@ -212,7 +212,7 @@ def fix_values(fleet):
 
 
 async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console, troubled):
-    troubled.predictions[fix_values(troubled)] = FOUND
+    troubled.predictable[fix_values(troubled)] = FOUND
     async with console(fleet=troubled, size=(160, 40)) as c:
         await c.sees("predicted: preemptions 18 → 0–2/min")
         await c.press("f")
@@ -223,7 +223,7 @@ async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console
 async def test_a_fix_that_is_predicted_to_make_it_worse_says_so_on_every_screen(console, troubled):
     more = Estimate(60, 40, 80)
     worse = replace(FOUND, prediction=replace(PREDICTION, predicted=estimates(*[Estimate(1.0, 0.9, 1.1)] * 2, more)))
-    troubled.predictions[fix_values(troubled)] = worse
+    troubled.predictable[fix_values(troubled)] = worse
     told = "predicted to make it worse: preemptions 18 → 40–80/min"
     async with console(fleet=troubled, size=(160, 40)) as c:
         await c.sees(told)
@@ -235,7 +235,7 @@ async def test_a_fix_that_is_predicted_to_make_it_worse_says_so_on_every_screen(
 
 
 async def test_where_the_fix_cannot_be_predicted_nothing_is_reported_and_it_is_not_asked_again(console, troubled):
-    troubled.predictions[fix_values(troubled)] = OperationError("chat: a prediction needs at least 30 requests")
+    troubled.predictable[fix_values(troubled)] = OperationError("chat: a prediction needs at least 30 requests")
     async with console(fleet=troubled, size=(160, 40)) as c:
         await c.until(lambda: len(asked(troubled)) == 1)
         for _ in range(3):

@@ -117,7 +117,7 @@ def test_console_uses_one_connection_and_reconnects(
         spec = client.read(gpubox / "state" / "vllm-console", "chat").generations[-1].spec
         assert spec.environment["A_VARIABLE"] == "there"
         assert len((gpubox / "asked").read_text().splitlines()) == asked + 1
-        connection = fleet._hosts.connection("gpubox")
+        connection = fleet.attached._hosts.connection("gpubox")
         session = connection._session
         assert session is not None
         os.killpg(session._process.pid, signal.SIGKILL)  # the shell and its command

@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -561,12 +562,19 @@ class FakeFleet:
     def __init__(self, *servers: object, step: float = 0.0) -> None:
         self.history = self
         """The methods of `vllm_console.fleet.runs.RunHistory` are the fake's own."""
+        self.claims = SimpleNamespace(board=self.board, claim=self.claim, release=self.release)
+        self.loads = SimpleNamespace(start=self.start_load, stop=self.stop_load)
+        self.ramps = SimpleNamespace(start=self.start_ramp, view=self.ramp, cancel=self.cancel_ramp)
+        self.leftovers = SimpleNamespace(find=self.find_leftovers, remove=self.remove_leftovers)
+        self.replays = SimpleNamespace(find=self.replay, removed_at=self.removed_at)
+        self.verdicts = SimpleNamespace(close=self.stop_judging, memory_mib=None, unused="")
+        self.predictions = SimpleNamespace(
+            staged=SimpleNamespace(ask=self.predict_staged, cancel=lambda: None), keep=self.keep_prediction
+        )
         self.read_only = False
         self.tariff = None
         self.read_only_by = ""
         self.judge_launches = False
-        self.judging_mib: int | None = None
-        self.unused_preparation = ""
         self.makers = list(servers)
         self.at = NOW
         self.step = step
@@ -609,7 +617,7 @@ class FakeFleet:
         """Result of `adapters`; None for a server without LoRA."""
         self.lora_problem: Exception | None = None
         """Raised by `load_adapter`."""
-        self.predictions: dict[tuple[object, ...], PredictedChange | Exception] = {}
+        self.predictable: dict[tuple[object, ...], PredictedChange | Exception] = {}
         """Result or exception of `predict_staged`, by staged values; None for others."""
         self.plan_error: Exception | None = None
         """Raised by `plan_restart`."""
@@ -617,12 +625,12 @@ class FakeFleet:
         """Result of `requests`, by server."""
         self.known_runs: Sequence[Run] = ()
         """Result of `runs`."""
-        self.replays: dict[str, Replay] = {}
+        self.replayed: dict[str, Replay] = {}
         """Result of `replay`, by name; the run is shown as `ended_run`."""
-        self.ramps: dict[str, RampView] = {}
+        self.ramp_views: dict[str, RampView] = {}
         """Result of `ramp`, by server."""
         self.left = Leftovers()
-        """Result of `leftovers`."""
+        """Result of `find_leftovers`."""
         self.comparison: Comparison | None = None
         """Result of `compare`; None for a server without an earlier run."""
         self.comparisons: Sequence[Comparison] = ()
@@ -654,7 +662,7 @@ class FakeFleet:
             figures = window_at(time.at, 0.5)
             earlier = replace(chosen, moment=time.at, sample=None, window=figures, findings=(), judged=())
             earlier = replace(earlier, then=self.then, no_findings=self.no_findings)
-        replay = next((one for one in self.replays.values() if one.run == time.run), None)
+        replay = next((one for one in self.replayed.values() if one.run == time.run), None)
         chart = self.gpu_charts.get(time.gpu) if time.gpu is not None else None
         self.times.append(time)
         return FleetSnapshot(self.at, "gpubox", tuple(views), earlier=earlier, gpu_chart=chart,
@@ -751,13 +759,10 @@ class FakeFleet:
 
     def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
         self.predicted.append(changes)
-        found = self.predictions.get(tuple(changes.set.values()))
+        found = self.predictable.get(tuple(changes.set.values()))
         if isinstance(found, Exception):
             raise found
         return found
-
-    def cancel_prediction(self) -> None:
-        return
 
     def keep_prediction(self, name: str, generation: int, prediction: PredictedChange) -> None:
         self.calls.append(("keep_prediction", name, generation, prediction))
@@ -820,12 +825,12 @@ class FakeFleet:
         self._did("start_ramp", name, *(["others"] if others_allowed else []))
 
     def ramp(self, name: str) -> RampView | None:
-        return self.ramps.get(name)
+        return self.ramp_views.get(name)
 
     def cancel_ramp(self, name: str) -> None:
         self._did("cancel_ramp", name)
 
-    def leftovers(self) -> Leftovers:
+    def find_leftovers(self) -> Leftovers:
         self._did("leftovers")
         return self.left
 
@@ -840,12 +845,12 @@ class FakeFleet:
         return self.known_runs, ()
 
     def replay(self, word: str, at: float | None = None) -> Replay:
-        if word not in self.replays:
+        if word not in self.replayed:
             raise NotFoundError(f"no run '{word}' is known; see 'vllm-console runs'")
-        return self.replays[word]
+        return self.replayed[word]
 
     def removed_at(self, name: str, at: float) -> Replay | None:
-        return next((one for one in self.replays.values() if one.name.startswith(f"{name}@") and one.removed), None)
+        return next((one for one in self.replayed.values() if one.name.startswith(f"{name}@") and one.removed), None)
 
     def used_presets(self) -> Sequence[str]:
         return list(dict.fromkeys(run.preset for run in self.known_runs))

@@ -283,7 +283,7 @@ def test_console_and_demo_never_affect_foreign_processes(bench, foreign, tmp_pat
         forged(bench.root, "other", there)
         fleet = LocalFleet(bench.root, observe=True)
         try:
-            for verb in (fleet.stop, fleet.forget, fleet.stop_load):
+            for verb in (fleet.stop, fleet.forget, fleet.loads.stop):
                 with contextlib.suppress(OperationError):
                     verb("mine")
             with contextlib.suppress(OperationError):

@@ -17,13 +17,23 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 
 from fakes.keeper_bench import PATIENCE
 from vllm_console.cli.main import CHANGING, COMMANDS
+from vllm_console.fleet.access import ServerAccess
+from vllm_console.fleet.attachments import Attachments
+from vllm_console.fleet.background_commands import Loads, Ramps, StagedPredictions
+from vllm_console.fleet.board import GpuClaims
+from vllm_console.fleet.change_predictions import ChangePredictions
+from vllm_console.fleet.launch_verdicts import LaunchVerdicts
+from vllm_console.fleet.leftovers import FleetLeftovers
 from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.probe import ProbeReports
+from vllm_console.fleet.replay import Replays
 from vllm_console.fleet.runs import RunHistory
 from vllm_console.ui.actions import SCREENS, actions
 from vllm_launchers.errors import RefusedError
@@ -68,17 +78,11 @@ REFUSED_WORDS = (
 """Subcommands that change something, of otherwise read-only commands."""
 
 READING_VERBS = {
-    "ramp", "launch_name", "snapshot", "preset", "presets", "engines", "models", "flags", "seen_workload", "plan",
-    "requests", "board", "close", "leftovers", "listener", "energy", "replay", "removed_at", "stop_judging",
-    "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters", "record", "engine",
-    "plan_trial", "rank_changes", "steps", "cached_prefixes",
-}  # fmt: skip
-READING_HISTORY_VERBS = {
-    "used_models", "used_presets", "runs", "finished", "run", "find", "compare", "last_change", "compare_again",
-    "judge_past", "outcome",
+    "launch_name", "snapshot", "preset", "presets", "engines", "models", "flags", "seen_workload", "plan", "close",
+    "listener", "energy", "adapters", "engine", "plan_trial",
 }  # fmt: skip
 REFUSED_VERBS = {
-    "chat_server": ("ordered",), "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),
+    "chat_server": ("ordered",),
     "load_adapter": ("ordered", "a", "/nowhere"), "unload_adapter": ("ordered", "a"),
     "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
     "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
@@ -86,11 +90,43 @@ REFUSED_VERBS = {
     "start_trial": ("ordered", "trial", None, Changes()),
     "compare_answers": ("ordered", "orphan"),
     "switch": ("ordered", "batch"), "cancel_restart": ("ordered",), "sleep": ("ordered",), "wake": ("ordered",),
-    "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
-    "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
-    "attach_host": ("ssh://gpubox", None), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
-    "model_download": ("org/model",), "keep_prediction": ("ordered", 1, None),
+    "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",),
+    "model_download": ("org/model",),
 }  # fmt: skip
+PARTS: dict[str, tuple[type, set[str], dict[str, tuple[object, ...]]]] = {
+    "access": (ServerAccess, {"record", "recorded"}, {"ours": ("ordered",), "refuse_read_only": ()}),
+    "history": (
+        RunHistory,
+        {
+            "used_models", "used_presets", "runs", "finished", "run", "find", "compare", "last_change", "compare_again",
+            "judge_past", "outcome",
+        },
+        {"keep_measurement": ("ordered", None)},
+    ),
+    "attached": (
+        Attachments,
+        {"host_views", "close"},
+        {
+            "attach_host": ("ssh://gpubox", None), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
+            "act": ("gpubox/chat", "stop"),
+        },
+    ),
+    "claims": (GpuClaims, {"board"}, {"claim": ([0], 9e9), "release": ()}),
+    "leftovers": (FleetLeftovers, {"find", "notices", "close"}, {"remove": (None,)}),
+    "loads": (
+        Loads,
+        {"describe", "result", "server_ended", "spans", "close"},
+        {"start": ("ordered",), "stop": ("ordered",)},
+    ),
+    "predictions": (ChangePredictions, {"predict", "rank"}, {"keep": ("ordered", 1, None)}),
+    "probes": (ProbeReports, {"requests", "requests_of", "steps", "cached_prefixes"}, {}),
+    "ramps": (
+        Ramps, {"view", "close"}, {"start": ("ordered",), "cancel": ("ordered",), "stop": ("ordered",)},
+    ),
+    "replays": (Replays, {"find", "removed_at", "view", "close"}, {}),
+    "verdicts": (LaunchVerdicts, {"judged", "take", "close"}, {"request": (None, None)}),
+}  # fmt: skip
+"""The parts of a fleet: their methods that only read (or end what a console started), and those that are refused."""
 
 READING_ACTIONS = {
     "findings", "open_log", "describe", "compare", "filter", "copy_command", "cursor_down", "cursor_up", "cursor_first",
@@ -323,19 +359,24 @@ def public_methods(owner: type) -> set[str]:
 
 def test_every_fleet_verb_is_refused_or_read_only(box, tmp_path):
     assert public_methods(LocalFleet) == READING_VERBS | REFUSED_VERBS.keys()
-    assert public_methods(RunHistory) == READING_HISTORY_VERBS | {"keep_measurement"}
+    for kind, reading, refused in PARTS.values():
+        assert public_methods(kind) == reading | refused.keys()
+    assert public_methods(StagedPredictions) == {"ask", "cancel", "close"}, "it stores nothing"
     before = box.tree()
     fleet = LocalFleet(box.root, read_only=True, read_only_by="a test", board=str(tmp_path / "board"), interactive=True)
     try:
-        for name, words in REFUSED_VERBS.items():
-            with pytest.raises(RefusedError, match="read-only") as refused:
-                getattr(fleet, name)(*words)
-            assert refused.value.exit_code == 4
+        parts = {name for name, value in vars(fleet).items() if not name.startswith("_") and hasattr(value, "__dict__")}
+        lazy = {name for name, value in vars(LocalFleet).items() if isinstance(value, cached_property)}
+        assert parts | {name for name in lazy if not name.startswith("_")} == PARTS.keys()
+        changing = [(fleet, REFUSED_VERBS), *((getattr(fleet, name), calls) for name, (_, _, calls) in PARTS.items())]
+        for owner, calls in changing:
+            for name, words in calls.items():
+                with pytest.raises(RefusedError, match="read-only") as raised:
+                    getattr(owner, name)(*words)
+                assert raised.value.exit_code == 4
         for _ in range(3):
             assert fleet.snapshot("ordered").server("ordered") is not None
-        assert fleet.board().claims == ()
-        with pytest.raises(RefusedError, match="read-only"):
-            fleet.history.keep_measurement("ordered", None)
+        assert fleet.claims.board().claims == ()
         fleet.history.runs()
         assert fleet.history.last_change("ordered") is None
         fleet.history.judge_past()

@@ -22,7 +22,7 @@ def replayed(fakes, pressing):
     def make(removed: bool = True, *keys: str, **options: Any) -> tuple[ConsoleApp, Any]:
         replay = fakes.REPLAY if removed else replace(fakes.REPLAY, name="chat@2", removed=False)
         fleet = fakes.FakeFleet(fakes.chat, fakes.coder)
-        fleet.replays = {replay.name: replay}
+        fleet.replayed = {replay.name: replay}
         app = ConsoleApp(fleet, refresh=0.25, replay=replay, **options)
 
         async def run(pilot: Pilot[Any]) -> None:

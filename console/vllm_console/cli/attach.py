@@ -43,7 +43,7 @@ def _attach_host(args: argparse.Namespace) -> int:
     if args.key_env or args.ca:
         raise UsageError("--key-env and --ca are for http and https: ssh has keys of its own")
     fleet = open_fleet(args, observe=False, remote=True)
-    host = fleet.attach_host(args.url, args.name)
+    host = fleet.attached.attach_host(args.url, args.name)
     snapshot = fleet.snapshot()
     fleet.close()
     servers = [server for server in snapshot.servers if server.remote == host.name]
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.url.startswith("ssh:"):
         return _attach_host(args)
     fleet = open_fleet(args, observe=False)
-    name = fleet.attach(args.url, args.name, key_env=args.key_env, ca=args.ca)
+    name = fleet.attached.attach(args.url, args.name, key_env=args.key_env, ca=args.ca)
     deadline = time.monotonic() + FIRST_ANSWER_SECONDS
     while True:
         snapshot = fleet.snapshot(name)
@@ -95,7 +95,7 @@ def add_detach_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_detach(args: argparse.Namespace) -> int:
     """Forget the endpoint or machine. Its recorder ends; its history is kept for replays."""
-    kept = open_fleet(args, observe=False).detach(args.name)
+    kept = open_fleet(args, observe=False).attached.detach(args.name)
     if args.json:
         print_json({"name": args.name, "detached": True, "history_kept": kept})
     elif kept:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the board."""
-    show(open_fleet(args, observe=False).board(), as_json=args.json)
+    show(open_fleet(args, observe=False).claims.board(), as_json=args.json)
     return 0
 
 
@@ -101,7 +101,8 @@ def run_claim(args: argparse.Namespace) -> int:
     from vllm_console.fleet.board import parse_gpu_indices, until_from
 
     fleet = open_fleet(args, observe=False)
-    show(fleet.claim(parse_gpu_indices(args.gpus), until_from(args.until, time.time()), args.why), as_json=args.json)
+    gpus, until = parse_gpu_indices(args.gpus), until_from(args.until, time.time())
+    show(fleet.claims.claim(gpus, until, args.why), as_json=args.json)
     return 0
 
 
@@ -116,5 +117,5 @@ def run_release(args: argparse.Namespace) -> int:
     from vllm_console.fleet.board import parse_gpu_indices
 
     gpus = parse_gpu_indices(args.gpus) if args.gpus else ()
-    show(open_fleet(args, observe=False).release(gpus), as_json=args.json)
+    show(open_fleet(args, observe=False).claims.release(gpus), as_json=args.json)
     return 0

@@ -59,7 +59,7 @@ def _replay_of(fleet: LocalFleet, args: argparse.Namespace) -> Replay | None:
     """
     if not args.server:
         return None
-    if args.at is not None and (replay := fleet.removed_at(args.server, args.at)) is not None:
+    if args.at is not None and (replay := fleet.replays.removed_at(args.server, args.at)) is not None:
         return replay
     if fleet.snapshot().server(args.server) is None:
         name = plain(args.server)
@@ -177,4 +177,4 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Open the console, or save a picture of it."""
-    return open_on(args, lambda fleet: fleet.replay(args.run, args.at))
+    return open_on(args, lambda fleet: fleet.replays.find(args.run, args.at))

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List or remove leftovers; exit code 1 if something that should be gone is still there."""
     fleet = open_fleet(args, observe=False)
-    found = fleet.leftovers()
-    removed = fleet.remove_leftovers(found) if args.remove else None
+    found = fleet.leftovers.find()
+    removed = fleet.leftovers.remove(found) if args.remove else None
     if args.json:
         print_json(_document(found, removed))
     elif removed is None:

@@ -89,7 +89,7 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
 
     found = [
         RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
-        for one in fleet.run_requests(args.from_requests)
+        for one in fleet.probes.requests_of(args.from_requests)
         if one.prompt_tokens and one.output_tokens
     ]
     if not found:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name a change with --set FLAG=VALUE, --unset FLAG or --traffic-scale X")
     if args.draft:
         os.nice(10)  # a user is watching a screen meanwhile
-    found = open_fleet(args).predict(args.name, changes, args.traffic_scale, keep=not args.draft)
+    found = open_fleet(args).predictions.predict(args.name, changes, args.traffic_scale, keep=not args.draft)
     if args.draft:
         print(msgspec.json.encode(found).decode())
     elif args.json:

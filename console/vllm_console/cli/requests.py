@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prefixes:
         return _prefixes(args)
     now = time.time()
-    found = open_fleet(args).requests(args.name, _moment(args.since, now))
+    found = open_fleet(args).probes.requests(args.name, _moment(args.since, now))
     order = sorted(found, key=lambda one: one.e2e_seconds or 0.0) if args.slowest else found
     last = args.last or (len(found) if args.json else DEFAULT_LAST)
     shown = order[::-1][:last]
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _steps(args: argparse.Namespace) -> int:
     now = time.time()
-    found = open_fleet(args).steps(args.name, _moment(args.since, now), max(args.last or 0, DEFAULT_STEPS))
+    found = open_fleet(args).probes.steps(args.name, _moment(args.since, now), max(args.last or 0, DEFAULT_STEPS))
     shown = found[::-1][: args.last or (len(found) if args.json else DEFAULT_LAST)]
     if args.json:
         print_json([step_document(step) for step in shown])
@@ -91,7 +91,7 @@ def _steps(args: argparse.Namespace) -> int:
 def _prefixes(args: argparse.Namespace) -> int:
     if args.last is not None:
         raise UsageError("--prefixes is about all requests: give --since instead of --last")
-    use = open_fleet(args).cached_prefixes(args.name, _moment(args.since, time.time()))
+    use = open_fleet(args).probes.cached_prefixes(args.name, _moment(args.since, time.time()))
     if args.json:
         print_json(prefixes_document(use))
     elif use.requests:

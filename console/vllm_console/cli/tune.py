@@ -488,7 +488,7 @@ class _Tuner:
         from vllm_console.load.shape import suggested_rate
 
         if self._args.rate is None:
-            recorded = [one.arrived_at for one in self._fleet.requests(self._name)]
+            recorded = [one.arrived_at for one in self._fleet.probes.requests(self._name)]
             span = max(recorded) - min(recorded) if recorded else 0.0
             enough = len(recorded) >= FEWEST_RECORDED and span > 1.0
             self._args.rate = len(recorded) / span if enough else suggested_rate(self._workload)
@@ -502,7 +502,7 @@ class _Tuner:
         deadline = time.monotonic() + RECORD_SECONDS
         while True:
             try:
-                return self._fleet.rank_changes(self._name, target)
+                return self._fleet.predictions.rank(self._name, target)
             except OperationError:
                 if time.monotonic() > deadline:
                     raise
@@ -610,7 +610,7 @@ class _Tuner:
         """Update and return ``_taken``. Reads only the server's record, and ignores errors reading it."""
         if not self._taken:
             with contextlib.suppress(KeeperError):
-                self._taken = _done_by_others(self._fleet.record(self._name), self._generation)
+                self._taken = _done_by_others(self._fleet.access.record(self._name), self._generation)
         return self._taken
 
     def _changed_by_others(self, what: str, server: ServerView | None) -> OperationError:

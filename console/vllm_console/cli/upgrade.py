@@ -147,7 +147,7 @@ def _traffic(fleet: LocalFleet, args: argparse.Namespace) -> _Traffic:
     try:
         found = [
             RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
-            for one in fleet.requests(args.before)
+            for one in fleet.probes.requests(args.before)
             if one.prompt_tokens and one.output_tokens
         ]
     except OperationError:  # it has no probe

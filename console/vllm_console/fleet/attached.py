@@ -96,7 +96,7 @@ class AttachedServers:
     def read(self) -> tuple[list[ServerRecord], list[str]]:
         """The endpoints' records by name, and a sentence for each one that can't be read."""
         records, problems = [], []
-        names = self._names()
+        names = self._folders()
         for gone in self._known.keys() - set(names):
             self._known.pop(gone, None)
         for name in names:
@@ -114,7 +114,11 @@ class AttachedServers:
                 problems.append(str(error))
         return records, problems
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """The names of the endpoints whose records can be read."""
+        return [record.name for record in self.read()[0]]
+
+    def _folders(self) -> list[str]:
         try:
             names = os.listdir(self._state / ATTACHED)  # noqa: PTH208 - only names are needed
         except OSError:
@@ -282,7 +286,7 @@ class AttachedServers:
             with contextlib.suppress(BadNameError):
                 if client.exists(self._state, name):
                     raise RefusedError(f"{name} is a server of your own: 'vllm-console remove {name}' removes it")
-            known = ", ".join([*(record.name for record in self.read()[0]), *hosts]) or "none"
+            known = ", ".join([*self.names(), *hosts]) or "none"
             raise NotFoundError(f"no endpoint is attached as '{plain(name)}'; attached: {known}")
         if (watched := self._watched.pop(record_identity(record), None)) is not None:
             watched.close()

@@ -22,16 +22,22 @@ from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.text import duration
 from vllm_console.text import rate as rate_text
 from vllm_launchers.errors import OperationError, RefusedError
+from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.details import unpack
 from vllm_launchers.typed_decoding import decode_json
 from vllm_launchers.vllm.flags.changes import Changes, value_word
 
 if TYPE_CHECKING:
     import subprocess
 
+    from vllm_console.fleet.access import ServerAccess
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.load.ramp import RampProgress
     from vllm_console.load.spans import LoadSpan
 
+
+LOAD_SECONDS = 60.0
+"""Duration of a load that a console starts."""
 
 RESULT_SECONDS = 60.0
 """How long the result of a load is shown."""
@@ -60,27 +66,37 @@ class Loads:
     it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: Path, access: ServerAccess) -> None:
+        self._state, self._access = state, access
         self._lock = threading.Lock()
         self._loads: dict[str, _Load] = {}
         self._past: dict[str, list[LoadSpan]] = {}
 
-    def start(self, name: str, state: Path, rate: float, seconds: float, concurrency: int | None = None) -> None:
-        """Send the preset's workload at ``rate`` requests per second for ``seconds``; replaces a running load.
+    def start(self, name: str) -> None:
+        """Send the preset's workload for a minute; replaces a running load.
 
-        At most ``concurrency`` requests are in flight; None leaves that to the command.
+        The rate keeps about the preset's concurrency in flight. The concurrency is also the limit, so that a server
+        slower than assumed stays busy without an ever-growing queue.
+
+        Raises:
+            NotFoundError, RefusedError: there is no such server, or it may not be acted on.
         """
         import subprocess  # most commands and consoles send no load
         import tempfile
 
-        self.stop(name)
+        from vllm_console.load.shape import suggested_rate
+
+        workload = unpack(self._access.ours(name).current.spec.details).workload
+        rate = suggested_rate(workload) if workload is not None else 1.0
+        concurrency = workload.concurrency if workload is not None else None
+        self._end(name)
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - live as long as the load
-        words = [sys.executable, "-m", "vllm_console", "--state", str(state), "load", name, "--json"]
-        words += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
+        words = [sys.executable, "-m", "vllm_console", "--state", str(self._state), "load", name, "--json"]
+        words += ["--rate", f"{rate:g}", "--duration", f"{LOAD_SECONDS:g}"]
         words += ["--concurrency", str(concurrency)] if concurrency else []
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
         with self._lock:
-            until = time.monotonic() + seconds
+            until = time.monotonic() + LOAD_SECONDS
             self._loads[name] = _Load(process, output, errors, rate, until, time.time(), concurrency)
 
     def describe(self, name: str) -> str:
@@ -136,7 +152,11 @@ class Loads:
         del past[:-MOST_SPANS]
 
     def stop(self, name: str) -> None:
-        """End the load on a server, if there is one."""
+        """End the load on a server, if there is one. Raises RefusedError if the fleet is read-only."""
+        self._access.refuse_read_only()
+        self._end(name)
+
+    def _end(self, name: str) -> None:
         with self._lock:
             load = self._loads.pop(name, None)
             if load is None:
@@ -160,7 +180,7 @@ class Loads:
         with self._lock:
             names = list(self._loads)
         for name in names:
-            self.stop(name)
+            self._end(name)
 
 
 def _read(file: IO[bytes]) -> str:
@@ -285,20 +305,28 @@ class _Ramp:
 class Ramps:
     """Starts, watches and ends ramps, one per server."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: Path, access: ServerAccess) -> None:
+        self._state, self._access = state, access
         self._lock = threading.Lock()
         self._ramps: dict[str, _Ramp] = {}
 
-    def start(self, name: str, state: Path, *, others_allowed: bool) -> None:
-        """Start a ramp; with ``others_allowed``, also on a server with other traffic.
+    def start(self, name: str, *, others_allowed: bool = False) -> None:
+        """Search for the highest rate at which a server meets its objectives.
+
+        The result is kept with the server's run. If the server has other traffic, the view says so and nothing is
+        measured, unless ``others_allowed``.
 
         Raises:
-            RefusedError: this console is already running a ramp on that server.
+            OperationError: it is not ready.
+            NotFoundError, RefusedError: it may not be acted on, or a ramp is running on it.
         """
         import subprocess  # most consoles run no ramp
         import tempfile
 
-        words = [sys.executable, "-m", "vllm_console", "--state", str(state), "ramp", name, "--events"]
+        record = self._access.ours(name)
+        if record.state is not State.READY:
+            raise OperationError(f"{name} is {record.state}: a ramp needs a ready server")
+        words = [sys.executable, "-m", "vllm_console", "--state", str(self._state), "ramp", name, "--events"]
         words += ["--budget", f"{BUDGET_SECONDS:g}", *(["--yes"] if others_allowed else [])]
         with self._lock:
             before = self._ramps.get(name)
@@ -309,20 +337,26 @@ class Ramps:
             self._ramps[name] = _Ramp(process, errors)
 
     def view(self, name: str) -> RampView | None:
-        """The state of the newest ramp on a server; None if there was none."""
+        """The state of the newest ramp on a server; None if there was none. Never blocks."""
         with self._lock:
             ramp = self._ramps.get(name)
         return ramp.view if ramp is not None else None
 
     def cancel(self, name: str) -> None:
-        """End the ramp on a server early; it reports and keeps the results so far."""
+        """End the ramp on a server early; it reports and keeps the results so far.
+
+        Raises:
+            RefusedError: the fleet is read-only.
+        """
+        self._access.refuse_read_only()
         with self._lock:
             ramp = self._ramps.get(name)
         if ramp is not None:
             ramp.cancel()
 
     def stop(self, name: str) -> None:
-        """End the ramp on a server, and wait for it to end."""
+        """End the ramp on a server, and wait for it to end. Raises RefusedError if the fleet is read-only."""
+        self._access.refuse_read_only()
         with self._lock:
             ramp = self._ramps.pop(name, None)
         if ramp is not None:

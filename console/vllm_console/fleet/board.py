@@ -94,57 +94,6 @@ class SharedBoard:
         self._newest, self._read_at = found, time.monotonic()
         return found
 
-    def claim(self, gpus: Sequence[int], until: float, why: str, check_gpus: Callable[[Sequence[int]], None]) -> Board:
-        """Claim GPUs until ``until`` (Unix seconds); replaces this user's claims of the same GPUs.
-
-        Raises:
-            RefusedError: another user has claimed one of them.
-            UsageError: there is no such GPU, or the time is past or too far ahead.
-            OperationError: the board cannot be written.
-        """
-        from vllm_launchers.host.board import LONGEST_SECONDS, Claim, format_claim, gpus_text, safe_line
-
-        now, wanted = time.time(), tuple(sorted(set(gpus)))
-        if not wanted:
-            raise UsageError("name the GPUs to claim, such as 2 or 0,1")
-        if not now < until <= now + LONGEST_SECONDS:
-            raise UsageError(f"a claim must end in the future, within {LONGEST_SECONDS / 86_400:.0f} days")
-        check_gpus(wanted)
-        for other in self.read().claims:
-            if other.uid != os.getuid() and (both := sorted(set(wanted) & set(other.gpus))):
-                raise RefusedError(
-                    f"{gpus_text(both)} is {format_claim(other, now)}; ask {other.user}, or take another"
-                )
-        new = Claim(wanted, float(int(now)), float(int(until)), safe_line(why))
-        self.change(lambda page: without_claims(page, wanted, new))
-        return self.read()
-
-    def release(self, gpus: Sequence[int] = ()) -> Board:
-        """Release this user's claims of these GPUs, or all of them.
-
-        Raises:
-            RefusedError: another user holds the claim.
-            OperationError: there is no such claim, or the board cannot be written.
-        """
-        from vllm_launchers.host.board import format_claim, gpus_text
-
-        found = self.read()
-        own = {index for one in found.claims if one.uid == os.getuid() for index in one.gpus}
-        for index in gpus or ():
-            other = next((one for one in found.claims if index in one.gpus and one.uid != os.getuid()), None)
-            if index not in own and other is not None:
-                raise RefusedError(f"GPU {index} is {format_claim(other, found.at)}, not by you")
-            if index not in own:
-                raise OperationError(f"GPU {index} is not claimed; see 'vllm-console board'")
-        if not own:
-            raise OperationError("you have no claim to release; see 'vllm-console board'")
-        gone = tuple(gpus) or tuple(own)
-        self.change(lambda page: without_claims(page, gone))
-        still = sorted({i for one in self.read().claims if one.uid == os.getuid() for i in one.gpus} & set(gone))
-        if still:
-            raise OperationError(f"{gpus_text(still)} is still claimed by you: the board has another file of yours")
-        return self.read()
-
     def exchange(
         self, records: Sequence[ServerRecord], views: list[ServerView], *, announce: bool, always: bool
     ) -> list[ServerView]:
@@ -182,6 +131,95 @@ class SharedBoard:
         except OperationError as error:
             self.trouble = str(error)
             self._read_at = time.monotonic()
+
+
+class GpuClaims:
+    """Claims GPUs on the board, or refuses to; the board itself is ``board``, None if none is configured.
+
+    ``gpus`` finds the indices of this machine's GPUs; it returns none if they are unknown.
+    """
+
+    def __init__(
+        self, board: SharedBoard | None, refuse_read_only: Callable[[], None], gpus: Callable[[], Sequence[int]]
+    ) -> None:
+        self._board, self._refuse_read_only, self._gpus = board, refuse_read_only, gpus
+
+    def board(self) -> Board:
+        """The board: who runs what here, and which GPUs are claimed until when.
+
+        Raises:
+            OperationError: no board is configured, or it cannot be read.
+        """
+        return self._named_board().read()
+
+    def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
+        """Claim GPUs until ``until`` (Unix seconds); replaces this user's claims of the same GPUs.
+
+        Raises:
+            RefusedError: another user has claimed one of them, or this console is read-only.
+            UsageError: there is no such GPU, or the time is past or too far ahead.
+            OperationError: no board is configured, or it cannot be written.
+        """
+        from vllm_launchers.host.board import LONGEST_SECONDS, Claim, format_claim, gpus_text, safe_line
+
+        self._refuse_read_only()
+        board = self._named_board()
+        now, wanted = time.time(), tuple(sorted(set(gpus)))
+        if not wanted:
+            raise UsageError("name the GPUs to claim, such as 2 or 0,1")
+        if not now < until <= now + LONGEST_SECONDS:
+            raise UsageError(f"a claim must end in the future, within {LONGEST_SECONDS / 86_400:.0f} days")
+        self._check_exist(wanted)
+        for other in board.read().claims:
+            if other.uid != os.getuid() and (both := sorted(set(wanted) & set(other.gpus))):
+                raise RefusedError(
+                    f"{gpus_text(both)} is {format_claim(other, now)}; ask {other.user}, or take another"
+                )
+        new = Claim(wanted, float(int(now)), float(int(until)), safe_line(why))
+        board.change(lambda page: without_claims(page, wanted, new))
+        return board.read()
+
+    def release(self, gpus: Sequence[int] = ()) -> Board:
+        """Release this user's claims of these GPUs, or all of them.
+
+        Raises:
+            RefusedError: another user holds the claim, or this console is read-only.
+            OperationError: no board is configured, there is no such claim, or the board cannot be written.
+        """
+        from vllm_launchers.host.board import format_claim, gpus_text
+
+        self._refuse_read_only()
+        board = self._named_board()
+        found = board.read()
+        own = {index for one in found.claims if one.uid == os.getuid() for index in one.gpus}
+        for index in gpus or ():
+            other = next((one for one in found.claims if index in one.gpus and one.uid != os.getuid()), None)
+            if index not in own and other is not None:
+                raise RefusedError(f"GPU {index} is {format_claim(other, found.at)}, not by you")
+            if index not in own:
+                raise OperationError(f"GPU {index} is not claimed; see 'vllm-console board'")
+        if not own:
+            raise OperationError("you have no claim to release; see 'vllm-console board'")
+        gone = tuple(gpus) or tuple(own)
+        board.change(lambda page: without_claims(page, gone))
+        still = sorted({i for one in board.read().claims if one.uid == os.getuid() for i in one.gpus} & set(gone))
+        if still:
+            raise OperationError(f"{gpus_text(still)} is still claimed by you: the board has another file of yours")
+        return board.read()
+
+    def _named_board(self) -> SharedBoard:
+        if self._board is None:
+            raise OperationError(NO_BOARD)
+        return self._board
+
+    def _check_exist(self, wanted: Sequence[int]) -> None:
+        """Raise UsageError for GPUs that do not exist, if any are known."""
+        known = self._gpus()
+        missing = [index for index in wanted if index not in known]
+        if known and missing:
+            raise UsageError(
+                f"there is no GPU {', '.join(map(str, missing))} here; there are {min(known)} to {max(known)}"
+            )
 
 
 def announced(records: Sequence[ServerRecord]) -> tuple[Announced, ...]:

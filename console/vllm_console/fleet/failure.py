@@ -1,8 +1,8 @@
-"""Diagnoses a failed start from its log lines: of a server, a restart, or a launch that vLLM checked."""
+"""Diagnoses a failed start of a server, or a restart that was refused or rolled back, from its log lines."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -14,13 +14,8 @@ from vllm_console.logs.file import last_lines
 from vllm_console.text import plain, redrawn
 from vllm_launchers.keeper.records import Preparation, PreparationStep, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
-from vllm_launchers.launch.engine_verdict import EngineVerdicts
-from vllm_launchers.launch.launch_plan import LaunchPlan
-from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, question, with_verdict
-from vllm_launchers.plan.model import Plan
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
-from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import change_text
 
 
@@ -110,31 +105,3 @@ def _changes(before: Details, after: Details) -> tuple[str, ...]:
     difference = flag_difference(before.flags, after.flags)
     after_values = {**difference.set, **dict.fromkeys(difference.unset)}
     return tuple(plain(change_text(flag, before.flags.get(flag), value)) for flag, value in after_values.items())
-
-
-class LaunchVerdicts(EngineVerdicts):
-    """Prepares launches, asks vLLM for verdicts, and applies them to plans with the same flags."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._newest: tuple[Hashable, EngineVerdict] | None = None
-
-    def request(self, launch: LaunchPlan, folder: Path, *, elsewhere: bool) -> bool:
-        """Ask the engine about a plan (for a recorded host if ``elsewhere``); False if replaced by another request."""
-        if elsewhere and launch.plan.engine.kind is EngineKind.VLLM:
-            verdict: EngineVerdict | None = EngineVerdict(EngineAnswer.UNKNOWN, "the plan is for a recorded host")
-        else:
-            verdict = self.ask(launch, folder)
-        if verdict is None:
-            return False
-        if verdict.answer is EngineAnswer.REFUSED:
-            fixes = diagnosed(verdict.message.splitlines(), None, launch.details).fixes
-            fix = next((one.changes for one in fixes if not one.changes.empty), None)
-            verdict = replace(verdict, fix=fix)
-        self._newest = question(launch.plan), verdict
-        return True
-
-    def judged(self, plan: Plan) -> Plan:
-        """The plan with the newest verdict, if that is about the same flags."""
-        newest = self._newest
-        return with_verdict(plan, newest[1]) if newest is not None and newest[0] == question(plan) else plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,20 +116,38 @@ def name_and_size(file: LeftFile) -> str:
     return f"{file.path} ({size_text(file.size)})"
 
 
-class LeftoversWatch:
-    """Searches periodically in its own thread; ``notices`` is the result, as sentences."""
+class FleetLeftovers:
+    """Finds and removes what ended servers left: processes without a keeper, and files in ``/dev/shm``."""
 
-    def __init__(self, state: Path) -> None:
-        self.notices: list[str] = []
-        self._state = state
+    def __init__(self, state: Path, refuse_read_only: Callable[[], None]) -> None:
+        self._state, self._refuse_read_only = state, refuse_read_only
+        self._notices: list[str] = []
+        self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._ended = False
-        threading.Thread(target=self._watch, name="leftovers", daemon=True).start()
 
-    def again(self) -> None:
-        """Search now."""
-        self.notices = []
-        self._wake.set()
+    def find(self) -> Leftovers:
+        """Search once. Changes nothing."""
+        return find_leftovers(self._state)
+
+    def remove(self, wanted: Leftovers) -> Removed:
+        """End and remove what `find` found, if it is still there.
+
+        Raises:
+            RefusedError: this console is read-only.
+        """
+        self._refuse_read_only()
+        removed = remove_leftovers(self._state, wanted)
+        self._notices = []
+        self._wake.set()  # search again now
+        return removed
+
+    def notices(self) -> list[str]:
+        """What a search in another thread, started by the first call, found in the last minutes, as sentences."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="leftovers", daemon=True)
+            self._thread.start()
+        return self._notices
 
     def close(self) -> None:
         """Stop searching."""
@@ -147,7 +165,7 @@ class LeftoversWatch:
                 sure = replace(found, files=[file for file in found.files if file.sure])
                 removes = "the command 'remove leftovers' lists and removes them"
                 what = format_lost(sure) or f"Ended servers left {format_leftovers(sure)} behind"
-                self.notices = [] if sure.empty else [f"{what}: {removes}"]
+                self._notices = [] if sure.empty else [f"{what}: {removes}"]
 
 
 def _recorded(state: Path) -> dict[str, int]:

@@ -10,14 +10,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vllm_console.fleet.access import ServerAccess
 from vllm_console.fleet.attached import AllRecords, AttachedServers, endpoint_access
-from vllm_console.fleet.background_commands import Loads, Ramps, RampView, StagedPredictions
-from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
-from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, lost_server, remove_leftovers
+from vllm_console.fleet.attachments import Attachments
+from vllm_console.fleet.background_commands import Loads, Ramps
+from vllm_console.fleet.board import GpuClaims, SharedBoard, gpu_claims
+from vllm_console.fleet.change_predictions import ChangePredictions
+from vllm_console.fleet.launch_verdicts import LaunchVerdicts
+from vllm_console.fleet.leftovers import FleetLeftovers
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
 from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
@@ -26,13 +30,12 @@ from vllm_console.fleet.types import DRAIN_SECONDS, PresetProblem, Say, silently
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.settings import config_folder
 from vllm_launchers.addresses import base_url
-from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
+from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.folders import default_root
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord, State
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
-from vllm_launchers.launch.errors import read_only_error
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
@@ -46,41 +49,22 @@ if TYPE_CHECKING:
     from vllm_console.chat.client import ChatServer
     from vllm_console.fleet.adapters import Adapters, Loaded
     from vllm_console.fleet.downloads import ModelDownload
-    from vllm_console.fleet.failure import LaunchVerdicts
     from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
     from vllm_console.fleet.gpus import FleetGpus, Releases
-    from vllm_console.fleet.leftovers import Leftovers, Removed
-    from vllm_console.fleet.predictions import PredictedChange
-    from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
+    from vllm_console.fleet.probe import ProbeReports
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
-    from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
-    from vllm_console.fleet.types import Replay
     from vllm_console.history.energy import Energy, Tariff
-    from vllm_console.history.prefix_use import PrefixUse
-    from vllm_console.history.probe_records import EngineStep, FinishedRequest
     from vllm_console.history.workload import SeenWorkload
-    from vllm_launchers.host.board import Board
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
-    from vllm_launchers.keeper.prepared_launch import PreparedLaunch
     from vllm_launchers.launch.launch_plan import LaunchPlan
     from vllm_launchers.launch.launcher import Launcher, Recorded
     from vllm_launchers.plan.choices.choice import Choice, SeenRoom
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
     from vllm_launchers.vllm.modelfacts.local import LocalModels
-
-
-HOSTS = "hosts.json"
-"""The file that lists the attached machines."""
-
-HOSTS_ANSWER_SECONDS = 12.0
-"""How long a command waits for attached machines to answer."""
-
-LOAD_SECONDS = 60.0
-"""Duration of a load that a console starts."""
 
 
 class LocalFleet:
@@ -122,10 +106,12 @@ class LocalFleet:
         self.tariff = tariff
         """Energy prices; None if none are set."""
         self.read_only, self.read_only_by = read_only, read_only_by
+        self._state = state or default_root()
+        self.access = ServerAccess(self._state, self.snapshot, read_only=read_only, read_only_by=read_only_by)
+        """Which servers may be read and acted on."""
         self.judge_launches = judge_launches and not read_only
         self._interactive = interactive
         self._notices = tuple(notices)
-        self._state = state or default_root()
         self._hostname = os.uname().nodename
         self._warm_up, self._probe, self._vllm_paths = warm_up, probe, tuple(vllm_paths)
         self._prepare, self._rollback = prepare, rollback
@@ -134,35 +120,65 @@ class LocalFleet:
         self._host_file, self._with_gpus = host_file, gpus
         self._window_seconds = window_seconds
         """Length of the windows in which runs are compared, for the servers it starts; None means one minute."""
-        self._report_leftovers = interactive and leftovers
+        self._report_leftovers = interactive and leftovers and not read_only  # only a console that may remove them
         self._acted = False
         """Whether this fleet has started, restarted or stopped a server."""
 
         self._records = ServerRecords(self._state)
-        self._with_hosts = remote
-        self._attached = AttachedServers(self._state, interactive=interactive, read_only=read_only)
-        self._all_records = AllRecords(self._records, self._attached)
+        self._endpoints = AttachedServers(self._state, interactive=interactive, read_only=read_only)
+        self._all_records = AllRecords(self._records, self._endpoints)
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
-        self.history = RunHistory(
-            self._state, self._recorder, self._all_records, self.snapshot, self.record, self._refuse_read_only
-        )
+        self.history = RunHistory(self._state, self.access, self._recorder, self._all_records, self.snapshot)
         """Past and present runs."""
-        self._loads, self._ramps = Loads(), Ramps()
-        self._staged_predictions = StagedPredictions(self._state, host_file)
+        self.attached = Attachments(
+            self._state,
+            self.access,
+            self._endpoints,
+            self._recorder,
+            self.history,
+            self.snapshot,
+            interactive=interactive,
+            show_hosts=remote,
+        )
+        """Attached endpoints and machines."""
+        self.loads, self.ramps = Loads(self._state, self.access), Ramps(self._state, self.access)
+        """The loads and ramps that this console runs."""
+        self.predictions = ChangePredictions(
+            self._state, self.access, self._recorder, self._restart_plan, self._facts, host_file
+        )
+        """Predictions of changed flags."""
+        self.leftovers = FleetLeftovers(self._state, self.access.refuse_read_only)
+        """What ended servers left."""
+        self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
+        self.claims = GpuClaims(self._board, self.access.refuse_read_only, self._gpu_indices)
+        """The board, and claims of GPUs on it."""
+        self.verdicts = LaunchVerdicts(self.access.refuse_read_only)
+        """The engine's verdicts on planned launches, and the process that waits to be launched."""
         self._download: ModelDownload | None = None
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
         self._observer = Observer(patience=patience) if observe else None
-        self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
-        self._leftovers_watch: LeftoversWatch | None = None
         self._watched: dict[Identity, WatchedServer] = {}
         self._snapshot_lock = threading.Lock()
         self._gpus: FleetGpus | None = None
         self._gpu_charts: GpuCharts | None = None
         self._releases: Releases | None = None
-        self._replays: Replays | None = None
-        self._verdicts: LaunchVerdicts | None = None
         if gpus and (interactive or host_file is not None):
             self._open_gpus()
+
+    @cached_property
+    def probes(self) -> ProbeReports:
+        """What probes recorded."""
+        # Imported lazily, like the parts below: few commands use them.
+        from vllm_console.fleet.probe import ProbeReports
+
+        return ProbeReports(self._state, self.access, self.history)
+
+    @cached_property
+    def replays(self) -> Replays:
+        """Replays of ended runs."""
+        from vllm_console.fleet.replay import Replays
+
+        return Replays(self._state, self.access, self._all_records, self.history)
 
     # -- snapshot --------------------------------------------------------------------------------------------------
 
@@ -186,18 +202,18 @@ class LocalFleet:
         for gone in self._watched.keys() - {record_identity(record) for record in records}:
             self._watched.pop(gone).close()
         own = {record.name for record in records}
-        attached, more = self._attached.read()
+        attached, more = self._endpoints.read()
         attached = [record for record in attached if record.name not in own]
         if selected == FIRST:
             selected = next((record.name for record in [*records, *attached]), None)
         views = paired([self._view(record, now, selected, view) for record in records], now)
-        attached_views = self._attached.views(attached, now, selected, view)
+        attached_views = self._endpoints.views(attached, now, selected, view)
         problems += more + self._recorder.update([*records, *attached], [*views, *attached_views])
         if self._observer is not None:
             pids = {record.server.pid for record in records if record.server and record.state.alive}
             preparations = [record.preparation for record in records]
             pids |= {one.process.pid for one in preparations if one is not None and one.process is not None}
-            pids.update(self.prepared_pids())
+            pids.update(self.verdicts.pids)
             taken = [*own, *(one.name for one in attached)]
             views += self._observer.views(pids, taken, selected, view)
         if self._board is not None:
@@ -207,14 +223,14 @@ class LocalFleet:
                 self._gpus.claims = gpu_claims(self._board.latest())
             problems += [self._board.trouble] if self._board.trouble else []
         views[len(records) : len(records)] = attached_views
-        if self._with_hosts and ("_hosts" in self.__dict__ or (self._state / HOSTS).exists()):
-            elsewhere, more = self._hosts.views(selected)
-            views, problems = [*views, *elsewhere], problems + more
-        problems += self._leftovers_notices()
+        elsewhere, more = self.attached.host_views(selected)
+        views, problems = [*views, *elsewhere], problems + more
+        if self._report_leftovers:
+            problems += self.leftovers.notices()
         replay = None
-        if view.run is not None or self._replays is not None:
-            replay = self._replaying().view(now, view)
-            problems += filter(None, [self._replaying().trouble])
+        if view.run is not None or "replays" in self.__dict__:
+            replay = self.replays.view(now, view)
+            problems += filter(None, [self.replays.trouble])
         found = FleetSnapshot(
             at=now,
             hostname=self._hostname,
@@ -262,12 +278,12 @@ class LocalFleet:
         watched = self._watched[key]
         context = JudgeContext(self._gpus, self._shares, self._reserves, may_ask=not self.read_only, board=self._board)
         if not record.state.alive:
-            self._loads.server_ended(name)
-        load, chosen = self._loads.describe(name), selected == name
+            self.loads.server_ended(name)
+        load, chosen = self.loads.describe(name), selected == name
         view = watched.view(record, now, selected=chosen, load=load, context=context)
         if chosen and self._interactive:
-            view = watched.in_time(view, record, now, time, self._loads.spans(name))
-        if result := self._loads.result(name):
+            view = watched.in_time(view, record, now, time, self.loads.spans(name))
+        if result := self.loads.result(name):
             view = replace(view, load_result=result)
         held = self._releases.notice(name) if self._releases is not None else ""
         elsewhere = client.elsewhere(self._state, record)
@@ -287,13 +303,13 @@ class LocalFleet:
         if at is None or record is None or view is None:
             return None
         if view.attached is not None:
-            return self._attached.earlier(record, view, at)
+            return self._endpoints.earlier(record, view, at)
         return self._watched[record_identity(record)].earlier(view, record, at)
 
     def _view_apart(self, record: ServerRecord) -> ServerView:
         """A server after an action, without snapshot caches: another thread's snapshot may be running or hang."""
         with contextlib.closing(WatchedServer(client.folder(self._state, record.name), interactive=False)) as watched:
-            load = self._loads.describe(record.name)
+            load = self.loads.describe(record.name)
             return watched.view(record, time.time(), selected=False, load=load, startup_stages=False)
 
     def _lacks_keeper(self, record: ServerRecord) -> bool:
@@ -309,14 +325,6 @@ class LocalFleet:
         except KeeperError as error:
             return [str(error)]
         return []
-
-    def _leftovers_notices(self) -> list[str]:
-        """Only in a console that may remove them; commands search for leftovers on request."""
-        if not self._report_leftovers or self.read_only:
-            return []
-        if self._leftovers_watch is None:
-            self._leftovers_watch = LeftoversWatch(self._state)
-        return self._leftovers_watch.notices
 
     # -- what can be launched --------------------------------------------------------------------------------------
 
@@ -340,7 +348,7 @@ class LocalFleet:
             self._shares,
             warm_up=self._warm_up,
             probe=self._probe,
-            prepared=self.prepared_pids,
+            prepared=lambda: self.verdicts.pids,
         )
         return Launcher(
             self._state,
@@ -350,8 +358,8 @@ class LocalFleet:
             not_retryable=_not_retryable,
             refresh=self._refresh_gpus,
             noted=self._note,
-            judged=self._judged,
-            prepared=self._prepared_launch,
+            judged=self.verdicts.judged,
+            prepared=self.verdicts.take,
             prepare=self._prepare,
             rollback=self._rollback,
         )
@@ -379,6 +387,14 @@ class LocalFleet:
             if self._board is not None:
                 self._gpus.claims = gpu_claims(self._board.latest())
 
+    def _gpu_indices(self) -> Sequence[int]:
+        """The indices of the GPUs of this machine; empty if they are unknown."""
+        self._refresh_gpus()
+        source = self._gpus
+        if source is None or not (source.recorded or source.has_driver):
+            return ()
+        return [gpu.index for gpu in source.read().gpus]
+
     def presets(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
         """All usable presets by name, and the files that cannot be used."""
         presets, problems = self._launcher.planner.presets()
@@ -404,7 +420,7 @@ class LocalFleet:
         Raises:
             OperationError: it can't be downloaded, or this console is read-only.
         """
-        self._refuse_read_only()
+        self.access.refuse_read_only()
         from vllm_console.fleet.downloads import ModelDownload
 
         self._download = ModelDownload(model, self._vllm_paths)
@@ -436,52 +452,25 @@ class LocalFleet:
         Raises:
             RefusedError: this console is read-only.
         """
-        self._refuse_read_only()
-        if self._verdicts is None:
-            from vllm_console.fleet.failure import LaunchVerdicts
-
-            self._verdicts = LaunchVerdicts()
+        self.access.refuse_read_only()
         launch = self._launcher.plan(request)
         elsewhere = self._gpus is not None and self._gpus.recorded
         folder = self._launcher.folder_of(request)
-        newest = self._verdicts.request(launch, folder, elsewhere=elsewhere)
-        return self._verdicts.judged(launch.plan) if newest else None
-
-    @property
-    def judging_mib(self) -> int | None:
-        """Memory of the process that checks flags or waits to be launched; None if there is none or it is unknown."""
-        return self._verdicts.memory_mib if self._verdicts is not None else None
-
-    def stop_judging(self) -> None:
-        """End the process that checks flags or waits to be launched."""
-        if self._verdicts is not None:
-            self._verdicts.close()
-
-    @property
-    def unused_preparation(self) -> str:
-        """Why the last launch did not use the prepared process; empty if it did, or there was none."""
-        return self._verdicts.unused if self._verdicts is not None else ""
-
-    def prepared_pids(self) -> tuple[int, ...]:
-        """The pid of the process prepared for a launch, if any."""
-        pid = self._verdicts.pid if self._verdicts is not None else None
-        return (pid,) if pid is not None else ()
-
-    def _prepared_launch(self, launch: LaunchPlan, folder: Path) -> PreparedLaunch | None:
-        return self._verdicts.take(launch, folder) if self._verdicts is not None else None
-
-    def _judged(self, plan: Plan) -> Plan:
-        return self._verdicts.judged(plan) if self._verdicts is not None else plan
+        newest = self.verdicts.request(launch, folder, elsewhere=elsewhere)
+        return self.verdicts.judged(launch.plan) if newest else None
 
     def plan_restart(self, name: str, changes: Changes) -> Plan:
         """Plan a restart with changed flags without executing it; what the server holds now counts as free."""
-        return self._launcher.plan_restart(self._ours(name), changes).plan
+        return self._restart_plan(self.access.ours(name), changes)
+
+    def _restart_plan(self, record: ServerRecord, changes: Changes) -> Plan:
+        return self._launcher.plan_restart(record, changes).plan
 
     def seen_workload(self, name: str) -> SeenWorkload | None:
         """The traffic of one of our servers in the last hour, as a workload; None for others' servers."""
         from vllm_console.fleet.probe import seen_traffic
 
-        record = self.record(name)
+        record = self.access.record(name)
         return seen_traffic(client.folder(self._state, name), record, time.time()) if record is not None else None
 
     def suggest(
@@ -494,7 +483,7 @@ class LocalFleet:
         """
         from vllm_console.fleet.probe import kept_for_streams
 
-        record = self._ours(name)
+        record = self.access.ours(name)
         self._refresh_gpus()
         kept = (*keep, *kept_for_streams(self._state, record))
         return self._launcher.planner.suggest(record, workload, room, kept)
@@ -507,15 +496,15 @@ class LocalFleet:
         Raises:
             UnfitError, OperationError: as `Launcher.start`; or an attached endpoint has the name.
         """
-        self._refuse_read_only()
-        attached = {one.name for one in self._attached.read()[0]}
+        self.access.refuse_read_only()
+        attached = self._endpoints.names()
         if attached and (name := self.launch_name(request)) in attached:
             raise OperationError(f"an endpoint is attached as '{name}': choose another --name, or detach it")
         return self._launched(self._launcher.start(request, planned))
 
     def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerView:
         """Launch a simulated server that continues a recording; see `Launcher.resume`."""
-        self._refuse_read_only()
+        self.access.refuse_read_only()
         return self._launched(self._launcher.resume(name, runs, recorded))
 
     def restart(
@@ -529,9 +518,9 @@ class LocalFleet:
 
         ``planned`` is not called for a server of another machine.
         """
-        if (there := self._elsewhere(name)) is not None:
-            return self._done_elsewhere(name, *there, "restart", changes=changes, options=options)
-        self._ours(name)
+        if (done := self.attached.act(name, "restart", changes=changes, options=options)) is not None:
+            return done
+        self.access.ours(name)
         return self._launched(self._launcher.restart(name, changes, options, planned))
 
     def switch(
@@ -542,7 +531,7 @@ class LocalFleet:
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerView:
         """Restart a server with another preset; ``planned`` and errors as for `Launcher.switch`."""
-        self._ours(name)
+        self.access.ours(name)
         return self._launched(self._launcher.switch(name, preset, options, planned))
 
     def cancel_restart(self, name: str) -> ServerView:
@@ -551,7 +540,7 @@ class LocalFleet:
         Raises:
             OperationError: neither is pending, or the server is already being stopped for it.
         """
-        self._ours(name)
+        self.access.ours(name)
         return self._view_apart(client.cancel(self._state, name))
 
     def sleep(
@@ -560,7 +549,7 @@ class LocalFleet:
         """Put a server to sleep; block until it sleeps. ``say`` gets each step; errors as `Sleeping.sleep`."""
         from vllm_launchers.launch.node_start import refuse_node
 
-        record = self._ours(name)
+        record = self.access.ours(name)
         refuse_node(record)
         return self._launched(self._sleeping.sleep(record, level, drain_seconds, say))
 
@@ -571,7 +560,7 @@ class LocalFleet:
 
         The other server of its pair is first put to sleep at ``level``. Errors as `Sleeping.wake`.
         """
-        return self._launched(self._sleeping.wake(self._ours(name), level, drain_seconds, say))
+        return self._launched(self._sleeping.wake(self.access.ours(name), level, drain_seconds, say))
 
     def adapters(self, name: str) -> Adapters:
         """The LoRA adapters of one of our servers.
@@ -582,19 +571,19 @@ class LocalFleet:
         """
         from vllm_console.fleet.adapters import ServerAdapters
 
-        return ServerAdapters(self._recorded(name, "its adapters are unknown")).served()
+        return ServerAdapters(self.access.recorded(name, "its adapters are unknown")).served()
 
     def load_adapter(self, name: str, adapter: str, folder: str) -> Loaded:
         """Load a LoRA adapter into a running server; errors as `ServerAdapters.load`."""
         from vllm_console.fleet.adapters import ServerAdapters
 
-        return ServerAdapters(self._ours(name)).load(adapter, folder)
+        return ServerAdapters(self.access.ours(name)).load(adapter, folder)
 
     def unload_adapter(self, name: str, adapter: str) -> Loaded:
         """Unload a LoRA adapter from a running server; errors as `ServerAdapters.unload`."""
         from vllm_console.fleet.adapters import ServerAdapters
 
-        return ServerAdapters(self._ours(name)).unload(adapter)
+        return ServerAdapters(self.access.ours(name)).unload(adapter)
 
     @cached_property
     def _sleeping(self) -> Sleeping:
@@ -604,14 +593,14 @@ class LocalFleet:
             self._refresh_gpus()
             return self._gpus.read() if self._gpus is not None else None
 
-        return Sleeping(self._state, self._records, self._facts, host, self._loads.stop)
+        return Sleeping(self._state, self._records, self._facts, host, self.loads.stop)
 
     def _facts(self, details: Details) -> ModelFacts | None:
         return self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         """Launch a server with changed flags beside a ready one; errors as `Launcher.start_beside`."""
-        self._ours(name)
+        self.access.ours(name)
         return self._launched(self._launcher.start_beside(name, changes, options))
 
     def engine(self, word: str) -> Engine:
@@ -630,19 +619,19 @@ class LocalFleet:
 
     def plan_trial(self, name: str, engine: Engine, changes: Changes) -> Plan:
         """Plan what `start_trial` starts; errors as `Launcher.plan_trial`."""
-        self._recorded(name)
+        self.access.recorded(name)
         return self._launcher.plan_trial(name, engine, changes).plan
 
     def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerView:
         """Launch a temporary server with a server's flags on another engine; errors as `Launcher.start_trial`."""
-        self._ours(name)
+        self.access.ours(name)
         return self._launched(self._launcher.start_trial(name, trial, engine, changes))
 
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
         """Compare two ready servers' greedy answers to the golden prompts (takes seconds). Raises OperationError."""
         from vllm_console.fleet.rolling import compare_answers
 
-        return compare_answers(self._ours(old), self._ours(new))
+        return compare_answers(self.access.ours(old), self.access.ours(new))
 
     def listener(self, name: str) -> Listener | None:
         """Where one of our servers listens; None if it does not, or was removed.
@@ -650,7 +639,7 @@ class LocalFleet:
         Raises:
             OSError: another process has its port.
         """
-        record = self.record(name)
+        record = self.access.record(name)
         if record is None or record.server is None or not record.state.alive:
             return None
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
@@ -665,9 +654,9 @@ class LocalFleet:
 
     def stop(self, name: str) -> ServerView:
         """Ask the server's keeper to stop it; return at once."""
-        if (there := self._elsewhere(name)) is not None:
-            return self._done_elsewhere(name, *there, "stop")
-        record = self._ours(name)
+        if (done := self.attached.act(name, "stop")) is not None:
+            return done
+        record = self.access.ours(name)
         if record.needs_keeper:
             if self._releases is not None:
                 self._releases.watch(name, lambda: self._has_ended(name))
@@ -677,8 +666,8 @@ class LocalFleet:
                 self._forget_release(name)  # it continues to serve, perhaps for weeks
                 raise
             self._announce()
-        self._loads.stop(name)  # only now: a server that can't be stopped keeps its load
-        self._ramps.cancel(name)
+        self.loads.stop(name)  # only now: a server that can't be stopped keeps its load
+        self.ramps.cancel(name)
         return self._view_apart(record)
 
     def forget(self, name: str, *, purge: bool = False) -> bool:
@@ -689,10 +678,10 @@ class LocalFleet:
         """
         if purge and self._purged(name):
             return False
-        record = self._recorder.enter(self._ours(name))
+        record = self._recorder.enter(self.access.ours(name))
         self._recorder.judge_past([record])
-        self._loads.stop(name)
-        self._ramps.stop(name)
+        self.loads.stop(name)
+        self.ramps.stop(name)
         self._forget_release(name)
         kept = False
 
@@ -707,26 +696,8 @@ class LocalFleet:
 
     def _purged(self, name: str) -> bool:
         """Delete histories of removed servers of that name if no server has it now; return whether there were any."""
-        self._refuse_read_only()
+        self.access.refuse_read_only()
         return not client.exists(self._state, name) and self.history.removed.delete(name)
-
-    def start_load(self, name: str) -> None:
-        """Send the preset's workload for a minute, from a separate process.
-
-        The rate keeps about the preset's concurrency in flight. The concurrency is also the limit, so that a server
-        slower than assumed stays busy without an ever-growing queue.
-        """
-        from vllm_console.load.shape import suggested_rate
-
-        workload = unpack(self._ours(name).current.spec.details).workload
-        rate = suggested_rate(workload) if workload is not None else 1.0
-        most = workload.concurrency if workload is not None else None
-        self._loads.start(name, self._state, rate, LOAD_SECONDS, most)
-
-    def stop_load(self, name: str) -> None:
-        """End this console's load."""
-        self._refuse_read_only()
-        self._loads.stop(name)
 
     def chat_server(self, name: str) -> ChatServer:
         """Where to chat with one of our ready servers, or with an attached endpoint.
@@ -743,36 +714,12 @@ class LocalFleet:
             if seen.state not in (State.READY, State.UNRESPONSIVE):
                 raise OperationError(f"{name} is {seen.state_text}: you can chat with it once it responds")
             return ChatServer(name, seen.url, endpoint_access(seen.attached))
-        record = self._ours(name)
+        record = self.access.ours(name)
         if record.state not in (State.READY, State.UNRESPONSIVE):
             raise OperationError(f"{name} is {record.state}: you can chat with it once it is ready")
         spec = record.current.spec
         access = own_access() if API_KEY in spec.secret_names else ApiAccess()
         return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), access, partial(self.listener, name))
-
-    def start_ramp(self, name: str, *, others_allowed: bool = False) -> None:
-        """Search for the highest rate at which a server meets its objectives, from a separate process.
-
-        `ramp` returns its progress. The result is kept with the server's run. If the server has other traffic, the view
-        says so and nothing is measured, unless ``others_allowed``.
-
-        Raises:
-            OperationError: it is not ready.
-            NotFoundError, RefusedError: it may not be acted on, or a ramp is running on it.
-        """
-        record = self._ours(name)
-        if record.state is not State.READY:
-            raise OperationError(f"{name} is {record.state}: a ramp needs a ready server")
-        self._ramps.start(name, self._state, others_allowed=others_allowed)
-
-    def ramp(self, name: str) -> RampView | None:
-        """Progress of this console's newest ramp on a server; None if there was none. Never blocks."""
-        return self._ramps.view(name)
-
-    def cancel_ramp(self, name: str) -> None:
-        """End this console's ramp on a server early, with the results so far."""
-        self._refuse_read_only()
-        self._ramps.cancel(name)
 
     def _launched(self, record: ServerRecord) -> ServerView:
         self._announce()
@@ -801,281 +748,6 @@ class LocalFleet:
         if self._releases is not None:
             self._releases.forget(name)
 
-    # -- attached endpoints ----------------------------------------------------------------------------------------
-
-    def attach(self, url: str, name: str | None = None, *, key_env: str = "", ca: str = "") -> str:
-        """Attach the vLLM endpoint at a URL: record it from now on, never change it. Returns its name.
-
-        ``key_env`` names the environment variable with its API key, ``ca`` a file of certificates to trust.
-
-        Raises:
-            OperationError: the name is taken, or the endpoint is attached under another one.
-            RefusedError: this console is read-only.
-            UsageError: an argument is invalid.
-        """
-        self._refuse_read_only()
-        own = {server.port: server.name for server in self.snapshot().servers if server.ours and server.pid}
-        return self._attached.attach(url, name, key_env, ca, own)
-
-    def detach(self, name: str) -> bool:
-        """Detach an endpoint; its history is kept for replays. Returns whether there is any.
-
-        Raises:
-            OperationError: its recorder does not end.
-            NotFoundError: no endpoint of that name is attached.
-            RefusedError: this console is read-only, or the name is not that of an attached endpoint.
-        """
-        self._refuse_read_only()
-        with_hosts = (self._state / HOSTS).exists()
-        if with_hosts and self._hosts.detach(name):
-            return False
-        self._recorder.catch_up()
-        self.snapshot()  # records its runs
-        hosts = [host.name for host in self._hosts.hosts()] if with_hosts else []
-        record, kept = self._attached.detach(name, self.history.removed, hosts)
-        self._recorder.enter(record)
-        return kept
-
-    def attach_host(self, url: str, name: str | None) -> RemoteHost:
-        """Attach the fleet of a machine reachable by ssh: ``ssh://[user@]host[:port][/path/to/vllm-console]``.
-
-        Raises:
-            OperationError: the name is taken.
-            RefusedError, UsageError: this console is read-only; the address is invalid.
-        """
-        from vllm_console.fleet.remote_hosts import host_from
-
-        self._refuse_read_only()
-        host = host_from(url, name)
-        if client.exists(self._state, host.name) or any(one.name == host.name for one in self._attached.read()[0]):
-            raise OperationError(f"there is a server called '{host.name}' already: choose another --name")
-        self._hosts.attach(host)
-        return host
-
-    @cached_property
-    def _hosts(self) -> RemoteHosts:
-        # Imported lazily: most users have no attached machine.
-        from vllm_console.fleet.remote_hosts import RemoteHosts
-
-        patience = FIRST_ANSWER_SECONDS if self._interactive else HOSTS_ANSWER_SECONDS
-        return RemoteHosts(self._state, patience, read_only=self.read_only)
-
-    def _elsewhere(self, name: str) -> tuple[Connection, str] | None:
-        """The connection to the machine in ``HOST/NAME``, and the server's name there; None for a server of this
-        machine.
-
-        Raises:
-            NotFoundError: no such machine is attached.
-            RefusedError: this console is read-only.
-        """
-        if "/" not in name:
-            return None
-        from vllm_console.fleet.remote_hosts import split_host
-
-        if (found := split_host(name)) is None:
-            return None
-        self._refuse_read_only()
-        return self._hosts.connection(found[0]), found[1]
-
-    def _done_elsewhere(self, name: str, there: Connection, server: str, verb: str, **more: Any) -> ServerView:
-        """Carry out an action on another machine; return the server as last seen."""
-        there.do(verb, server, **more)
-        view = next((one for one in there.views(None)[0] if one.name == name), None)
-        if view is None:
-            raise NotFoundError(f"{name} is gone")
-        return view
-
-    # -- runs ------------------------------------------------------------------------------------------------------
-
-    def record(self, name: str) -> ServerRecord | None:
-        """The record of a server of ours; None if there is none of that name.
-
-        Raises:
-            KeeperError: it can't be read.
-        """
-        try:
-            return client.read(self._state, name)
-        except (BadNameError, NoSuchServerError):  # others' servers have names that ours cannot have
-            return None
-
-    def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
-        """A server's finished requests as its probe recorded them, oldest first: those of its current or last run, or
-        of all runs since ``since``.
-
-        Raises:
-            OperationError: it has no probe, or its records cannot be read.
-            NotFoundError, RefusedError: there is no such server, or it is another user's.
-        """
-        from vllm_console.fleet.probe import finished_requests
-
-        record = self._recorded(name)
-        return finished_requests(self._state, record, since)
-
-    def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[EngineStep]:
-        """The newest ``most`` engine steps as its probe recorded them, oldest first; errors as `requests`."""
-        from vllm_console.fleet.probe import engine_steps
-
-        record = self._recorded(name)
-        return engine_steps(self._state, record, since, most)
-
-    def cached_prefixes(self, name: str, since: float | None) -> PrefixUse:
-        """Prefix cache use of the requests that the server's probe recorded; errors as `requests`."""
-        from vllm_console.fleet.probe import cached_prefixes
-
-        record = self._recorded(name)
-        return cached_prefixes(self._state, record, since)
-
-    def predict(self, name: str, changes: Changes, traffic_scale: float = 1.0, *, keep: bool = True) -> PredictedChange:
-        """Predict how a restart with changed flags, or ``traffic_scale`` times the request rate, affects a running
-        server's own traffic. Takes seconds. With ``keep``, the prediction is stored and scored after the restart.
-
-        Raises:
-            OperationError: the server is not up, or too little is recorded.
-            NotFoundError, RefusedError: there is no such server, or it is another user's.
-        """
-        from vllm_console.fleet.predictions import predict_change
-
-        record = self._recorded(name, "too little is known of its flags to predict changes")
-        self._refresh_gpus()
-        plans = self._launcher.plan_restart(record, Changes()).plan, self._launcher.plan_restart(record, changes).plan
-        facts = self._facts(unpack(record.current.spec.details))
-        return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
-
-    def rank_changes(self, name: str, target: TuneTarget) -> CandidateRanking:
-        """Combinations of batch sizes and memory shares predicted to improve a running server; errors as `predict`."""
-        from vllm_console.fleet.tuning import rank_changes
-
-        record = self._recorded(name)
-        self._refresh_gpus()
-        facts = self._facts(unpack(record.current.spec.details))
-        return rank_changes(
-            self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, target
-        )
-
-    def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
-        """Run `predict` in a separate process and store nothing. None if another call or `cancel_prediction` ended it.
-
-        Raises:
-            OperationError: nothing can be predicted, or it took too long.
-        """
-        return self._staged_predictions.ask(name, changes)
-
-    def cancel_prediction(self) -> None:
-        """End the process of `predict_staged`, if there is one."""
-        self._staged_predictions.cancel()
-
-    def keep_prediction(self, name: str, generation: int, prediction: PredictedChange) -> None:
-        """Store a result of `predict_staged`, to score it after the restart; does nothing if another run has begun.
-
-        Raises:
-            OperationError: the run database cannot be read.
-            RefusedError: this console is read-only.
-        """
-        from vllm_console.fleet.predictions import keep_prediction
-
-        self._refuse_read_only()
-        record = self._ours(name)
-        if prediction.kept is not None and record.current.number == generation:
-            keep_prediction(record, self._recorder, prediction.kept)
-
-    def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
-        """The record of one of our servers, for reading; ``without`` completes the refusal if it has no record."""
-        if (record := self.record(name)) is not None:
-            return record
-        if (seen := self.snapshot().server(name)) is not None:
-            what = "is attached" if seen.attached is not None else "was not started by vllm-console"
-            raise RefusedError(f"{name} {what}, so {without}")
-        raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
-
-    def run_requests(self, word: str) -> Sequence[FinishedRequest]:
-        """The finished requests of one run, as for `keep_measurement`, oldest first.
-
-        Raises:
-            OperationError: they were not recorded, or cannot be read.
-            NotFoundError: there is no such run, or its server was removed.
-            UsageError: the word names no run.
-        """
-        run = self.history.find(word)
-        found = self.requests(run.server, run.started_at)
-        end = run.ended_at or time.time()
-        return [one for one in found if run.started_at <= one.arrived_at and one.finished_at <= end]
-
-    def replay(self, word: str, at: float | None = None) -> Replay:
-        """The finished run of that number, ``NAME@GENERATION`` or ``NAME``; errors as `Replays.find`.
-
-        ``NAME`` means its newest run, or the one at the moment ``at``.
-        """
-        return self._replaying().find(word, at)
-
-    def removed_at(self, name: str, at: float) -> Replay | None:
-        """The run of a removed server that had this name at a moment; None if the current server had it by then."""
-        if (present := self.record(name)) is not None and present.created_at <= at:
-            return None
-        with contextlib.suppress(NotFoundError):
-            return self._replaying().find(name, at)
-        return None
-
-    def _replaying(self) -> Replays:
-        if self._replays is None:
-            from vllm_console.fleet.replay import Replays
-
-            self._replays = Replays(self._state, self._all_records, self.history)
-        return self._replays
-
-    # -- board and leftovers ---------------------------------------------------------------------------------------
-
-    def board(self) -> Board:
-        """The board: who runs what here, and which GPUs are claimed until when.
-
-        Raises:
-            OperationError: no board is configured, or it cannot be read.
-        """
-        return self._named_board().read()
-
-    def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
-        """Claim GPUs on the board until ``until`` (Unix seconds), with a reason; errors as `SharedBoard.claim`."""
-        self._refuse_read_only()
-        return self._named_board().claim(gpus, until, why, self._check_gpus)
-
-    def release(self, gpus: Sequence[int] = ()) -> Board:
-        """Release one's own claims of these GPUs, or all of them; errors as `SharedBoard.release`."""
-        self._refuse_read_only()
-        return self._named_board().release(gpus)
-
-    def _named_board(self) -> SharedBoard:
-        if self._board is None:
-            raise OperationError(NO_BOARD)
-        return self._board
-
-    def _check_gpus(self, wanted: Sequence[int]) -> None:
-        """Raise UsageError for GPUs that do not exist, if any are known."""
-        self._refresh_gpus()
-        source = self._gpus
-        if source is None or not (source.recorded or source.has_driver):
-            return
-        known = [gpu.index for gpu in source.read().gpus]
-        missing = [index for index in wanted if index not in known]
-        if known and missing:
-            raise UsageError(
-                f"there is no GPU {', '.join(map(str, missing))} here; there are {min(known)} to {max(known)}"
-            )
-
-    def leftovers(self) -> Leftovers:
-        """What ended servers left: processes without a keeper, and files in ``/dev/shm``. Changes nothing."""
-        return find_leftovers(self._state)
-
-    def remove_leftovers(self, wanted: Leftovers) -> Removed:
-        """End and remove what `leftovers` found, if it is still there.
-
-        Raises:
-            RefusedError: this console is read-only.
-        """
-        self._refuse_read_only()
-        removed = remove_leftovers(self._state, wanted)
-        if self._leftovers_watch is not None:
-            self._leftovers_watch.again()
-        return removed
-
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -1083,49 +755,23 @@ class LocalFleet:
         if self._download is not None:
             self._download.cancel()
         owned = (
-            self._staged_predictions,
-            self._verdicts,
-            self._loads,
-            self._ramps,
+            self.predictions.staged,
+            self.loads,
+            self.ramps,
+            self.leftovers,
+            self.verdicts,
             self._gpus,
             self._gpu_charts,
             self._releases,
             self._board,
         )
-        for one in (*owned, self._replays, self._leftovers_watch, self._observer):
+        for one in (*owned, self.__dict__.get("replays"), self._observer):
             if one is not None:
                 one.close()
         for watched in tuple(self._watched.values()):  # a snapshot that hangs may still be running
             watched.close()
         self._watched.clear()
-        self._attached.close()
-        if "_hosts" in self.__dict__:
-            self._hosts.close()
-
-    def _refuse_read_only(self) -> None:
-        if self.read_only:
-            raise read_only_error(self.read_only_by)
-
-    def _ours(self, name: str) -> ServerRecord:
-        """Return the record of a server that may be acted on.
-
-        Raises:
-            RefusedError: the console is read-only, another user started the server, or it runs on another host.
-            NotFoundError: there is no server of that name.
-        """
-        self._refuse_read_only()
-        if self.record(name) is not None:
-            client.adopt(self._state, name)
-            record = client.read(self._state, name)
-            client.refuse_elsewhere(self._state, record)
-            return record
-        seen = self.snapshot().server(name)
-        if seen is not None and not seen.ours:
-            raise RefusedError(f"{name} {seen.foreign}")
-        if lost := lost_server(self._state, name):
-            raise NotFoundError(f"{lost}; 'vllm-console leftovers --remove' does that")
-        known = ", ".join(client.names(self._state)) or "none yet"
-        raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
+        self.attached.close()
 
 
 def _recorder_command(state: Path, window: float | None, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:

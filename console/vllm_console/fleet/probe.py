@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
@@ -40,7 +41,9 @@ from vllm_launchers.plan.probe import plan_probe
 from vllm_launchers.probe.environment import PROBE
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.access import ServerAccess
     from vllm_console.fleet.chart_history import ChartHistory, ChartSource
+    from vllm_console.fleet.runs import RunHistory
     from vllm_console.history.probe_records import Timed
     from vllm_console.history.step_timeline import StepTimeline
     from vllm_console.history.time_view import ChartRange, TimeView
@@ -403,39 +406,57 @@ def _ended(folder: Path, now: float) -> Sequence[FinishedRequest]:
 T = TypeVar("T", FinishedRequest, EngineStep)
 
 
-def finished_requests(state: Path, record: ServerRecord, since: float | None) -> tuple[FinishedRequest, ...]:
-    """Finished requests since the current or last run was ready, or since ``since`` (Unix seconds), oldest first.
+class ProbeReports:
+    """What probes recorded of our servers, by server name, for commands and suggestions.
 
-    Raises:
-        OperationError: there is no probe and nothing was recorded; or the records cannot be read.
+    Without ``since``, all methods use the current or last run from when it was ready; with it, everything since then
+    (Unix seconds). Unless they say otherwise, they raise `OperationError` if there is no probe and nothing was
+    recorded or the records cannot be read, and `NotFoundError` or `RefusedError` if there is no such server of ours.
     """
-    begin = _begin(record, since)
-    found = _read_records(record, ProbeReader(_folder(state, record), begin).requests)
-    return tuple(request for request in found if request.finished_at >= begin)
 
+    def __init__(self, state: Path, access: ServerAccess, history: RunHistory) -> None:
+        self._state, self._access, self._history = state, access, history
 
-def engine_steps(state: Path, record: ServerRecord, since: float | None, most: int) -> tuple[EngineStep, ...]:
-    """The newest ``most`` steps of that time, oldest first; else as `finished_requests`."""
-    begin = _begin(record, since)
-    found = _read_records(record, ProbeReader(_folder(state, record), begin, most=most).steps)
-    newest = heapq.nlargest(most, (step for step in found if step.at >= begin), key=lambda step: step.at)
-    return tuple(newest[::-1])
+    def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
+        """Finished requests, oldest first."""
+        record = self._access.recorded(name)
+        begin = _begin(record, since)
+        found = _read_records(record, ProbeReader(self._folder(record), begin).requests)
+        return tuple(request for request in found if request.finished_at >= begin)
 
+    def requests_of(self, word: str) -> Sequence[FinishedRequest]:
+        """The finished requests of one run, named as for `RunHistory.keep_measurement`, oldest first; its errors too.
 
-def cached_prefixes(state: Path, record: ServerRecord, since: float | None) -> PrefixUse:
-    """Prefix cache use of the requests of that time; else as `finished_requests`."""
-    begin = _begin(record, since)
-    reader = ProbeReader(_folder(state, record), begin)
-    requests = [one for one in _read_records(record, reader.requests) if one.finished_at >= begin]
-    try:
-        resumed = reader.resumed()
-    except OSError as error:
-        raise _unreadable(record, error) from error
-    return prefix_use(requests, [one for one in resumed if one.at >= begin])
+        Raises:
+            NotFoundError: also if the run's server was removed.
+        """
+        run = self._history.find(word)
+        end = run.ended_at or time.time()
+        found = self.requests(run.server, run.started_at)
+        return [one for one in found if run.started_at <= one.arrived_at and one.finished_at <= end]
 
+    def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[EngineStep]:
+        """The newest ``most`` engine steps, oldest first."""
+        record = self._access.recorded(name)
+        begin = _begin(record, since)
+        found = _read_records(record, ProbeReader(self._folder(record), begin, most=most).steps)
+        newest = heapq.nlargest(most, (step for step in found if step.at >= begin), key=lambda step: step.at)
+        return tuple(newest[::-1])
 
-def _folder(state: Path, record: ServerRecord) -> Path:
-    return client.folder(state, record.name) / PROBE
+    def cached_prefixes(self, name: str, since: float | None) -> PrefixUse:
+        """Prefix cache use of the finished requests."""
+        record = self._access.recorded(name)
+        begin = _begin(record, since)
+        reader = ProbeReader(self._folder(record), begin)
+        requests = [one for one in _read_records(record, reader.requests) if one.finished_at >= begin]
+        try:
+            resumed = reader.resumed()
+        except OSError as error:
+            raise _unreadable(record, error) from error
+        return prefix_use(requests, [one for one in resumed if one.at >= begin])
+
+    def _folder(self, record: ServerRecord) -> Path:
+        return client.folder(self._state, record.name) / PROBE
 
 
 def _begin(record: ServerRecord, since: float | None) -> float:

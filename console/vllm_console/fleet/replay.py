@@ -30,7 +30,7 @@ from vllm_console.logs.startup import Startup
 from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.sample import Series
 from vllm_console.text import clock, plain
-from vllm_launchers.errors import OperationError, UsageError
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.budget.engine_report import learned_from
@@ -41,6 +41,7 @@ from vllm_launchers.typed_decoding import convert
 from vllm_launchers.vllm.engines import Engine, EngineKind
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.access import ServerAccess
     from vllm_console.fleet.attached import RecordSource
     from vllm_console.fleet.runs import RunHistory
     from vllm_console.runs.store import PastRun, Run
@@ -142,8 +143,8 @@ class ReplayedRun:
 class Replays:
     """Finds runs that can be replayed, and shows the requested one."""
 
-    def __init__(self, state: Path, records: RecordSource, runs: RunHistory) -> None:
-        self._state, self._records, self._runs = state, records, runs
+    def __init__(self, state: Path, access: ServerAccess, records: RecordSource, runs: RunHistory) -> None:
+        self._state, self._access, self._records, self._runs = state, access, records, runs
         self._removed = RemovedServers(state)
         self._open: ReplayedRun | None = None
         self._shown_at = 0.0
@@ -168,6 +169,14 @@ class Replays:
         if last is None:
             raise OperationError(self._why_nothing(run, removed=removed))
         return Replay(run.id, run.name, begin, end, at if at is not None else last, removed)
+
+    def removed_at(self, name: str, at: float) -> Replay | None:
+        """The run of a removed server that had this name at a moment; None if the current server had it by then."""
+        if (present := self._access.record(name)) is not None and present.created_at <= at:
+            return None
+        with contextlib.suppress(NotFoundError):
+            return self.find(name, at)
+        return None
 
     def view(self, now: float, time: TimeView) -> ServerView | None:
         """The requested run; None if none is requested, or if it can't be shown (see ``trouble``)."""

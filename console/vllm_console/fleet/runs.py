@@ -21,6 +21,7 @@ from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.access import ServerAccess
     from vllm_console.fleet.attached import RecordSource
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
@@ -263,21 +264,19 @@ def _head(record: ServerRecord, generation: Generation) -> RunHead:
 class RunHistory:
     """Lists and compares runs: the part of the fleet that commands and screens use for what ran earlier.
 
-    ``snapshot`` takes a fleet snapshot, which stores new events. ``record`` finds the record of a server of ours.
-    ``refuse_read_only`` raises `RefusedError` in a read-only fleet.
+    ``snapshot`` takes a fleet snapshot, which stores new events.
     """
 
     def __init__(
         self,
         state: Path,
+        access: ServerAccess,
         recorder: RunRecorder,
         records: RecordSource,
         snapshot: Callable[[], FleetSnapshot],
-        record: Callable[[str], ServerRecord | None],
-        refuse_read_only: Callable[[], None],
     ) -> None:
-        self._state, self._recorder, self._records = state, recorder, records
-        self._snapshot, self._record, self._refuse_read_only = snapshot, record, refuse_read_only
+        self._state, self._access, self._recorder = state, access, recorder
+        self._records, self._snapshot = records, snapshot
 
     @cached_property
     def removed(self) -> RemovedServers:
@@ -382,8 +381,7 @@ class RunHistory:
         """
         from vllm_console.runs.store import RunName
 
-        self._refuse_read_only()
-
+        self._access.refuse_read_only()
         store, _ = self._store()
         run = _find(store, word)
         store.add_measurement(RunName(run.key, run.server, run.generation), found)
@@ -446,7 +444,7 @@ class RunHistory:
         from vllm_console.fleet.predictions import outcome
 
         before, after = found.before.run, found.after.run
-        if before.server != after.server or (record := self._record(after.server)) is None:
+        if before.server != after.server or (record := self._access.record(after.server)) is None:
             return None
         return outcome(self._state, record, self._recorder, before, after)
 

@@ -47,7 +47,7 @@ class Fleet:
     """One server; restarts change its flags immediately, or fail with ``failing`` from the given restart on."""
 
     def __init__(self, failing: str = "", begin: int = 0) -> None:
-        self.history = self
+        self.history = self.access = self.predictions = self
         self.server = ServerView("chat", State.READY, 0.0, flags={"max-num-seqs": 4}, generation=1)
         self.failing, self.begin, self.restarts = failing, begin, 0
         self.in_trial = lambda: None
@@ -68,7 +68,7 @@ class Fleet:
     def runs(self, _name):
         return [], []
 
-    def rank_changes(self, _name, _target):
+    def rank(self, _name, _target):
         found = tuple(Candidate({"max-num-seqs": seqs}, TTFT[seqs]) for seqs in (16, 64))
         return CandidateRanking(TTFT[4], found, 5, 0)
 

@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_console.fleet.background_commands import Ramps, RampView
 from vllm_launchers.errors import RefusedError
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 
 STEP: dict[str, Any] = {"rate": 2.0, "ok": True, "ttft_seconds": {"p99": 0.2}}
 RESULT = {"steps": [STEP], "ceiling_requests_per_second": 2.0, "goodput": None, "limited_by": None, "sentence": "So."}
@@ -25,14 +27,17 @@ def says(*events: object) -> str:
 @pytest.fixture
 def ramps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Ramps]]:
     """Begin a ramp on ``chat`` whose process is a script."""
-    made = Ramps()
+    spec = LaunchSpec((), "127.0.0.1", 8000)
+    server = ServerRecord("chat", State.READY, 0.0, 0.0, (Generation(1, spec, 0.0),))
+    access = SimpleNamespace(ours=lambda name: server, refuse_read_only=lambda: None)
+    made = Ramps(tmp_path, access)  # type: ignore[arg-type]
 
     def begin(script: str) -> Ramps:
         program = tmp_path / "python"
         program.write_text(f'#!/bin/bash\necho "$@" > {tmp_path / "words"}\n{script}\n')
         program.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(program))
-        made.start("chat", tmp_path, others_allowed=False)
+        made.start("chat")
         return made
 
     yield begin
@@ -71,7 +76,7 @@ def test_canceled_ramp_keeps_its_result_and_only_one_runs(ramps: Callable[[str],
     waits = 'while [ -z "$over" ]; do sleep 0.01; done\n'
     began = ramps("trap over=1 TERM\n" + says(BEGIN) + waits + says({"result": RESULT}))
     with pytest.raises(RefusedError, match="a ramp runs on chat already"):
-        began.start("chat", Path(), others_allowed=False)
+        began.start("chat")
     view = began.view("chat")
     while view is not None and not view.limits:  # until it has set its trap
         view = began.view("chat")

@@ -96,7 +96,7 @@ def shown(fleet: LocalFleet, replay: Replay, **time: Any) -> Any:
 
 
 def test_run_of_a_removed_server_is_shown_in_full(fleet):
-    replay = fleet.replay("chat@1")
+    replay = fleet.replays.find("chat@1")
     assert (replay.name, replay.started_at, replay.ended_at, replay.removed) == ("chat@1", *FIRST, True)
     assert FIRST[1] - 60 <= replay.at <= FIRST[1], "its last figures"
     view = shown(fleet, replay)
@@ -118,19 +118,19 @@ def test_run_of_a_removed_server_is_shown_in_full(fleet):
 
 
 def test_replay_markers_are_those_of_the_run(fleet):
-    marks = [(mark.at, mark.kind, mark.label) for mark in shown(fleet, fleet.replay("chat@1")).markers]
+    marks = [(mark.at, mark.kind, mark.label) for mark in shown(fleet, fleet.replays.find("chat@1")).markers]
     assert marks == [
         (FIRST[0], MarkerKind.START, "r1"), (NOW - 6000, MarkerKind.LOAD, "b"), (NOW - 5900, MarkerKind.LOAD, "b"),
         (NOW - 5500, MarkerKind.FINDING, "!"), (NOW - 5000, MarkerKind.FINDING_END, "✓"),
         (FIRST[1], MarkerKind.STOP, "s"),
     ]  # fmt: skip
-    (began, ended) = shown(fleet, fleet.replay("chat@2")).markers
+    (began, ended) = shown(fleet, fleet.replays.find("chat@2")).markers
     assert "--max-num-seqs 256 → 128" in began.text
     assert ended.at == SECOND[1]
 
 
 def test_replay_charts_hold_only_their_run(fleet):
-    replay = fleet.replay("chat@2")
+    replay = fleet.replays.find("chat@2")
     whole = ChartRange("whole run", 3060.0, 20.0)
     series = shown(fleet, replay, range=whole).series
     usage = series.values["kv_cache_usage"]
@@ -143,7 +143,7 @@ def test_replay_charts_hold_only_their_run(fleet):
 
 
 def test_replay_shows_the_moment_at_the_cursor(fleet):
-    replay = fleet.replay("chat@1")
+    replay = fleet.replays.find("chat@1")
     early = shown(fleet, replay, at=FIRST[0] + 30)
     assert (early.window, early.then.state) == (None, State.STARTING)
     assert shown(fleet, replay, at=FIRST[0] + 600).window.kv_cache_usage == 0.95
@@ -160,7 +160,7 @@ def test_replay_shows_the_moment_at_the_cursor(fleet):
     ],
 )
 def test_replay_is_named_like_a_run_or_by_a_time(fleet, word, at, name):
-    replay = fleet.replay(word, at)
+    replay = fleet.replays.find(word, at)
     assert replay.name == name
     assert at is None or replay.at == at
 
@@ -178,7 +178,7 @@ def test_replay_is_named_like_a_run_or_by_a_time(fleet, word, at, name):
 )
 def test_run_that_cannot_be_replayed_says_why(fleet, word, at, error, why):
     with pytest.raises(error, match=why):
-        fleet.replay(word, at)
+        fleet.replays.find(word, at)
 
 
 def test_run_whose_history_is_gone_says_why(fleet, state):
@@ -187,11 +187,11 @@ def test_run_whose_history_is_gone_says_why(fleet, state):
     (state / "removed" / f"brief@{NOW - 900:.0f}-{NOW - 700:.0f}").mkdir()
     record(state / "removed" / f"brief@{NOW - 900:.0f}-{NOW - 700:.0f}")
     with pytest.raises(OperationError, match="nothing is left to replay of chat@3: a history is kept for 30 days"):
-        fleet.replay("chat@3")
+        fleet.replays.find("chat@3")
     with pytest.raises(OperationError, match="purged@9: its history was deleted with its server"):
-        fleet.replay("purged")
+        fleet.replays.find("purged")
     with pytest.raises(OperationError, match=r"brief@1: it ended before a figure was recorded"):
-        fleet.replay("brief")
+        fleet.replays.find("brief")
 
 
 def test_replay_history_is_cached_and_then_closed(fleet, state, monkeypatch):
@@ -201,7 +201,7 @@ def test_replay_history_is_cached_and_then_closed(fleet, state, monkeypatch):
         links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
         return any(os.path.exists(link) and os.stat(link).st_ino == history for link in links)  # noqa: PTH110, PTH116
 
-    shown(fleet, fleet.replay("chat"))
+    shown(fleet, fleet.replays.find("chat"))
     assert opened()
     fleet.history.runs()
     assert opened(), "a verb took its own snapshot"
@@ -212,7 +212,7 @@ def test_replay_history_is_cached_and_then_closed(fleet, state, monkeypatch):
 
 
 def test_history_removed_during_a_replay_is_reported(fleet, state):
-    replay = fleet.replay("chat")
+    replay = fleet.replays.find("chat")
     assert shown(fleet, replay).notice == ""
     (place,) = (state / "removed").iterdir()
     (place / "history.sqlite").unlink()
@@ -245,24 +245,24 @@ def present(state: Path) -> Path:
 
 
 def test_name_means_the_server_that_has_it_now(fleet, present):
-    replay = fleet.replay("chat@1")
+    replay = fleet.replays.find("chat@1")
     assert (replay.removed, replay.started_at) == (False, NOW - 400)
     view = shown(fleet, replay)
     assert view.flags == {"max-num-seqs": 7}, "from its record"
     assert view.log_path == str(present / "servers" / "chat" / "server.log")
-    failed = shown(fleet, fleet.replay("chat"))
+    failed = shown(fleet, fleet.replays.find("chat"))
     assert (failed.state, failed.reason) == (State.FAILED, "exit code 1")
-    assert fleet.replay("1").removed, "the number is the earlier server's"
+    assert fleet.replays.find("1").removed, "the number is the earlier server's"
 
 
 def test_removed_server_is_found_by_its_name_at_a_time(fleet, present):
-    then = fleet.removed_at("chat", NOW - 5000)
+    then = fleet.replays.removed_at("chat", NOW - 5000)
     assert then is not None
     assert (then.name, then.removed, then.at) == ("chat@1", True, NOW - 5000)
-    assert fleet.removed_at("chat", NOW - 350) is None, "the present one had the name"
-    assert fleet.removed_at("chat", NOW - 450) is None, "no server had the name"
-    assert fleet.removed_at("vllm@8000", NOW) is None
-    assert fleet.removed_at("nobody", NOW) is None
+    assert fleet.replays.removed_at("chat", NOW - 350) is None, "the present one had the name"
+    assert fleet.replays.removed_at("chat", NOW - 450) is None, "no server had the name"
+    assert fleet.replays.removed_at("vllm@8000", NOW) is None
+    assert fleet.replays.removed_at("nobody", NOW) is None
 
 
 def test_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
@@ -279,13 +279,13 @@ def test_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
 
 
 def test_removed_server_is_replayed_as_before(fleet, present):
-    before = shown(fleet, fleet.replay("chat"))
+    before = shown(fleet, fleet.replays.find("chat"))
     assert fleet.forget("chat")
     assert not (present / "servers" / "chat").exists()
-    after = shown(fleet, fleet.replay("chat"))
+    after = shown(fleet, fleet.replays.find("chat"))
     assert (before.removed, after.removed) == (False, True)
     assert (after.flags, after.window, after.series) == (before.flags, before.window, before.series)
-    assert fleet.replay("1").started_at == FIRST[0], "the earlier server's, too"
+    assert fleet.replays.find("1").started_at == FIRST[0], "the earlier server's, too"
     assert fleet.forget("chat", purge=True) is False
     assert list((present / "removed").iterdir()) == []
     with pytest.raises(NotFoundError):

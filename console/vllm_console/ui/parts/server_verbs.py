@@ -375,7 +375,7 @@ class ServerVerbs:
         def restart() -> ServerView:
             if predicted is not None:
                 with contextlib.suppress(OperationError):  # restart even if the prediction can't be kept
-                    fleet.keep_prediction(name, server.generation, predicted)
+                    fleet.predictions.keep(name, server.generation, predicted)
             return fleet.restart(name, changes_of(staged), RestartOptions(force=force))
 
         def done(view: ServerView) -> str:
@@ -593,7 +593,7 @@ class ServerVerbs:
         server = self.own(selected)
         fleet, name, act = self._console.fleet, server.name, self._console.act
         if server.load:
-            act("", lambda: fleet.stop_load(name), lambda _: f"Stopping the load on {name}.", about=name)
+            act("", lambda: fleet.loads.stop(name), lambda _: f"Stopping the load on {name}.", about=name)
         elif server.state is not State.READY:
             raise RefusalError(f"{name} is {server.state}: a load needs a ready server.", name)
         else:
@@ -604,7 +604,7 @@ class ServerVerbs:
 
         def send() -> None:
             said = f"Sending {name} its preset's workload for one minute."
-            self._console.act("", lambda: fleet.start_load(name), lambda _: said, about=name)
+            self._console.act("", lambda: fleet.loads.start(name), lambda _: said, about=name)
 
         others = round((window.requests_running or 0) + (window.requests_waiting or 0)) if window is not None else 0
         if server.tuner is not None:
@@ -636,7 +636,7 @@ class ServerVerbs:
             self._console.push_screen(RampScreen(self._console, server.marked_name, name))
             return ""
 
-        self._console.act("", lambda: fleet.start_ramp(name), started, about=name, once=f"ramp {name}")
+        self._console.act("", lambda: fleet.ramps.start(name), started, about=name, once=f"ramp {name}")
 
     def stop_now(self, server: ServerView) -> None:
         """Stop a server without confirmation."""

@@ -178,7 +178,7 @@ class Predictions:
             self._timer = None
         if self._running:
             self._running = self._fix_runs = False
-            self._console.fleet.cancel_prediction()
+            self._console.fleet.predictions.staged.cancel()
 
     def _begin(self, key: _Key, *, of_fix: bool) -> None:
         self._timer, self._running, self._fix_runs = None, True, of_fix
@@ -189,7 +189,7 @@ class Predictions:
 
     async def _ask(self, key: _Key, *, note: bool) -> None:
         """Compute a prediction. ``note``: also record its problem in the message list."""
-        call = partial(self._console.fleet.predict_staged, key[0], changes_of(key[2]))
+        call = partial(self._console.fleet.predictions.staged.ask, key[0], changes_of(key[2]))
         found, problem = None, ""
         try:
             found = await in_thread(call, "prediction")

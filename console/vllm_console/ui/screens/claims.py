@@ -42,10 +42,10 @@ class ClaimDialog(LineDialog):
             return said
 
         if until is None:
-            console.act("", lambda: fleet.release(gpus), lambda _: done("Released your claims."), self.refuse)
+            console.act("", lambda: fleet.claims.release(gpus), lambda _: done("Released your claims."), self.refuse)
             return "releasing…"
         claimed = f"{gpus_text(gpus)} claimed by you."
-        console.act("", partial(fleet.claim, gpus, until, why), lambda _: done(claimed), self.refuse)
+        console.act("", partial(fleet.claims.claim, gpus, until, why), lambda _: done(claimed), self.refuse)
         return "claiming…"
 
 
@@ -87,4 +87,4 @@ def claim_gpus(console: ConsoleApp) -> None:
             console.push_screen(ClaimDialog(console, board))
         return ""
 
-    console.act("", console.fleet.board, ask, once="board")
+    console.act("", console.fleet.claims.board, ask, once="board")

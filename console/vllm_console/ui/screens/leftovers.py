@@ -31,7 +31,7 @@ def confirm_leftovers(console: ConsoleApp) -> None:
             return f"Leftovers: {format_leftovers(left)}; {key_of('remove_leftovers')} removes them."
 
         verb = "End and remove" if left.processes else "Remove"
-        remove = partial(console.act, "Removing leftovers…", lambda: fleet.remove_leftovers(left), done)
+        remove = partial(console.act, "Removing leftovers…", lambda: fleet.leftovers.remove(left), done)
         console.operations.verbs.ask(f"{verb} {format_leftovers(left)}?", _details(left), "remove", remove, late=True)
         return ""
 
@@ -41,7 +41,7 @@ def confirm_leftovers(console: ConsoleApp) -> None:
             return ""
         return f"Removed {format_leftovers(Leftovers(removed.processes, removed.files))}."
 
-    console.act("Looking for leftovers…", fleet.leftovers, found, once="leftovers")
+    console.act("Looking for leftovers…", fleet.leftovers.find, found, once="leftovers")
 
 
 def _details(left: Leftovers) -> list[str]:

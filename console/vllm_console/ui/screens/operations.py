@@ -763,7 +763,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.start_replay(replay)
             return ""
 
-        self.console.act("", lambda: fleet.replay(word), found, once="replay")
+        self.console.act("", lambda: fleet.replays.find(word), found, once="replay")
 
     def action_replay(self) -> None:
         """Choose a run to replay."""
@@ -1197,7 +1197,7 @@ class OperationsScreen(PartialRepaintScreen):
         def launched(result: ServerView | None) -> None:
             if result is not None:
                 self.select(result.name)
-                if why := self.console.fleet.unused_preparation:
+                if why := self.console.fleet.verdicts.unused:
                     self.console.say(f"{result.name} starts without preparation: {why}")
             self.console.poll_once()
 

@@ -55,7 +55,7 @@ class RampScreen(ReaderScreen):
     @property
     def _view(self) -> RampView:
         """The ramp's current state; a problem if the server is gone."""
-        return self._main.fleet.ramp(self._server) or RampView(running=False, problem="the server is gone")
+        return self._main.fleet.ramps.view(self._server) or RampView(running=False, problem="the server is gone")
 
     def on_mount(self) -> None:
         """Start the periodic redraw."""
@@ -74,7 +74,7 @@ class RampScreen(ReaderScreen):
             self.close_with()
             return
         fleet, name = self._main.fleet, self._server
-        self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "", about=name)
+        self._main.act("", lambda: fleet.ramps.start(name, others_allowed=True), lambda _: "", about=name)
 
     def _end(self) -> bool:
         """Ask before leaving a running ramp. Returns whether leaving is prevented."""
@@ -82,7 +82,7 @@ class RampScreen(ReaderScreen):
         if not view.running:
             return False
         if view.progress is None and not view.steps:  # still checking for other clients: nothing to lose
-            self._main.act("", partial(self._main.fleet.cancel_ramp, self._server), lambda _: "", about=self._server)
+            self._main.act("", partial(self._main.fleet.ramps.cancel, self._server), lambda _: "", about=self._server)
             return False
         if not view.canceled:
             question = f"End the ramp on {self._server}?"
@@ -95,7 +95,7 @@ class RampScreen(ReaderScreen):
             self.close_with()
             return
         fleet, name = self._main.fleet, self._server
-        self._main.act("", lambda: fleet.cancel_ramp(name), lambda _: "", about=name)
+        self._main.act("", lambda: fleet.ramps.cancel(name), lambda _: "", about=name)
 
 
 def ramp_lines(view: RampView, width: int, height: int) -> list[Strip]:

@@ -1,0 +1,79 @@
+"""Which servers the parts of a fleet may read and act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_console.fleet.leftovers import lost_server
+from vllm_console.fleet.snapshot import FleetSnapshot
+from vllm_launchers.errors import NotFoundError, RefusedError
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.errors import BadNameError, NoSuchServerError
+from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.launch.errors import read_only_error
+
+
+class ServerAccess:
+    """Finds the record of a server by its name, and refuses what this fleet may not do.
+
+    ``snapshot`` takes a fleet snapshot, which also has the servers without a record. ``read_only_by`` says who made the
+    fleet read-only.
+    """
+
+    def __init__(
+        self, state: Path, snapshot: Callable[[], FleetSnapshot], *, read_only: bool, read_only_by: str
+    ) -> None:
+        self._state, self._snapshot = state, snapshot
+        self.read_only, self.read_only_by = read_only, read_only_by
+
+    def refuse_read_only(self) -> None:
+        """Raise RefusedError if the fleet is read-only."""
+        if self.read_only:
+            raise read_only_error(self.read_only_by)
+
+    def record(self, name: str) -> ServerRecord | None:
+        """The record of a server of ours; None if there is none of that name.
+
+        Raises:
+            KeeperError: it can't be read.
+        """
+        try:
+            return client.read(self._state, name)
+        except (BadNameError, NoSuchServerError):  # others' servers have names that ours cannot have
+            return None
+
+    def recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
+        """The record of a server of ours, for reading.
+
+        Raises:
+            RefusedError: there is no record; the sentence ends in ``without``.
+            NotFoundError: there is no server of that name.
+        """
+        if (record := self.record(name)) is not None:
+            return record
+        if (seen := self._snapshot().server(name)) is not None:
+            what = "is attached" if seen.attached is not None else "was not started by vllm-console"
+            raise RefusedError(f"{name} {what}, so {without}")
+        raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
+
+    def ours(self, name: str) -> ServerRecord:
+        """The record of a server that may be acted on.
+
+        Raises:
+            RefusedError: the fleet is read-only, another user started the server, or it runs on another host.
+            NotFoundError: there is no server of that name.
+        """
+        self.refuse_read_only()
+        if self.record(name) is not None:
+            client.adopt(self._state, name)
+            record = client.read(self._state, name)
+            client.refuse_elsewhere(self._state, record)
+            return record
+        seen = self._snapshot().server(name)
+        if seen is not None and not seen.ours:
+            raise RefusedError(f"{name} {seen.foreign}")
+        if lost := lost_server(self._state, name):
+            raise NotFoundError(f"{lost}; 'vllm-console leftovers --remove' does that")
+        known = ", ".join(client.names(self._state)) or "none yet"
+        raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
