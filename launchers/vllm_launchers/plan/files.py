@@ -8,16 +8,13 @@ from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, json_object
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import SPECULATION
-from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.release_defaults import Release, checked
 
 _TEMPLATE, _ADAPTERS = "chat-template", "lora-modules"
 _LITERAL = "{}\n"
 """A chat template with one of these characters is the template text itself, unless a file of that name exists
 (``load_chat_template``)."""
 _TOKENIZER, _LOGGING = "tokenizer", "log-config-file"
-_CHECKED: Release = (0, 32, 0)
-"""First release that was checked. It looks up the tokenizer's revision even if it does not load it, and requires the
-logging configuration file."""
 _FORMAT = "config-format"
 _CONFIGS = {"hf": "config.json", "mistral": "params.json"}
 """The configuration file of a model, by format."""
@@ -25,9 +22,12 @@ _AUTHORITIES, _CERTIFICATES = "ssl-ca-certs", ("ssl-keyfile", "ssl-certfile")
 
 
 def ignored_file(name: str, flags: Flags, release: Release | None) -> bool:
-    """Whether a release may ignore the file of this flag."""
+    """Whether a release may ignore the file of this flag.
+
+    Those checked look up the tokenizer's revision even if they don't load it, and need the logging configuration file.
+    """
     unread = name == _LOGGING or (name == _TOKENIZER and flags.get("skip-tokenizer-init") is True)
-    return unread and (release is None or release < _CHECKED)
+    return unread and not checked(release)
 
 
 def named_files(flags: Flags, model: str) -> tuple[tuple[str, str], ...]:

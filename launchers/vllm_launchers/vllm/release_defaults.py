@@ -12,6 +12,9 @@ Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
 """The newest release examined; an unknown one is treated like it."""
 
+CHECKED_SINCE: Release = (0, 32, 0)
+"""First release of which it was checked in detail what it refuses."""
+
 _VERSION = lazy_pattern(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[.+\-a-z][a-zA-Z0-9.+_-]*)?", re.ASCII)
 
 
@@ -19,6 +22,11 @@ def parse_release(version: str) -> Release | None:
     """The numbers of a version, or None: ``(0, 32, 0)`` for ``0.32.0+cpu`` and ``v0.32``."""
     found = _VERSION.fullmatch(version.strip())
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def checked(release: Release | None) -> bool:
+    """Whether it is known in detail what a release refuses; False for an unknown one."""
+    return release is not None and release >= CHECKED_SINCE
 
 
 _UTILIZATION: tuple[tuple[Release, float], ...] = (((0, 20, 0), 0.92), ((0, 0, 0), 0.9))

@@ -15,7 +15,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, Flags, json_object
 from vllm_launchers.vllm.modelfacts.config import LENGTHS
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
-from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.release_defaults import checked
 
 LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
@@ -27,9 +27,6 @@ _MAY_MATTER = lazy_pattern(r"len|rope|pos|ctx|context|seq|window|max|config|type
 _ROPE = ("rope_parameters", "rope_scaling")
 _YARN = ("yarn", "deepseek_yarn")
 _NOT_STRETCHED = frozenset({*_YARN, "llama3", "deepseek_llama_scaling"})
-_UNSTRETCHED_SINCE: Release = (0, 32, 0)
-"""First release that uses the config's length as is with YaRN (``_get_and_verify_max_len``); earlier releases differ
-and were not checked."""
 
 
 def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
@@ -119,10 +116,11 @@ def config_overrides(flags: Flags) -> Mapping[str, Any] | None:
 
 
 def _unstretched(plan: Plan, changed: Mapping[str, Any]) -> bool:
-    """Whether the changes to the rotary embedding do not lengthen the context in this release."""
-    if plan.engine.release is None or plan.engine.release < _UNSTRETCHED_SINCE:
-        return False
-    return all(_keeps_length(changed[key]) for key in _ROPE if key in changed)
+    """Whether the changes to the rotary embedding do not lengthen the context in this release.
+
+    Earlier releases than those checked lengthen it with YaRN (``_get_and_verify_max_len``).
+    """
+    return checked(plan.engine.release) and all(_keeps_length(changed[key]) for key in _ROPE if key in changed)
 
 
 def _keeps_length(rope: object) -> bool:

@@ -19,14 +19,12 @@ from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.installed_packages import TORCHAO
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA, updates_adapters
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
-from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.release_defaults import Release, checked
 from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 
 _ADAPTERS = "lora-modules"
 _OF_MODALITIES = "default-mm-loras"
 HERE = ("folder", "cache")
-_BACKENDS_CHECKED = (0, 32, 0)
-"""First release whose source was checked for backends and the kind of attention that they serve."""
 _NOT_LATENT = frozenset({FLASH_ATTENTION, FLASHINFER, TRITON, "FLEX_ATTENTION"})
 GATED = (
     "meta-llama/",
@@ -68,8 +66,6 @@ HUMMING = "humming"
 
 DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
 _DEPRECATED_ALLOWED = "allow-deprecated-quantization"
-_METHODS_CHECKED: Release = (0, 32, 0)
-"""First release for which it was checked which methods accept which checkpoints."""
 _GPTQ_LIMITED: Release = (0, 30, 0)
 """First release that requires GPTQ weights of 4 or 8 bits, symmetric and without ``desc_act`` (``AutoGPTQConfig``)."""
 _GPTQ_BITS = (4, 8)
@@ -141,7 +137,7 @@ def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Pl
     """An explicit attention backend for the other kind of attention (``AttentionBackend.validate_configuration``)."""
     release, settings = plan.engine.release, variables(plan, inputs)
     backend = selected_backend(plan.flags, settings, release)
-    if backend is None or plan.engine.build != "cuda" or (release is not None and release < _BACKENDS_CHECKED):
+    if backend is None or plan.engine.build != "cuda" or not checked(release):
         return
     if "MLA" in backend and is_plain(facts):
         why = "serves models with latent attention (MLA) only"
@@ -178,7 +174,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         return
     detected = f"{facts.model} is quantized as {stored}, not {asked} (--quantization)"
     evident = stored.startswith("modelopt") or stored in _SELF_EVIDENT or _is_gpt_oss(facts)
-    if evident and asked.lower() != HUMMING and _checked(plan):
+    if evident and asked.lower() != HUMMING and (plan.engine.release is None or checked(plan.engine.release)):
         text = f"{detected}; vLLM detects that and ignores the flag"
         yield PlanFinding("quantization_mismatch", Level.WARNING, text, fix)
     else:
@@ -202,7 +198,7 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
     method = stored.method if stored is not None else asked
     if asked == HUMMING:
         return
-    if method in DEPRECATED and _checked(plan) and plan.flags.get(_DEPRECATED_ALLOWED) is not True:
+    if method in DEPRECATED and checked(plan.engine.release) and plan.flags.get(_DEPRECATED_ALLOWED) is not True:
         text = f"vLLM will refuse the quantization {method}, which is deprecated, without --{_DEPRECATED_ALLOWED}"
         fix = Changes(set={_DEPRECATED_ALLOWED: True})
         yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=_sure(facts))
@@ -247,10 +243,6 @@ def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
 
 
-def _checked(plan: Plan) -> bool:
-    return plan.engine.release is None or plan.engine.release >= _METHODS_CHECKED
-
-
 def _is_gpt_oss(facts: ModelFacts) -> bool:
     return facts.model_type == "gpt_oss" and facts.quantization is not None and facts.quantization.method == "mxfp4"
 
@@ -258,9 +250,9 @@ def _is_gpt_oss(facts: ModelFacts) -> bool:
 def _reads(asked: str, stored: str, plan: Plan, facts: ModelFacts) -> bool:
     if asked == HUMMING:
         return not _is_gpt_oss(facts)
-    if plan.engine.build == "cpu" and stored == "awq" and _checked(plan):
+    if plan.engine.build == "cpu" and stored == "awq" and checked(plan.engine.release):
         return asked == stored
-    if asked == _GPT_OSS and asked != stored and _checked(plan):
+    if asked == _GPT_OSS and asked != stored and checked(plan.engine.release):
         return _is_gpt_oss(facts)
     one, other = asked.replace("_", "-"), stored.replace("_", "-")
     if one == other or (asked in ANY_4_BIT and stored in FAMILIES[0] | FAMILIES[1]):

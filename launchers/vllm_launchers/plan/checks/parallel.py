@@ -24,13 +24,11 @@ from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.flags.check_value import MICROBATCHED
 from vllm_launchers.vllm.flags.wording import either
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
-from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.release_defaults import checked
 
 MOST_TENSOR = 64
 RANK, BALANCED_OUTSIDE = "data-parallel-rank", "data-parallel-external-lb"
 
-_CHECKED_SINCE: Release = (0, 32, 0)
-"""First release whose refusals were verified."""
 _OVERLAP = "enable-dbo"
 
 
@@ -43,13 +41,9 @@ def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iter
     yield from _links(plan, inputs)
 
 
-def _checked(plan: Plan) -> bool:
-    return plan.engine.release is not None and plan.engine.release >= _CHECKED_SINCE
-
-
 def _overlap(plan: Plan) -> Iterator[PlanFinding]:
     """Dual-batch overlap without a suitable backend; the CPU build turns it off itself."""
-    asked = plan.flags.get(_OVERLAP) is True and plan.engine.build == "cuda" and _checked(plan)
+    asked = plan.flags.get(_OVERLAP) is True and plan.engine.build == "cuda" and checked(plan.engine.release)
     if asked and plan.flags.get("all2all-backend") not in MICROBATCHED:
         text = f"vLLM will refuse --{_OVERLAP} without --all2all-backend {either(MICROBATCHED)}"
         yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(_OVERLAP,)))
@@ -77,7 +71,7 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
             f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.32.0 refuses data-parallel ranks behind a "
             f"balancer of your own for models without experts, such as {facts.model}; start independent servers"
         )
-        level = Level.ERROR if _checked(plan) else Level.WARNING
+        level = Level.ERROR if checked(plan.engine.release) else Level.WARNING
         sure = facts.source != "table"
         yield PlanFinding("external_ranks_of_dense", level, text, Changes(unset=given), surely=sure)
     if facts.layers and pipeline > len(facts.layers):

@@ -14,11 +14,11 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, json_flag
 from vllm_launchers.vllm.flags.speculation import SPECULATION, speculation_flags
 from vllm_launchers.vllm.installed_packages import ARCTIC_INFERENCE
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import checked
 
 _KEYS = {"method": "spec-method", "model": "spec-model", "num_speculative_tokens": "spec-tokens"}
 _HEADS = {"dflash": (), "eagle": ("Llama", "Mistral"), "eagle3": ("Llama", "Qwen3")}
 """Plain architectures for which vLLM has heads with these methods (``registry.py``)."""
-_HEADS_CHECKED = (0, 32, 0)
 _FROM_THE_NAME = ("eagle-", "eagle3", "dflash", "dspark")
 """Parts of a model's name from which vLLM derives another method."""
 
@@ -85,9 +85,9 @@ def _without_layers(
 
 def _unknown_head(plan: Plan, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:
     """A plain language model as a draft head, if vLLM has no head for its architecture."""
-    method, release = str(settings.get("method", "")), plan.engine.release
+    method = str(settings.get("method", ""))
     known = _HEADS.get(method)
-    if known is None or draft is None or not is_plain(draft) or (release is not None and release < _HEADS_CHECKED):
+    if known is None or draft is None or not is_plain(draft) or not checked(plan.engine.release):
         return
     if str(draft.architecture).removesuffix("ForCausalLM") in known:
         return

@@ -26,7 +26,7 @@ from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
-from vllm_launchers.vllm.release_defaults import WHOLE_PROMPTS_SINCE, parse_release
+from vllm_launchers.vllm.release_defaults import CHECKED_SINCE, WHOLE_PROMPTS_SINCE, parse_release
 
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
@@ -306,10 +306,6 @@ class Given:
         return json_object(self.text(name)) or {} if self.has(name) else {}
 
 
-_CHECKED = (0, 32)
-"""First release in which the conditions on keys of JSON flags were verified."""
-
-
 class Condition(msgspec.Struct, frozen=True):
     """One rule. Its first flag is the one reported; ``broken`` returns the problem, if any."""
 
@@ -360,7 +356,7 @@ def _active(given: Given) -> str | None:
     return _too_many(given, "max-num-active-seqs", active, "max-num-seqs", running) if active > running else None
 
 
-def _needs(name: str, other: str, words: str = "", since: tuple[int, int] = (0, 0)) -> Condition:
+def _needs(name: str, other: str, words: str = "", since: tuple[int, ...] = (0, 0)) -> Condition:
     """A switch that is on, or a value that is set, requires another switch or value."""
 
     def broken(given: Given) -> str | None:
@@ -373,14 +369,14 @@ def _needs(name: str, other: str, words: str = "", since: tuple[int, int] = (0, 
     return Condition((name, other), broken, since)
 
 
-def _not_both(name: str, other: str, since: tuple[int, int] = (0, 0)) -> Condition:
+def _not_both(name: str, other: str, since: tuple[int, ...] = (0, 0)) -> Condition:
     def broken(given: Given) -> str | None:
         return f"--{name} and --{other} cannot both be on" if given.on(name) and given.on(other) else None
 
     return Condition((name, other), broken, since)
 
 
-def _set_twice(name: str, config: str, key: str, since: tuple[int, int] = (0, 0)) -> Condition:
+def _set_twice(name: str, config: str, key: str, since: tuple[int, ...] = (0, 0)) -> Condition:
     """A flag that duplicates a key of a JSON flag: only one of the two may be set."""
 
     def broken(given: Given) -> str | None:
@@ -774,7 +770,7 @@ def _connected(kind: str, *, always: bool) -> Condition:
             return f"--{config} needs {role} beside {connector}{roles}" if given.key(config, role) is None else None
         return f"--{config} needs {connector}, the name of a connector" if always and given.configured(config) else None
 
-    return Condition((config,), broken, _CHECKED)
+    return Condition((config,), broken, CHECKED_SINCE)
 
 
 def _structured(given: Given) -> str | None:
@@ -898,7 +894,7 @@ CONDITIONS: tuple[Condition, ...] = (
     _parser_name("tool-call-parser", "tool-parser-plugin", "enable-auto-tool-choice"),
     Condition(("data-parallel-rank",), _rank),
     _not_both("data-parallel-hybrid-lb", "data-parallel-external-lb", (0, 13)),
-    Condition(("data-parallel-start-rank", "data-parallel-multi-port-external-lb"), _balancers, _CHECKED),
+    Condition(("data-parallel-start-rank", "data-parallel-multi-port-external-lb"), _balancers, CHECKED_SINCE),
     Condition(("data-parallel-hybrid-lb", "data-parallel-size-local"), _hybrid, (0, 13)),
     Condition(("node-rank", "nnodes"), _node),
     Condition(("nnodes",), _nodes_divide),
@@ -912,30 +908,30 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("offload-num-in-group", "offload-group-size"), _grouped),
     Condition(("mamba-ssu-algorithm", "mamba-backend"), _ssu),
     Condition(("speculative-config",), _draft, (0, 11)),
-    Condition(("speculative-config",), _draft_parallel, _CHECKED),
-    Condition(("speculative-config", "tensor-parallel-size"), _draft_shards, _CHECKED),
+    Condition(("speculative-config",), _draft_parallel, CHECKED_SINCE),
+    Condition(("speculative-config", "tensor-parallel-size"), _draft_shards, CHECKED_SINCE),
     Condition(("speculative-config",), _counts(looked_up=True, short=False)),
     Condition(("spec-method", "spec-tokens"), _counts(looked_up=True, short=True)),
-    Condition(("speculative-config",), _counts(looked_up=False, short=False), _CHECKED),
-    Condition(("spec-method", "spec-tokens"), _counts(looked_up=False, short=True), _CHECKED),
-    Condition(("speculative-config",), _custom_drafts, _CHECKED),
-    Condition(("speculative-config",), _of_method, _CHECKED),
-    Condition(("speculative-config",), _synthetic, _CHECKED),
-    Condition(("speculative-config", "enable-lora"), _adapted_drafts, _CHECKED),
-    _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", _CHECKED),
-    _set_twice("spec-method", "speculative-config", "method", _CHECKED),
-    _set_twice("spec-model", "speculative-config", "model", _CHECKED),
+    Condition(("speculative-config",), _counts(looked_up=False, short=False), CHECKED_SINCE),
+    Condition(("spec-method", "spec-tokens"), _counts(looked_up=False, short=True), CHECKED_SINCE),
+    Condition(("speculative-config",), _custom_drafts, CHECKED_SINCE),
+    Condition(("speculative-config",), _of_method, CHECKED_SINCE),
+    Condition(("speculative-config",), _synthetic, CHECKED_SINCE),
+    Condition(("speculative-config", "enable-lora"), _adapted_drafts, CHECKED_SINCE),
+    _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", CHECKED_SINCE),
+    _set_twice("spec-method", "speculative-config", "method", CHECKED_SINCE),
+    _set_twice("spec-model", "speculative-config", "model", CHECKED_SINCE),
     _connected("kv", always=True),
     _connected("ec", always=False),
-    Condition(("structured-outputs-config",), _structured, _CHECKED),
-    Condition(("profiler-config",), _profiled, _CHECKED),
-    Condition(("eplb-config", "enable-eplb"), _spare_experts, _CHECKED),
+    Condition(("structured-outputs-config",), _structured, CHECKED_SINCE),
+    Condition(("profiler-config",), _profiled, CHECKED_SINCE),
+    Condition(("eplb-config", "enable-eplb"), _spare_experts, CHECKED_SINCE),
     Condition(("compilation-config",), _base_modes, (0, 10)),
-    Condition(("compilation-config",), _switched_ops, _CHECKED),
-    Condition(("ubatch-size", "all2all-backend"), _microbatches, _CHECKED),
-    Condition(("ubatch-size", "enable-dbo"), _split_batches, _CHECKED),
-    Condition(("limit-mm-per-prompt",), _modality_limits, _CHECKED),
-    Condition(("media-io-kwargs",), _modality_options, _CHECKED),
+    Condition(("compilation-config",), _switched_ops, CHECKED_SINCE),
+    Condition(("ubatch-size", "all2all-backend"), _microbatches, CHECKED_SINCE),
+    Condition(("ubatch-size", "enable-dbo"), _split_batches, CHECKED_SINCE),
+    Condition(("limit-mm-per-prompt",), _modality_limits, CHECKED_SINCE),
+    Condition(("media-io-kwargs",), _modality_options, CHECKED_SINCE),
     _set_twice("attention-backend", "attention-config", "backend"),
     _set_twice("enable-flashinfer-autotune", "kernel-config", "enable_flashinfer_autotune"),
     _set_twice("cudagraph-capture-sizes", "compilation-config", "cudagraph_capture_sizes"),

@@ -142,6 +142,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "awq"}}),
     ("quantization_mismatch", Level.WARNING, {"facts": MODELOPT, "set": {"quantization": "awq"}}),
     ("quantization_mismatch", Level.ERROR, {"facts": MODELOPT, "set": {"quantization": "awq"}, "version": "0.31.0"}),
+    ("quantization_mismatch", Level.WARNING, {"facts": MODELOPT, "set": {"quantization": "awq"}, "version": None}),
     ("quantization_mismatch", Level.WARNING, {"facts": GPT_OSS, "set": {"quantization": "awq"}}),
     ("quantization_mismatch", Level.ERROR, {"facts": GPT_OSS, "set": {"quantization": "humming"}}),
     ("quantization_mismatch", Level.ERROR, {"facts": AWQ, "set": {"quantization": "awq_marlin"}, "build": "cpu",
@@ -903,10 +904,17 @@ def test_attention_backend_is_judged_only_where_surely_refused(find: Find) -> No
         {"facts": latent, "set": asked},
         {"facts": replace(BF16, architecture="UnknownForCausalLM"), "set": asked},
         {"facts": BF16, "set": asked, "version": "0.31.0"},
+        {"facts": BF16, "set": asked, "version": None},
         {"facts": BF16, "set": asked, "build": "cpu", "host": None},
         {"facts": latent, "set": {"attention-backend": "FLASH_ATTN"}, "environment": {"VLLM_MLA_DISABLE": "1"}},
     ):
         assert "attention_backend" not in [one.code for one in find(**case)], case
+
+
+def test_deprecated_format_is_refused_only_where_that_was_checked(find: Find) -> None:
+    stored = replace(FP8, quantization=Quantization("fbgemm_fp8", 8))
+    for version in ("0.31.0", None):
+        assert "quantization_deprecated" not in [one.code for one in find(facts=stored, host=H100, version=version)]
 
 
 def test_weights_of_torchao_need_its_package(find: Find) -> None:
