@@ -496,8 +496,8 @@ async def test_a_finding_picked_on_a_wide_screen_is_replaced_when_the_screen_bec
 @pytest.mark.parametrize("width", [60, 70, 80, 90, 99])
 def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
     """A queue at max-num-seqs: the nearly empty KV cache says nothing about the queue."""
-    usage, waiting = Measure("KV cache usage", "0%", "85%", "objectives of preset chatbot"), Measure("waiting", "60")
-    running = Measure("running", "4", "4", "max-num-seqs")
+    usage = Measure("KV cache usage", "0%", "85%", "objectives of preset chatbot", within=True)
+    waiting, running = Measure("waiting", "60"), Measure("running", "4", "4", "max-num-seqs")
     found = Finding(
         "oversubscribed_sequences", Severity.WARNING, fakes.NOW - 60, f"The queue grows: {'very ' * 30}long.", "Cause.",
         (waiting, running, usage), (Fix(Changes({"max-num-seqs": 16}), "More run.", "Slower streams."),),
@@ -506,7 +506,7 @@ def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
     first = finding_lines(server, StagedState(), fakes.NOW, width, 2)[0].text
     assert "max-num-seqs reached" in first
     assert ": 0%" not in first
-    over = replace(found, measures=(waiting, running, replace(usage, value="97%")))
+    over = replace(found, measures=(waiting, running, replace(usage, value="97%", within=False)))
     told = finding_lines(replace(server, findings=(over,)), StagedState(), fakes.NOW, 80, 2)[0].text
     assert "97%" in told
 
@@ -515,8 +515,8 @@ def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
 @pytest.mark.parametrize("width", [60, 70, 80, 90, 99])
 def test_a_figure_within_its_limit_does_not_stand_for_a_finding_that_has_another(fakes, width, rate, running):
     measures = (
-        Measure("preemptions per request", "0.13", "0.05"), Measure("preemptions", rate, "10/min"),
-        Measure("running", running, "2,048"),
+        Measure("preemptions per request", "0.13", "0.05"), Measure("preemptions", rate, "10/min", within=True),
+        Measure("running", running, "2,048", within=True),
     )  # fmt: skip
     found = Finding("preempting", Severity.CRITICAL, fakes.NOW - 60, f"It is {'very ' * 30}full.", "Cause.", measures)
     server = replace(fakes.chat(fakes.NOW), findings=(found,), judged=())

@@ -84,6 +84,8 @@ class Measure(msgspec.Struct, frozen=True):
     value: str
     limit: str = ""
     source: str = ""
+    within: bool = False
+    """Whether it is within its limit, so that it is no evidence of the finding."""
 
 
 class Finding(msgspec.Struct, frozen=True):

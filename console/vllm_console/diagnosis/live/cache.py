@@ -60,8 +60,9 @@ class KvCachePressure:
         if silent:
             symptom = f"KV cache usage peaked at {percent(usage)} in {when}; no request has run since."
         cause = "Running requests hold more tokens than the cache should; once it is full, requests are preempted."
-        measures = [Measure("KV cache usage (peak)", percent(usage), percent(objective), evidence.objectives_source)]
-        if usage <= objective:
+        within, source = usage <= objective, evidence.objectives_source
+        measures = [Measure("KV cache usage (peak)", percent(usage), percent(objective), source, within)]
+        if within:
             over = [frame.end for frame in evidence.frames if (frame.usage_max or 0.0) > objective]
             until = f" until {clock(over[-1], evidence.now)}" if over else ""
             symptom = f"KV cache usage was above its objective of {percent(objective)}{until};"
@@ -145,9 +146,10 @@ class Preempting:
             seen = f"{rate:.0f} preemptions/min in the minute to {clock(frames[-1].end, evidence.now, seconds=True)}"
         symptom = f"{seen}{_per_request(share, finished, running)}."
         shown = UNKNOWN if share is None else f"{share:.2g}"
+        few, rare = share is not None and share <= objective, rate <= MOST_PREEMPTIONS
         measures = [
-            Measure("preemptions per request", shown, f"{objective:g}", evidence.objectives_source),
-            Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "built-in"),
+            Measure("preemptions per request", shown, f"{objective:g}", evidence.objectives_source, few),
+            Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "built-in", rare),
         ]
         if evidence.resumed is not None and evidence.resumed.tokens:
             found, looked_up = evidence.resumed.cached_tokens, evidence.resumed.tokens
@@ -158,7 +160,7 @@ class Preempting:
         if usual is not None and worst is not None:
             times = worst.factor_of(usual)
             measures.append(Measure("ITL p99", f"{worst.text}, {times} its median" if times else worst.text))
-        if share is not None and share <= objective and rate <= MOST_PREEMPTIONS:
+        if few and rare:
             pause = round_duration(SILENCE_SECONDS)
             cause = f"Recovering: the finding closes after {pause} with preemptions below half of their objective."
             symptom = f"Preemptions were above their objective; now {symptom}"

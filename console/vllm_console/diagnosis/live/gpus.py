@@ -113,7 +113,8 @@ def _slowness(gpu: Gpu, *, hot: bool) -> list[Measure]:
         found.insert(0 if hot else 1, Measure(f"GPU {gpu.index} temperature", temperature(gpu.temperature_c)))
     watts = f"{gpu.power_w:.0f} W" if gpu.power_w is not None else UNKNOWN
     limit = f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w is not None else ""
-    return [*found, Measure(f"GPU {gpu.index} power", watts, limit, "its power limit" if limit else "")]
+    within = (gpu.power_w or 0.0) < (gpu.power_limit_w or 0.0)
+    return [*found, Measure(f"GPU {gpu.index} power", watts, limit, "its power limit" if limit else "", within)]
 
 
 def _narrow(gpu: Gpu) -> Judgement:

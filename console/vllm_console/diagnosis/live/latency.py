@@ -265,12 +265,13 @@ class SlowTokens:
             then = evidence.when_observed(self.key)
         found = then.latency(self.key)
         worst = found.p99
+        within = worst is not None and worst.within(objective) is True
         measures = [
-            Measure(f"{self.name} p99", text_of(worst), seconds(objective), evidence.objectives_source),
+            Measure(f"{self.name} p99", text_of(worst), seconds(objective), evidence.objectives_source, within),
             Measure(f"{self.name} p50", text_of(found.p50)),
         ]
         silent = then is not evidence
-        if worst is not None and worst.within(objective):
+        if within:
             now = f"{text_of(worst)} in the minute to {_end(then)}" if silent else f"now {text_of(worst)}"
             return self._recovering(evidence, since, now, measures)
         symptom = f"{self.name} p99 of the last minute is {text_of(worst)}; the objective is {seconds(objective)}."

@@ -108,11 +108,11 @@ def _queue(evidence: Evidence) -> str:
 
 
 def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
-    usage, objective = percent(frame.usage_max), percent(evidence.objectives.kv_cache_usage)
+    usage, most = frame.usage_max, evidence.objectives.kv_cache_usage
     measures = [
         Measure("waiting", f"{frame.waiting_max or 0:.0f}"),
         evidence.running(frame.running_max or 0.0),
-        Measure("KV cache usage", usage, objective, evidence.objectives_source),
+        Measure("KV cache usage", percent(usage), percent(most), evidence.objectives_source, (usage or 0.0) <= most),
     ]
     if (longest := evidence.latency("queue").p99) is not None:
         # Requests are counted when they end, so those waiting now are not included.
@@ -139,7 +139,8 @@ class OversubscribedSequences:
         measures = _measures(evidence, frame)
         if (itl := slow_steps(evidence)) is not None:
             objective = evidence.objectives.itl_p99_seconds
-            measures.insert(1, Measure("ITL mean", seconds(itl), seconds(objective), evidence.objectives_source))
+            source = evidence.objectives_source
+            measures.insert(1, Measure("ITL mean", seconds(itl), seconds(objective), source, itl <= objective))
             cause = (
                 f"Demand exceeds what this {evidence.hardware} can serve: with {limit} sequences{evidence.each} ITL is "
                 f"{seconds(itl)} on average. More sequences slow every stream; fewer lengthen the queue."

@@ -189,7 +189,7 @@ class Evidence(msgspec.Struct, frozen=True):
     def running(self, count: float, name: str = "running") -> Measure:
         """Number of running sequences, and the limit."""
         source = f"max-num-seqs of {self.engines} engines" if self.engines > 1 else "max-num-seqs"
-        return Measure(name, f"{count:.0f}", str(self.most_running), source)
+        return Measure(name, f"{count:.0f}", str(self.most_running), source, count < self.most_running)
 
     @property
     def hardware(self) -> str:

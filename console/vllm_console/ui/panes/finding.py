@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from rich.style import Style
@@ -29,7 +29,6 @@ from vllm_console.ui.terminal.lines import cells, clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, paragraph, parts_length, wrapped
 from vllm_launchers.keeper.records import SleepStep, State
-from vllm_launchers.patterns import lazy_pattern
 
 WIDE = 100
 """Minimum width for the keys' full names."""
@@ -127,25 +126,22 @@ def finding_lines(
     wide = width >= WIDE
     parts = finding_heading(top, name, now, wide=wide)
     if top.severity is Severity.GOOD:
-        verdict_lines = _verdict_lines(server, staged, width, most - 1)
-        return [_good_line(top, parts, width, _findings_hint(top, others, wide=True)), *verdict_lines]
+        good = _good_line(top, parts, width, _findings_hint(top, others, wide=True))
+        return [good, *_verdict_lines(server, staged, width, most - 1)]
     indent = cells(name) + 5 if wide else 3
     fix, why = _fix_hint(server, top, state, wide=wide), _findings_hint(top, others, wide=wide)
     above, below = (fix, why) if wide else ([*fix, *why], [])
-    symptom = _one_line(top, parts, width, above)
+    room = _room(width, above)
     style = staged.style if staged is not None else None
     texts = _fix_texts(server, top, state.effect) if staged is None else _verdict_texts(server, top, state, staged)
-    text = _fitting(texts, indent, width, below, most - 1)
-    room_below = most - 1 - len(_rows(text, style, indent, width, below, most))
-    if symptom:
+    rows = _rows(_fitting(texts, indent, width, below, most - 1), style, indent, width, below, most - 1)
+    if symptom := _symptom(top, room - parts_length(parts) - 2):
         parts = [*parts, f": {symptom}"]
-    elif room_below <= 0:
-        parts = _with_figure(top, parts, width, above)
-    lines = [_with_keys(parts, above, width)]
-    if not symptom and room_below > 0:
-        lines += _rows(top.symptom, None, indent, width, (), room_below)
-    text = _fitting(texts, indent, width, below, most - len(lines))
-    return [*lines, *(_rows(text, style, indent, width, below, most - len(lines)))][:most]
+    elif spare := max(0, most - 1 - len(rows)):
+        rows = [*_rows(top.symptom, None, indent, width, (), spare), *rows]
+    else:
+        parts = next((one for one in _headings(top, parts) if parts_length(one) <= room), parts)
+    return [_with_keys(parts, above, width), *rows][:most]
 
 
 def _unreachable_lines(server: ServerView, now: float, width: int, most: int) -> list[Strip]:
@@ -173,73 +169,34 @@ def _named_lines(server: ServerView, sign: str, text: str, style: Style, width: 
     return paragraph(text, width - 1, style, indent, first=[(f" {sign} ", style), (name, STRONG)], most=most)[:most]
 
 
-def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, hints: Sequence[Hint]) -> str:
-    """The symptom with as many of its figures as fit after the heading; empty if the symptom itself does not fit."""
-    text_so_far = top.symptom
-    room = width - parts_length(parts) - _length(hints) - 6
-    if cells(text_so_far) > room:
-        return ""
-    for measure in top.measures:
-        text = measure_text(measure)
-        if plain(measure.value) not in text_so_far and cells(text_so_far) + cells(text) + 3 <= room:
-            text_so_far = f"{text_so_far.removesuffix('.')} · {text}" if text_so_far else text
-    return text_so_far
+def _symptom(top: ServerFinding, room: int) -> str:
+    """The symptom with as many of its figures as fit; empty if the symptom itself does not fit."""
+    figures = [measure_text(one) for one in top.measures if plain(one.value) not in top.symptom]
+    return _as_many(top.symptom, figures, room) if cells(top.symptom) <= room else ""
 
 
-def _with_figure(top: ServerFinding, parts: list[Part], width: int, hints: Sequence[Hint]) -> list[Part]:
-    """The heading with a figure and its limit, for a symptom that does not fit.
+def _as_many(text: str, more: Iterable[str], room: int) -> str:
+    """A text followed by those of ``more`` that fit, separated by dots."""
+    for one in more:
+        longer = f"{text.removesuffix('.')} · {one}" if text else one
+        text = longer if cells(longer) <= room else text
+    return text
 
-    To make room, it drops the time, then what loads the server.
+
+def _headings(top: ServerFinding, parts: Sequence[Part]) -> list[list[Part]]:
+    """The heading with a figure and its limit, for a symptom that does not fit; from long to short.
+
+    Shorter ones lack the figure's name, since when it is so, the limit, and what loads the server.
     """
-    named, rest = parts[:_NAMED], parts[_NAMED:]
-    without_time = [*named, *rest[top.since is not None :]]
-    for headings in ((parts, without_time), (named,)):
-        for figures in (_figures(top), _bare_figures(top)):
-            for heading_parts in headings:
-                room = width - parts_length(heading_parts) - _length(hints) - 6
-                fitting = next((text for text in figures if cells(text) <= room), None)
-                if fitting is not None:
-                    return [*heading_parts, f": {fitting}"]
-    return parts
-
-
-def _figures(top: ServerFinding) -> list[str]:
-    """The figures of a finding that have a limit, in full; then those with their own unit, without their names.
-
-    A figure below its limit is not evidence if another one is above its limit.
-    """
-    limited = [measure for measure in top.measures if measure.limit]
-    limited = [measure for measure in limited if not _below(measure)] or limited
-    short = [f"{plain(one.value)}{_limit(one)}" for one in _telling(top)]
-    return [*map(measure_text, limited), *short]
-
-
-def _bare_figures(top: ServerFinding) -> list[str]:
-    """The figures that have a limit and their own unit, without name and limit."""
-    return [plain(measure.value) for measure in _telling(top)]
-
-
-def _telling(top: ServerFinding) -> list[Measure]:
-    """The figures that are clear without their name: they have a limit, are not below it, and have their own unit."""
-    return [one for one in top.measures if one.limit and not _is_number(one.value) and not _below(one)]
-
-
-_NUMBER_AND_UNIT = lazy_pattern(r"[~<=]?([\d.,]+)(.*)")
-
-
-def _below(measure: Measure) -> bool:
-    """Whether a figure is below its limit, so that it is not part of the finding, or lower is worse."""
-    value, limit = (_NUMBER_AND_UNIT.fullmatch(text) for text in (measure.value, measure.limit))
-    return value is not None and limit is not None and value[2] == limit[2] and _number(value[1]) < _number(limit[1])
-
-
-def _number(digits: str) -> float:
-    return float(digits.replace(",", ""))
-
-
-def _is_number(text: str) -> bool:
-    """Whether a figure has no unit, so that it is unclear without its name."""
-    return text.replace(".", "").replace(",", "").isdecimal()
+    title, more = parts[:_NAMED], parts[_NAMED:]
+    load = more[top.since is not None :]
+    limited = [one for one in top.measures if one.limit]
+    beyond = [one for one in limited if not one.within]
+    clear = [one for one in beyond if not plain(one.value).replace(".", "").replace(",", "").isdecimal()]
+    figures = [*map(measure_text, beyond or limited), *(f"{plain(one.value)}{_limit(one)}" for one in clear)]
+    values = [plain(one.value) for one in clear]
+    forms = [(more, figures), (load, figures), (load, values), ([], figures), ([], values)]
+    return [[*title, *rest, f": {text}"] for rest, texts in forms for text in texts]
 
 
 def _fix_texts(server: ServerView, top: ServerFinding, effect: str = "") -> list[str]:
@@ -257,7 +214,7 @@ def _rows(text: str, style: Style | None, indent: int, width: int, hints: Sequen
 
 
 def _row_width(indent: int, width: int, hints: Sequence[Hint]) -> int:
-    return max(20, width - indent - (_length(hints) + 3 if hints else 1))
+    return max(20, _room(width, hints) - indent)
 
 
 def _fitting(texts: Sequence[str], indent: int, width: int, hints: Sequence[Hint], most: int) -> str:
@@ -307,14 +264,10 @@ def finding_heading(found: ServerFinding, name: str, now: float, *, wide: bool) 
     return parts
 
 
-def _good_line(top: ServerFinding, parts: list[Part], width: int, hints: Sequence[Hint]) -> Strip:
-    text_so_far = ""
-    room = width - parts_length(parts) - _length(hints) - len(WINDOW) - 8
-    for measure in top.measures:
-        text = measure_text(measure)
-        if cells(text_so_far) + cells(text) + 3 <= room:
-            text_so_far = f"{text_so_far} · {text}" if text_so_far else text
-    return _with_keys(parts + ([(f", {WINDOW}: {text_so_far}", DIM)] if text_so_far else []), hints, width)
+def _good_line(top: ServerFinding, parts: Sequence[Part], width: int, hints: Sequence[Hint]) -> Strip:
+    lead = f", {WINDOW}: "
+    figures = _as_many("", map(measure_text, top.measures), _room(width, hints) - parts_length(parts) - len(lead))
+    return _with_keys([*parts, (lead + figures, DIM)] if figures else parts, hints, width)
 
 
 def _findings_hint(top: ServerFinding, others: int, *, wide: bool) -> list[Hint]:
@@ -346,10 +299,15 @@ def _length(hints: Sequence[Hint]) -> int:
     return sum(len(text) + 2 for text, _ in hints) - 2 if hints else 0
 
 
+def _room(width: int, hints: Sequence[Hint]) -> int:
+    """The cells left of the keys."""
+    return width - (_length(hints) + 3 if hints else 1)
+
+
 def _with_keys(parts: Sequence[Part], hints: Sequence[Hint], width: int) -> Strip:
     """The parts, cut to make room for the clickable keys at the right if those fit."""
     hints = hints if _length(hints) + 3 <= width else ()
-    room = width - (_length(hints) + 3 if hints else 1)
+    room = _room(width, hints)
     kept: list[Part] = []
     for part in parts:
         text, style = (part, None) if isinstance(part, str) else part

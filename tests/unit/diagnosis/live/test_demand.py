@@ -74,6 +74,15 @@ def test_slow_steps_offer_neither_more_nor_fewer_sequences() -> None:
     assert "slow_tokens" not in seen, "one finding tells the story"
 
 
+def test_figures_within_their_limits_are_marked() -> None:
+    """They are no evidence of the finding: it is not shown by them alone."""
+    sequences, memory = found(FAST)["oversubscribed_sequences"], found(FAST, usage=0.95)["oversubscribed_memory"]
+    assert {one.name: one.within for one in sequences.measures if one.limit} == {
+        "running": False, "KV cache usage": True,
+    }  # fmt: skip
+    assert {one.name: one.within for one in memory.measures if one.limit}["KV cache usage"] is False
+
+
 def test_faster_steps_are_offered_first() -> None:
     finding = found(SLOW, quantized=False, compute_capability=(9, 0))["oversubscribed_sequences"]
     assert finding.fixes[0].changes.set == {"quantization": "fp8"}

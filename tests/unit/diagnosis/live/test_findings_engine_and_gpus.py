@@ -581,6 +581,7 @@ def test_latency_within_its_objective_again_is_recovering_without_fixes() -> Non
     frames = first_tokens(*[slow] * COUNT, *[near] * 7)
     found = find(evidence(frames=frames, now=frames[-1].end, **known), "slow_first_token")
     assert found.recovering
+    assert found.measures[0].within
     assert found.fixes == ()
     until = clock(frames[COUNT + 4].end, frames[-1].end)
     assert found.symptom.startswith(f"TTFT p99 was above its objective of 1.0s until {until}; ")
@@ -648,6 +649,7 @@ def test_pressure_below_its_objective_is_recovering() -> None:
     frames = frames_of(*[full] * COUNT, *[near] * 7)
     found = find(evidence(frames=frames, now=frames[-1].end), "kv_cache_pressure")
     assert (found.recovering, found.fixes) == (True, ())
+    assert found.measures[0].within
     assert "was above its objective of 85%" in found.symptom
 
 
