@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, present
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, tokens_p99, totals
-from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgement, above
+from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgement, Rule, above
 from vllm_console.history.frames import Frame, merged
 from vllm_console.metrics.sample import Histogram
 from vllm_console.metrics.window import preemptions_per_request
@@ -31,10 +31,12 @@ KEPT_WHEN_PREEMPTING = 0.6
 """Fraction of the running sequences to keep: admitted sequences grow until they do not fit, so fewer must run."""
 
 
-class KvCachePressure:
+class KvCachePressure(Rule):
     """Usage of the KV cache above the objective."""
 
     code = "kv_cache_pressure"
+    explained_by = ("preempting", "oversubscribed_memory")
+    of_traffic = through_pauses = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Judge by the highest usage in each frame; while nothing runs, the cache says nothing about requests."""
@@ -87,10 +89,11 @@ def _trend(frames: Sequence[Frame]) -> str:
     return " and is rising" if len(values) >= 2 and values[-1] > values[0] + 0.02 else ""
 
 
-class Preempting:
+class Preempting(Rule):
     """Requests are evicted from the KV cache and recomputed; bursts that are minutes apart are one finding."""
 
     code = "preempting"
+    of_traffic = through_pauses = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Judge by preemptions per request and per minute, over the minute up to each frame."""
@@ -181,7 +184,7 @@ def _length(frames: Sequence[Frame], at: int) -> float:
     return max(60.0, frames[at].end - frames[max(0, at - MINUTE + 1)].start)
 
 
-class ContextUnused:
+class ContextUnused(Rule):
     """``max-model-len`` is far longer than any request."""
 
     code = "context_unused"

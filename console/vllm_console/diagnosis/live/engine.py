@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, holds_since, moments_within
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since, moments_within
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import ACCEPTED
 from vllm_console.text import duration, percent
@@ -79,7 +79,7 @@ def suspected_hang(frames: Sequence[Frame]) -> float | None:
     return holds_since(verdicts, frames)
 
 
-class EngineHung:
+class EngineHung(Rule):
     """Requests run without tokens though ``/health`` returns 200; a one-token request stays unanswered.
 
     If no such request may be sent, or it is rejected, a minute of silence counts as a hang.
@@ -132,13 +132,15 @@ class EngineHung:
         return Finding(self.code, Severity.CRITICAL, since, symptom, cause, (asked, *more), fixes)
 
 
-class StarvedByClients:
+class StarvedByClients(Rule):
     """Requests run all the time, none waits, and the GPU is mostly idle: clients send less than it could serve.
 
     Traffic with pauses is excluded: there an idle GPU is expected, and each request would report it again.
     """
 
     code = "starved_by_clients"
+    explained_by = ("not_admitted",)
+    of_traffic = True
     IDLE, BUSY = 20.0, 35.0
     """Percent of the time that the GPU is busy."""
     PAUSES = 2
@@ -211,7 +213,7 @@ def _without_flags(finding: Finding) -> Finding:
     return replace(finding, fixes=fixes, measures=measures, cause=cause)
 
 
-class DraftsRejected:
+class DraftsRejected(Rule):
     """Speculative decoding is on, and hardly any draft token is accepted.
 
     How long a step would take without drafts is unknown, so this does not judge speed: below this acceptance, there is
@@ -219,6 +221,8 @@ class DraftsRejected:
     """
 
     code = "drafts_rejected"
+    of_traffic = through_pauses = True
+    optional = True
     LOW, ENOUGH, SPAN, DRAFTS = 0.1, 0.2, 5 * MINUTE, 500
     """Accepted tokens per draft (bad below, good above), frames, and the minimum number of drafts in them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -60,26 +60,8 @@ RULES: tuple[Rule, ...] = (
 )
 """All rules that are evaluated."""
 
-_HELD_UP = (
-    "preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted",
-    "uneven_ranks",
-)  # fmt: skip
-EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
-    "kv_cache_pressure": ("preempting", "oversubscribed_memory"),
-    "slow_tokens": (*_HELD_UP, "kv_cache_pressure", "prefill_contention", "tensor_parallel_stalls", "gpu_throttled"),
-    "slow_first_token": (*_HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled"),
-    "starved_by_clients": ("not_admitted",),
-    "oversubscribed_memory": ("not_admitted", "uneven_ranks"),
-    "oversubscribed_sequences": ("not_admitted", "uneven_ranks"),
-    "oversubscribed_compute": ("not_admitted", "uneven_ranks"),
-}
-"""Findings explained by others: hidden while one of these is open, so that a problem is only reported by its cause."""
-
-MISSED = (SlowTokens.code, SlowFirstToken.code)
-"""Missed objectives: ranked before others of the same severity if a change of flags fixes them, otherwise after."""
-
-LAST = (PrefixCacheIdle.code, DraftsRejected.code)
-"""Findings with optional fixes, ranked after others of the same severity."""
+OF_TRAFFIC = frozenset(rule.code for rule in RULES if rule.of_traffic)
+"""Findings about what requests experience."""
 
 SETTLING_SECONDS = 20.0
 """Nothing is judged for this long after a server becomes ready: first requests warm it up."""
@@ -89,25 +71,6 @@ FIX_SETTLES_SECONDS = 60.0
 
 FIX_RENEWED_SECONDS = 600.0
 """Fixes are recomputed at multiples of this on the clock, because traffic changes."""
-
-OF_TRAFFIC = (
-    "kv_cache_pressure", "preempting", "prefill_contention", "slow_tokens", "slow_first_token", "starved_by_clients",
-    "oversubscribed_sequences", "oversubscribed_memory", "oversubscribed_compute", "not_admitted",
-    "uneven_ranks", "tensor_parallel_stalls", "drafts_rejected",
-)  # fmt: skip
-"""Findings about what requests experience; they end with the traffic."""
-
-THROUGH_PAUSES = (
-    KvCachePressure.code, Preempting.code, PrefillContention.code, SlowTokens.code, SlowFirstToken.code,
-    DraftsRejected.code,
-)  # fmt: skip
-"""Findings about traffic that stay open through pauses of slow traffic: their rules decide when a pause is the end."""
-
-OF_THE_LAST_MINUTE = (
-    SlowTokens.code, SlowFirstToken.code, OversubscribedSequences.code, OversubscribedMemory.code,
-    OversubscribedCompute.code, NotAdmitted.code,
-)  # fmt: skip
-"""Findings whose figures include latencies of the last minute (`Evidence.latency`)."""
 
 MOST_STALE_SECONDS = 30.0
 """If the newest frame is older, the present state is unknown."""
@@ -126,36 +89,35 @@ def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding
         return ()
     held, codes = _held(rules, judged)
     found = [
-        _described(rule, judged, since)
-        for rule, since in held
-        if not codes.intersection(EXPLAINED_BY.get(rule.code, ()))
+        (rule, _described(rule, judged, since)) for rule, since in held if not codes.intersection(rule.explained_by)
     ]
-    if all(finding.severity is Severity.NOTE for finding in found):
+    if all(finding.severity is Severity.NOTE for _, finding in found):
         well = Healthy()
         if (since := holds_since(well.verdicts(judged), frames)) is not None:
-            found.append(well.describe(judged, since))
-    return tuple(sorted(found, key=_rank))
+            found.append((well, well.describe(judged, since)))
+    return tuple(finding for _, finding in sorted(found, key=_rank))
 
 
 _SEVERITIES = list(Severity)
 
 
-def _rank(finding: Finding) -> tuple[int, int, bool, float]:
+def _rank(found: tuple[Rule, Finding]) -> tuple[int, int, bool, float]:
     """Among equally severe findings, one that a change of flags fixes is more useful."""
+    rule, finding = found
     flags = _has_flag_fix(finding)
-    among_equals = 2 if finding.code in LAST else (0 if flags else 2) if finding.code in MISSED else 1
+    among_equals = 2 if rule.optional else (0 if flags else 2) if rule.missed_objective else 1
     return _SEVERITIES.index(finding.severity), among_equals, not flags, finding.since
 
 
 def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, float]], set[str]]:
-    """The rules whose findings hold, each with since when, and the codes that explain others (`EXPLAINED_BY`)."""
+    """The rules whose findings hold, each with since when, and the codes that explain others (`Rule.explained_by`)."""
     frames, idle = evidence.frames, evidence.idle_seconds
     if idle >= SILENCE_SECONDS:
-        rules = [rule for rule in rules if rule.code not in OF_TRAFFIC]
+        rules = [rule for rule in rules if not rule.of_traffic]
     verdicts = [(rule, rule.verdicts(evidence)) for rule in rules]
     held = [(rule, since) for rule, found in verdicts if (since := holds_since(found, frames)) is not None]
     if idle >= IDLE_SECONDS:
-        held = [(rule, since) for rule, since in held if rule.code not in OF_TRAFFIC or rule.code in THROUGH_PAUSES]
+        held = [(rule, since) for rule, since in held if not rule.of_traffic or rule.through_pauses]
     if any(rule.code == EngineHung.code for rule, _ in held):
         held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # others predate the hang
     calm = {rule.code for rule, found in verdicts if idle < IDLE_SECONDS and _is_calm(found)}
@@ -194,7 +156,7 @@ def _settled(evidence: Evidence) -> Evidence:
 def with_minute(found: Sequence[Finding], evidence: Evidence) -> tuple[Finding, ...]:
     """The newest frame's findings with the current latencies of the last minute; cause and fixes stay."""
     judged = _settled(evidence)
-    rules = {rule.code: rule for rule in RULES if rule.code in OF_THE_LAST_MINUTE}
+    rules = {rule.code: rule for rule in RULES if rule.of_the_last_minute}
     return tuple(_renewed(one, rules[one.code], judged) if one.code in rules else one for one in found)
 
 
@@ -231,7 +193,7 @@ NEARLY = 1.25
 """A p99 may exceed its objective by up to this factor by chance without ending a healthy state."""
 
 
-class Healthy:
+class Healthy(Rule):
     """Requests are served within the objectives. Here "bad" means a good minute, since bad verdicts begin findings."""
 
     code = "healthy"

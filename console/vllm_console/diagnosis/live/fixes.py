@@ -6,7 +6,7 @@ Ranked by impact: quantization, FP8 KV cache, prefix caching, chunked prefill, t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -306,7 +306,7 @@ LEAST_SECONDS = 120.0
 """Findings that were open for less in an earlier run say nothing about its flags."""
 
 
-def with_experience(finding: Finding, flags: Flags, earlier: Sequence[PastRun], codes: Sequence[str]) -> Finding:
+def with_experience(finding: Finding, flags: Flags, earlier: Sequence[PastRun], codes: Collection[str]) -> Finding:
     """Add to each fix's trade-off which findings an earlier run with the fix's flags had; such fixes come last.
 
     ``earlier`` is newest first. ``codes`` are the findings that count: those about what requests experience.
@@ -322,7 +322,7 @@ def _with_tradeoff(fix: Fix, sentence: str) -> Fix:
     return replace(fix, tradeoff=f"{fix.tradeoff} {sentence}".strip()) if sentence else fix
 
 
-def _experience(changes: Changes, flags: Flags, earlier: Sequence[PastRun], codes: Sequence[str]) -> str:
+def _experience(changes: Changes, flags: Flags, earlier: Sequence[PastRun], codes: Collection[str]) -> str:
     """One sentence about the newest earlier run with exactly the flags after ``changes``; empty if nothing is known."""
     if changes.empty:
         return ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import present, setting
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, moments_within
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, moments_within
 from vllm_console.text import UNKNOWN, percent, seconds, temperature
 from vllm_launchers.host.gpu.hardware_warnings import HOT
 from vllm_launchers.host.gpu.host import Gpu
@@ -77,7 +77,7 @@ def _throttled(gpu: Gpu) -> Judgement:
     return Judgement.GOOD
 
 
-class GpuThrottled:
+class GpuThrottled(Rule):
     """The GPU slows itself down: heat, power, or a fault."""
 
     code = "gpu_throttled"
@@ -137,7 +137,7 @@ def _pcie(gpu: Gpu) -> str:
     return " and ".join(parts) or "it fluctuates"
 
 
-class PcieNarrow:
+class PcieNarrow(Rule):
     """Under load the PCIe link is narrower or of an older generation than it could be."""
 
     code = "pcie_narrow"
@@ -169,7 +169,7 @@ NO_STAGES = (
 """Flags that exclude pipeline stages: sizes already set, and features that some releases reject with stages."""
 
 
-class TensorParallelStalls:
+class TensorParallelStalls(Rule):
     """Tensor parallelism over a slow link: the GPUs seem busy but hardly read their memory.
 
     Decoding reads all weights in each step, so a decoding GPU reads memory most of the time. One that waits for others
@@ -177,6 +177,7 @@ class TensorParallelStalls:
     """
 
     code = "tensor_parallel_stalls"
+    of_traffic = True
     BUSY, READS, READS_WELL = 85.0, 30.0, 45.0
     """Percent of the time: running a kernel; reading memory; and reading memory so much that it is not a stall."""
 

@@ -23,7 +23,7 @@ from vllm_console.diagnosis.live.fixes import (
     slow_steps,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
-from vllm_console.diagnosis.live.rule import ELSEWHERE, SILENCE_SECONDS, Evidence, Judgement
+from vllm_console.diagnosis.live.rule import ELSEWHERE, HELD_UP, SILENCE_SECONDS, Evidence, Judgement, Rule
 from vllm_console.history.frames import Frame, merged, total
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
@@ -79,10 +79,11 @@ def _is_spike(frame: Frame, objective: float, engines: int) -> bool | None:
     return stalled or (worst.within(objective) is False and worst.nearest >= SPIKE * usual.nearest)
 
 
-class PrefillContention:
+class PrefillContention(Rule):
     """ITL spikes when prompts are computed, independent of load: occasionally, or in most frames."""
 
     code = "prefill_contention"
+    of_traffic = through_pauses = True
     FRAMES, SPIKES, SHARE = 18, 3, 0.7
     MOST = 4
     """Minimum number of frames with spikes in a minute."""
@@ -231,10 +232,18 @@ def _step_within(frames: Sequence[Frame], objective: float) -> float | None:
     return BACK * objective * computed / prefill.sum
 
 
-class SlowTokens:
+class SlowTokens(Rule):
     """ITL p99 above its objective for a minute."""
 
     code = "slow_tokens"
+    explained_by: tuple[str, ...] = (
+        *HELD_UP,
+        "kv_cache_pressure",
+        "prefill_contention",
+        "tensor_parallel_stalls",
+        "gpu_throttled",
+    )
+    of_traffic = through_pauses = of_the_last_minute = missed_objective = True
     key, name = "itl", "ITL"
 
     def objective(self, evidence: Evidence) -> float:
@@ -360,6 +369,7 @@ class SlowFirstToken(SlowTokens):
     """TTFT p99 above its objective for a minute."""
 
     code = "slow_first_token"
+    explained_by = (*HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled")
     key, name = "ttft", "TTFT"
 
     def objective(self, evidence: Evidence) -> float:

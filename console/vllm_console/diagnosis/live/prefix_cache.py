@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import WORTH_CACHING, cached_states, more_cache, present, setting, share_prefixes
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, totals
-from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
 from vllm_console.history.frames import STEP_SECONDS, Frame, total
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import count, percent, seconds
@@ -24,10 +24,11 @@ MOST_TOO_SHORT = 0.9
 """If at least this fraction of prompts is too short for any hit, that is why there are none."""
 
 
-class PrefixCacheIdle:
+class PrefixCacheIdle(Rule):
     """Prefix caching is on but has hardly any hits."""
 
     code = "prefix_cache_idle"
+    optional = True
     LOW, ENOUGH, SPAN, TOKENS = 0.02, 0.10, 5 * MINUTE, 20_000
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
@@ -149,7 +150,7 @@ def hit_rate(frames: Sequence[Frame]) -> float | None:
     return (total(frames, "prefix_cache_hits_total") or 0.0) / asked if asked else None
 
 
-class PrefixCacheMissed:
+class PrefixCacheMissed(Rule):
     """Prefix caching is off although prompts share prefixes.
 
     While it is off vLLM has no such counters, so the figure is from an earlier run or from the preset.
@@ -182,7 +183,7 @@ class PrefixCacheMissed:
         return Finding(self.code, Severity.WARNING, since, symptom, "Prefix caching is off.", measures, fixes)
 
 
-class PrefixCacheOff:
+class PrefixCacheOff(Rule):
     """No prefix is cached although no flag disables it: vLLM turned caching off for this model or platform.
 
     vLLM logs this only as a debug message, or not at all, and its hit rate stays at 0.

@@ -22,7 +22,7 @@ from vllm_console.diagnosis.live.fixes import (
     slow_steps,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
-from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
 from vllm_console.history.frames import Frame
 from vllm_console.text import percent, seconds
 from vllm_launchers.vllm.flags.changes import Changes
@@ -120,10 +120,12 @@ def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
     return measures
 
 
-class OversubscribedSequences:
+class OversubscribedSequences(Rule):
     """The queue grows while the KV cache has room: ``max-num-seqs`` is the limit."""
 
     code = "oversubscribed_sequences"
+    explained_by = ("not_admitted", "uneven_ranks")
+    of_traffic = of_the_last_minute = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Judge by growth, if the sequence limit is reached and the cache is not full."""
@@ -150,10 +152,12 @@ class OversubscribedSequences:
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
 
 
-class OversubscribedMemory:
+class OversubscribedMemory(Rule):
     """The queue grows and the KV cache has no room for the next request."""
 
     code = "oversubscribed_memory"
+    explained_by = ("not_admitted", "uneven_ranks")
+    of_traffic = of_the_last_minute = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Judge by growth, if the cache is full."""
@@ -175,10 +179,12 @@ class OversubscribedMemory:
         return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), fixes)
 
 
-class OversubscribedCompute:
+class OversubscribedCompute(Rule):
     """The queue grows though there is room for sequences and tokens: the GPU cannot compute the prompts in time."""
 
     code = "oversubscribed_compute"
+    explained_by = ("not_admitted", "uneven_ranks")
+    of_traffic = of_the_last_minute = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Judge by growth, if neither the sequence limit nor the cache is the bottleneck."""
@@ -199,10 +205,11 @@ class OversubscribedCompute:
         return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, fixes)
 
 
-class NotAdmitted:
+class NotAdmitted(Rule):
     """Requests wait and none runs, because none fits."""
 
     code = "not_admitted"
+    of_traffic = of_the_last_minute = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Bad in frames with waiting requests but no running ones and no tokens."""

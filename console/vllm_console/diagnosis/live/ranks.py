@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
-from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
 from vllm_console.history.frames import Frame, RankFrame
 from vllm_console.text import percent
 from vllm_launchers.vllm.flags.changes import Changes
@@ -28,10 +28,11 @@ SPREAD = Fix(
 )
 
 
-class UnevenRanks:
+class UnevenRanks(Rule):
     """Requests wait on one data-parallel rank for seconds while another one has room and an empty queue."""
 
     code = "uneven_ranks"
+    of_traffic = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """Judge by the ranks' queues."""

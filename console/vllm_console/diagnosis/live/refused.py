@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import setting
 from vllm_console.diagnosis.live.frame_sums import MINUTE
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, above
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, above
 from vllm_console.history.frames import Frame
 from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.sample import Responses
@@ -25,7 +25,7 @@ _READ_ANSWER = Fix(Changes(), "Read a response at a client: its text explains wh
 _SHORTER = Fix(Changes(), "Send shorter prompts, or ask for fewer output tokens (max_tokens).")
 
 
-class RequestsRefused:
+class RequestsRefused(Rule):
     """The API server refuses requests of its clients (4xx)."""
 
     code = "requests_refused"

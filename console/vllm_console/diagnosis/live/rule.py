@@ -10,9 +10,9 @@ all consoles and commands agree.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Protocol
 
 import msgspec
 
@@ -271,14 +271,36 @@ def moments_within(evidence: Evidence) -> Iterator[tuple[Frame, Sequence[GpuMome
         begin = end
 
 
-class Rule(Protocol):
-    """One finding."""
+HELD_UP = (
+    "preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted",
+    "uneven_ranks",
+)  # fmt: skip
+"""Findings that say why requests wait."""
+
+
+class Rule(ABC):
+    """One finding: how it is detected and described, and how it relates to others."""
 
     code: str
+    explained_by: tuple[str, ...] = ()
+    """Codes of findings that cause this one: hidden while one is open, so a problem is only reported by its cause."""
+    of_traffic = False
+    """Whether it is about what requests experience; it then ends with the traffic."""
+    through_pauses = False
+    """Whether it stays open through pauses of slow traffic: `verdicts` decides when a pause is the end."""
+    of_the_last_minute = False
+    """Whether its figures include latencies of the last minute (`Evidence.latency`)."""
+    missed_objective = False
+    """Whether it is a missed objective: ranked before others of the same severity if a change of flags fixes it,
+    otherwise after."""
+    optional = False
+    """Whether its fixes are optional: ranked after others of the same severity."""
 
+    @abstractmethod
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """One verdict per frame of the evidence."""
 
+    @abstractmethod
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """The current finding."""
 

@@ -10,7 +10,7 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import present, setting
 from vllm_console.diagnosis.live.frame_sums import MINUTE
 from vllm_console.diagnosis.live.gpus import Judge, by_gpu, newest
-from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgement, moments_within
+from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgement, Rule, moments_within
 from vllm_console.text import gib, percent, plain
 from vllm_launchers.host.gpu.host import Gpu, Holder
 from vllm_launchers.host.gpu.sharing import holder_user, is_desktop
@@ -20,7 +20,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 LONGEST_COMMAND = 32
 
 
-class GpuMemoryBelowReserve:
+class GpuMemoryBelowReserve(Rule):
     """Less memory is free than is reserved for other tenants."""
 
     code = "gpu_memory_below_reserve"
@@ -90,7 +90,7 @@ class GpuMemoryBelowReserve:
         return setting("gpu-memory-utilization", less, why, "Smaller KV cache.")
 
 
-class GpuMemoryContended:
+class GpuMemoryContended(Rule):
     """Another process grows on our GPU."""
 
     code = "gpu_memory_contended"
@@ -184,7 +184,7 @@ def _whose(holder: Holder) -> str:
     return f"server {holder.server}" if holder.server else f"{holder.user or 'another user'}, pid {holder.pid}"
 
 
-class GpuClaimed:
+class GpuClaimed(Rule):
     """Another user has claimed the GPU on the shared board."""
 
     code = "gpu_claimed"

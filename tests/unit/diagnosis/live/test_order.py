@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from vllm_console.diagnosis.finding import Finding, Fix, Severity
-from vllm_console.diagnosis.live.findings import findings
-from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.diagnosis.live.findings import RULES, findings
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import EngineSample
 from vllm_launchers.vllm.flags.changes import Changes
@@ -17,11 +17,17 @@ FRAMES = [Frame(1, at * 10.0, at * 10.0 + 10, EngineSample(generation_tokens_tot
 FIX = (Fix(Changes({"max-num-seqs": 24}), "More run at once."),)
 
 
-class Held:
-    """A finding that has lasted since its first bad frame."""
+class Held(Rule):
+    """A finding that has lasted since its first bad frame; it relates to others as the real one of that code."""
 
     def __init__(self, code: str, begins: int, fixes: tuple[Fix, ...] = FIX) -> None:
         self.code, self.begins, self.fixes = code, begins, fixes
+        real = next(rule for rule in RULES if rule.code == code)
+        self.explained_by, self.missed_objective, self.optional = (
+            real.explained_by,
+            real.missed_objective,
+            real.optional,
+        )
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         return [Judgement.BAD if at >= self.begins else Judgement.GOOD for at in range(len(evidence.frames))]
@@ -42,3 +48,11 @@ class Held:
 def test_missed_objective_with_a_fix_comes_first_and_one_without_last(rules: list[Held], order: list[str]) -> None:
     found = findings(Evidence(now=160.0, ready_at=0.0, frames=FRAMES), rules)
     assert [one.code for one in found] == order
+
+
+def test_findings_are_explained_by_findings_that_exist() -> None:
+    assert {code for rule in RULES for code in rule.explained_by} <= {rule.code for rule in RULES}
+
+
+def test_only_findings_of_traffic_stay_through_its_pauses() -> None:
+    assert all(rule.of_traffic for rule in RULES if rule.through_pauses)
