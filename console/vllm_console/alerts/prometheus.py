@@ -13,6 +13,7 @@ from vllm_console.diagnosis.live.queue import LEAST_WAITING
 from vllm_console.metrics.parse import COUNTERS, FIRST_BUCKETS, GAUGES, HISTOGRAMS
 from vllm_console.text import percent, plain, seconds
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.plan.export.quoting import yaml_document
 from vllm_launchers.presets.model import Objectives
 
 WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
@@ -271,9 +272,4 @@ def scrape_document(scrape: Scrape) -> dict[str, Any]:
 
 def scrape_yaml(scrape: Scrape) -> str:
     """The section as YAML, for ``prometheus.yml`` or a file listed in its ``scrape_config_files``."""
-    (job,) = scrape_document(scrape)["scrape_configs"]
-    lines = ["scrape_configs:", f"  - job_name: {json.dumps(job.pop('job_name'))}"]
-    (static,) = job.pop("static_configs")
-    lines += [f"    {name}: {value}" for name, value in job.items()]
-    lines += ["    static_configs:", f"      - targets: [{', '.join(map(json.dumps, static['targets']))}]"]
-    return "\n".join(lines) + "\n"
+    return yaml_document(scrape_document(scrape))

@@ -292,6 +292,7 @@ SCRAPES = [
     Scrape(),
     Scrape("gpubox:8001", "inference", tls=True),
     Scrape("[::1]:8000", 'odd "job": é\\'),
+    Scrape(job="beyond the basic plane: \U0001f600"),
 ]
 
 
