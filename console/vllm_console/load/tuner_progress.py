@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 import msgspec
 
 from vllm_console.text import duration, plain, rate, seconds
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue, value_word
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, change_text, flag_text, value_word
 
 
 class TunerStep(StrEnum):
@@ -174,10 +174,9 @@ def figure_text(one: TunerFigure, unit: str) -> str:
 
 def flags_text(flags: Mapping[str, FlagValue | None]) -> str:
     """``max-num-seqs 16, gpu-memory-utilization unset``."""
-    return ", ".join(plain(f"{name} {'unset' if value is None else value}") for name, value in flags.items())
+    return ", ".join(plain(f"{name} {flag_text(value, 'unset')}") for name, value in flags.items())
 
 
 def changes_text(flags: Flags, was: Mapping[str, FlagValue | None]) -> str:
     """``max-num-seqs 4 → 16``."""
-    parts = [f"{name} {'unset' if was.get(name) is None else was[name]} → {value}" for name, value in flags.items()]
-    return plain(", ".join(parts))
+    return plain(", ".join(change_text(name, was.get(name), value) for name, value in flags.items()))

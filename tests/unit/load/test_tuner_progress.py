@@ -51,6 +51,7 @@ def test_kept_flags(fakes: ModuleType) -> None:
     progress = replace(tuned(fakes), was={"max-num-seqs": 256, "gpu-memory-utilization": None})
     assert progress.kept({"max-num-seqs": 128, "max-model-len": 1}) == "max-num-seqs 128"
     assert progress.kept({"max-num-seqs": 256}) == ""
+    assert replace(progress, was={"async-scheduling": None}).kept({"async-scheduling": True}) == "async-scheduling on"
     assert progress.restoring({"max-num-seqs": 256}) == ""
     changed = {"max-num-seqs": 128, "gpu-memory-utilization": 0.8}
     assert progress.restoring(changed) == "--set max-num-seqs=256 --unset gpu-memory-utilization"
