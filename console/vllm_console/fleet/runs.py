@@ -351,12 +351,7 @@ class RunHistory:
         if (run := store.run(number)) is None:
             return None
         (run,) = self._filled([run])
-        return run, PastRun(
-            run.generation,
-            run.started_at,
-            tuple((change.flag, change.before, change.after) for change in run.changed),
-            store.findings(number),
-        )
+        return run, PastRun.of(run, store.findings(number))
 
     def find(self, word: str) -> Run:
         """The run named by ``word``, as for `compare`; ``NAME`` is its newest.

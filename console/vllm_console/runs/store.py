@@ -89,6 +89,12 @@ class PastRun(msgspec.Struct, frozen=True):
     findings: tuple[tuple[str, float, float], ...] = ()
     flags: Flags = msgspec.field(default_factory=dict)
 
+    @classmethod
+    def of(cls, run: Run, findings: tuple[tuple[str, float, float], ...]) -> PastRun:
+        """A run with its findings, without its figures."""
+        changed = tuple((one.flag, one.before, one.after) for one in run.changed)
+        return cls(run.generation, run.started_at, changed, findings, run.flags)
+
 
 class RunStoreError(OperationError):
     """The run database can't be used. The message is one sentence with the reason and its consequence."""
@@ -292,9 +298,7 @@ class RunStore:
             found = []
             for number in _by_generation(connection, server)[:most]:
                 run, _ = _stored(connection, number)
-                changed = tuple((one.flag, one.before, one.after) for one in run.changed)
-                stretches = tuple(connection.execute(_HELD, (number,)).fetchall())
-                found.append(PastRun(run.generation, run.started_at, changed, stretches, run.flags))
+                found.append(PastRun.of(run, tuple(connection.execute(_HELD, (number,)).fetchall())))
             return found
 
         return self._ask(ask, [])
