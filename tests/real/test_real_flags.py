@@ -29,6 +29,7 @@ from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.learn import learn_flags
+from vllm_launchers.vllm.flags.several_words import REPEATED
 from vllm_launchers.vllm.modelfacts.read import model_facts
 
 pytestmark = pytest.mark.real
@@ -165,6 +166,7 @@ def test_flag_forms_match_vllm(learned: FlagTable, options: dict[str, Any]) -> N
         spec = learned.flags[name]
         assert spec.negatable == (option["action"] == "BooleanOptionalAction"), name
         assert spec.many == (option["nargs"] == "+" or option["action"] == "_AppendAction"), name
+        assert (name in REPEATED) == (option["action"] == "_AppendAction"), name
         assert spec.bare == (option["nargs"] == "?"), name
         assert (spec.kind is ValueKind.BOOL) == (option["nargs"] == 0), name
         assert {f"--{name}", *spec.aliases} == {o for o in option["options"] if not o.startswith("--no-")}, name

@@ -10,7 +10,7 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
-from vllm_launchers.vllm.flags.several_words import list_problem, several_words
+from vllm_launchers.vllm.flags.several_words import REPEATED, list_problem, several_words
 
 LENGTH = "max-model-len"
 SEQUENCES = "max-num-seqs"
@@ -71,9 +71,10 @@ TRUE_ONLY: frozenset[str] = frozenset(
         "disable-async-output-proc",
         "expand-tools-even-if-tool-choice-none",
         "enable-multimodal-encoder-data-parallel",
+        "enable-prompt-adapter",
     }
 )
-"""Flags without a ``--no-`` form, which are omitted if false (vLLM 0.8.5 to 0.33)."""
+"""Switches without a ``--no-`` form in some releases or all, which are omitted if false (vLLM 0.8.5 to 0.33)."""
 
 TEXT_FLAGS: frozenset[str] = frozenset(
     {
@@ -229,7 +230,8 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
             if name not in TRUE_ONLY:
                 words.append(f"--no-{name}")
         elif several := several_words(name, value):
-            words += [f"--{name}", *several]
+            each = ((one,) for one in several) if name in REPEATED else (several,)
+            words += [word for values in each for word in (f"--{name}", *values)]
         elif str(value).startswith("-"):
             words.append(f"--{name}={value}")  # otherwise the parser reads the value as a flag, even a negative number
         else:

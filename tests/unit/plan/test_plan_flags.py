@@ -13,8 +13,6 @@ from vllm_launchers.plan.common_flags import parse_set
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import flag_words, normalise, normalise_setting, served_name, token_count
 from vllm_launchers.vllm.flags.changes import FlagValue, whole_number
-from vllm_launchers.vllm.flags.releases import RELEASES, release_table
-from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 from vllm_launchers.vllm.flags.speculation import speculates, speculation_flags
 
 
@@ -231,11 +229,14 @@ def test_flags_with_several_values_take_a_json_list(name: str, value: str, words
     assert flag_words(dict([parse_set(f"{name}={value}")])) == (f"--{name}", *words)
 
 
-def test_list_flags_take_several_values_in_every_release() -> None:
-    tables = [release_table(one) for one in RELEASES]
-    specs = [spec for table in tables for name, spec in table.flags.items() if name in LIST_FLAGS]
-    assert all(one.many for one in specs)
-    assert {one.name for one in specs} == LIST_FLAGS
+def test_flag_is_repeated_where_vllm_appends_its_values() -> None:
+    assert flag_words({"middleware": '["a.b", "c.d"]'}) == ("--middleware", "a.b", "--middleware", "c.d")
+    assert flag_words({"middleware": "a.b"}) == ("--middleware", "a.b")
+
+
+@pytest.mark.parametrize("name", ["collect-detailed-traces", "ignore-patterns"])
+def test_flag_that_takes_several_values_since_0_10(name: str) -> None:
+    assert flag_words({name: '["model", "worker"]'}) == (f"--{name}", "model", "worker")
 
 
 def test_other_flags_that_look_like_a_list_are_one_word() -> None:

@@ -7,13 +7,16 @@ import json
 LIST_FLAGS = frozenset(
     {
         "allowed-media-domains",
+        "collect-detailed-traces",
         "cpu-offload-params",
         "cuda-graph-sizes",
         "cudagraph-capture-sizes",
+        "ignore-patterns",
         "kv-cache-dtype-skip-layers",
         "logits-processors",
         "lora-modules",
         "lora-target-modules",
+        "middleware",
         "numa-bind-cpus",
         "numa-bind-nodes",
         "offload-params",
@@ -21,7 +24,10 @@ LIST_FLAGS = frozenset(
         "sleep-preserve-parameter-names",
     }
 )
-"""``--flag VALUE…`` in every release that has the flag (vLLM 0.8.5 to 0.33)."""
+"""``--flag VALUE…`` in every supported release that has the flag (vLLM 0.10 to 0.33)."""
+
+REPEATED = frozenset({"middleware"})
+"""Those that vLLM takes one value at a time: ``--flag VALUE --flag VALUE``."""
 
 
 def is_listed(name: str, value: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
-from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 
 _SHOWN = 60
 MANY = 8
@@ -16,7 +15,7 @@ def expected(spec: FlagSpec) -> str:
         return either(spec.choices)
     if spec.closed and spec.words:
         return either(spec.words)
-    if spec.kind is ValueKind.INT and spec.name in LIST_FLAGS:
+    if spec.kind is ValueKind.INT and spec.many:
         return "whole numbers as a JSON list such as [1, 2, 4]"
     plain = {
         ValueKind.BOOL: "on or off",
