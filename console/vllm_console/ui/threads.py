@@ -118,7 +118,7 @@ def failure(error: Exception, doing: str) -> str:
 
 
 def begin_worker(node: DOMNode, work: Callable[[], Coroutine[Any, Any, None]], name: str, group: str) -> None:
-    """Run ``work``, replacing the running worker of its group.
+    """Run ``work``, replacing the running worker of its group. Work that begins with a sleep is thereby debounced.
 
     ``work`` is a function, not a coroutine: a coroutine that is replaced before it starts would never be awaited.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from textual.timer import Timer
 
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
-from vllm_console.ui.threads import answer_for, begin_worker, failure
+from vllm_console.ui.threads import answer_for, begin_worker, failure, woken
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, with_verdict
@@ -67,37 +68,29 @@ class LaunchPlanner:
         self.fresh = False
         """Whether the outcome belongs to the current draft."""
         self.catalog = FlagCatalog()
-        self._timer: Timer | None = None
+        self._due = asyncio.Event()
+        """Ends the debounce time of the pending planning."""
         self._asked: Hashable = None
         """Identifies the start that is prepared or about to be; None if there is none."""
-        self._judge_timer: Timer | None = None
-        """Runs until the engine is asked, then updates its memory usage."""
+        self._redrawing: Timer | None = None
+        """Updates the memory usage of that process."""
 
     def plan_soon(self, tried: LaunchDraft | None = None) -> None:
         """Plan the draft, or ``tried``, after the debounce time. Until then, the previous plan is shown."""
         self.fresh = False
-        self._stop_timer()
-        self._timer = self._screen.set_timer(DEBOUNCE_SECONDS, partial(self._start, tried))
+        self._due = asyncio.Event()
+        begin_worker(self._screen, partial(self._plan, tried, self._due), "plan", "plan")
         self._invalidated()
 
     def plan_now(self) -> None:
         """Run a pending planning now."""
-        if self._timer is not None:
-            self._start()
+        self._due.set()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = None
-
-    def _start(self, tried: LaunchDraft | None = None) -> None:
-        self._stop_timer()
-        chosen = tried or self.draft
-        if chosen is not None:
-            begin_worker(self._screen, partial(self._plan, chosen.request()), "plan", "plan")
-
-    async def _plan(self, request: LaunchRequest) -> None:
-        assert self.draft is not None
+    async def _plan(self, tried: LaunchDraft | None, due: asyncio.Event) -> None:
+        await woken(due, DEBOUNCE_SECONDS)
+        if self.draft is None:
+            return
+        request = (tried or self.draft).request()
         try:
             call = partial(self._ask, request, self.catalog.table, self.outcome.plan)
             plan, table, name = await answer_for(self._screen, call, "plan")
@@ -142,9 +135,9 @@ class LaunchPlanner:
     def hand_over(self) -> None:
         """Forget the prepared process, which the launch takes over or ends."""
         self._asked = None
-        if self._judge_timer is not None:
-            self._judge_timer.stop()
-            self._judge_timer = None
+        if self._redrawing is not None:
+            self._redrawing.stop()
+            self._redrawing = None
 
     def _judge_soon(self, request: LaunchRequest) -> None:
         """Ask the engine about the plan after a delay, unless that is pointless or already in progress."""
@@ -158,14 +151,13 @@ class LaunchPlanner:
         self.stop_judging()
         if wanted is not None:
             self._asked = wanted
-            self._judge_timer = self._screen.set_timer(JUDGE_SECONDS, partial(self._ask_engine, request))
+            begin_worker(self._screen, partial(self._judge, request, wanted), "judge", "judge")
 
-    def _ask_engine(self, request: LaunchRequest) -> None:
-        self._judge_timer = self._screen.set_interval(REDRAW_SECONDS, self._redraw)
-        begin_worker(self._screen, partial(self._judge, request), "judge", "judge")
-
-    async def _judge(self, request: LaunchRequest) -> None:
-        asked = self._asked
+    async def _judge(self, request: LaunchRequest, asked: Hashable) -> None:
+        await asyncio.sleep(JUDGE_SECONDS)
+        if self._asked != asked:
+            return  # the draft was launched meanwhile
+        self._redrawing = self._screen.set_interval(REDRAW_SECONDS, self._redraw)
         try:
             judged = await answer_for(self._screen, partial(self._fleet.judged_plan, request), "judge")
             same = judged is not None and _start_of(judged, request.name) == asked

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from rich.style import Style
-from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import count, plain, shortened
@@ -60,7 +60,6 @@ class PlanVerdicts:
         """The latest verdict by server, and what it is about."""
         self.plans: dict[str, tuple[_Running, Plan]] = {}
         """The plan of the running flags, by server."""
-        self._timers: dict[str, Timer] = {}
 
     def of(self, server: ServerView) -> PlanVerdict | None:
         """The verdict on a server's staged changes; None if there are none."""
@@ -74,10 +73,7 @@ class PlanVerdicts:
 
     def judge_soon(self, name: str) -> None:
         """Plan a server's staged changes after the debounce time."""
-        if name in self._timers:
-            self._timers.pop(name).stop()
-        if self._staging.of(name):
-            self._timers[name] = self._console.set_timer(DEBOUNCE_SECONDS, partial(self._judge, name))
+        begin_worker(self._console, partial(self._judge, name), "verdict", f"verdict {name}")
 
     def drop(self, name: str) -> None:
         """Forget a removed server."""
@@ -92,27 +88,23 @@ class PlanVerdicts:
                 del self.by_server[server.name]
                 self.judge_soon(server.name)
 
-    def _judge(self, name: str) -> None:
-        self._timers.pop(name, None)
-        server = self._console.server(name)
-        staged = self._staging.of(name)
-        if server is not None and staged:
-            begin_worker(self._console, partial(self._ask, server, staged), "verdict", f"verdict {name}")
-
-    async def _ask(self, server: ServerView, staged: Staged) -> None:
-        """Plan in a thread. An outdated answer is stored but not shown."""
-        running, known = _running(server), self.plans.get(server.name)
+    async def _judge(self, name: str) -> None:
+        await asyncio.sleep(DEBOUNCE_SECONDS)
+        server, staged = self._console.server(name), self._staging.of(name)
+        if server is None or not staged:
+            return
+        running, known = _running(server), self.plans.get(name)
         now = known[1] if known is not None and known[0] == running else None
-        call = partial(ask_verdict, self._console.fleet, server.name, changes_of(staged), now)
         try:
+            call = partial(ask_verdict, self._console.fleet, name, changes_of(staged), now)
             before, found = await in_thread(call, "verdict")
-            self.plans[server.name] = (running, before)
+            self.plans[name] = (running, before)
         except OperationError as error:
             why = plain(str(error).splitlines()[0] if str(error) else "can't be planned")
             found = PlanVerdict(why, WARN, refused=True)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             found = PlanVerdict(f"unknown whether it fits: {plain(str(error))}", DIM)
-        self.by_server[server.name] = (running, staged, found)
+        self.by_server[name] = (running, staged, found)
         self._changed(server, staged)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from rich.style import Style
-from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import count, percent, plain, seconds, seconds_range
@@ -42,6 +42,7 @@ FIX_AGE_SECONDS = 1800.0
 RETRY_SECONDS = 60.0
 """Age at which a failed prediction is retried, since a run's first requests are too few."""
 MOST_KEPT = 20
+GROUP = "prediction"
 PREDICTING = "predicting…"
 
 _CONCERNED = {
@@ -82,7 +83,6 @@ class Predictions:
         self._console, self._staging, self._verdicts, self._changed = console, staging, verdicts, changed
         self._answers: dict[_Key, _Answer] = {}
         self._wanted: _Key | None = None
-        self._timer: Timer | None = None
         self._running = self._fix_runs = False
         """Whether a prediction is running, and whether it is that of a fix."""
         self._staged: _Key | None = None
@@ -107,8 +107,7 @@ class Predictions:
         self._cancel()
         if key is not None:
             self._wanted = key
-            delay = FIX_DELAY_SECONDS if of_fix else DEBOUNCE_SECONDS
-            self._timer = self._console.set_timer(delay, partial(self._begin, key, of_fix=of_fix))
+            begin_worker(self._console, partial(self._predict, key, of_fix=of_fix), "prediction", GROUP)
 
     def _due(self, key: _Key, *, of_fix: bool) -> bool:
         if of_fix and time.monotonic() - self._fix_began.get(key[0], -math.inf) < FIX_EVERY_SECONDS:
@@ -173,22 +172,18 @@ class Predictions:
 
     def _cancel(self) -> None:
         self._wanted = None
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = None
+        self._console.workers.cancel_group(self._console, GROUP)
         if self._running:
             self._running = self._fix_runs = False
             self._console.fleet.predictions.staged.cancel()
 
-    def _begin(self, key: _Key, *, of_fix: bool) -> None:
-        self._timer, self._running, self._fix_runs = None, True, of_fix
+    async def _predict(self, key: _Key, *, of_fix: bool) -> None:
+        """Compute a prediction after the delay; a problem with staged changes is recorded in the message list, too."""
+        await asyncio.sleep(FIX_DELAY_SECONDS if of_fix else DEBOUNCE_SECONDS)
+        self._running, self._fix_runs = True, of_fix
         if of_fix:
             self._fix_began[key[0]] = time.monotonic()
-        begin_worker(self._console, partial(self._ask, key, note=not of_fix), "prediction", "prediction")
         self._changed()
-
-    async def _ask(self, key: _Key, *, note: bool) -> None:
-        """Compute a prediction. ``note``: also record its problem in the message list."""
         call = partial(self._console.fleet.predictions.staged.ask, key[0], changes_of(key[2]))
         found, problem = None, ""
         try:
@@ -197,13 +192,11 @@ class Predictions:
             problem = str(error).removeprefix(f"{key[0]}: ")
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             problem = str(error)
-        if key != self._wanted:
-            return
         self._wanted, self._running, self._fix_runs = None, False, False
         self._answers[key] = _Answer(found, problem, time.monotonic())
         while len(self._answers) > MOST_KEPT:
             del self._answers[next(iter(self._answers))]
-        if note and (why := (found.prediction.outside if found is not None else problem)):
+        if not of_fix and (why := (found.prediction.outside if found is not None else problem)):
             figures = _figures(found.prediction) if found is not None else []
             self._console.messages.note("", f"{key[0]}: {f'predicted: {why}' if figures else _not_predicted(why)}")
         self._changed()
