@@ -209,8 +209,8 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
             f"installed alongside it (pip install {TORCHAO})"
         )
         yield PlanFinding("package_missing", Level.ERROR, text, surely=_sure(facts))
-    limited = plan.engine.release is None or plan.engine.release >= _GPTQ_LIMITED
-    if stored is None or stored.method != "gptq" or not limited:
+    release = plan.engine.release
+    if stored is None or stored.method != "gptq" or (release is not None and release < _GPTQ_LIMITED):
         return
     if stored.ordered:
         why = "are ordered by their activations (desc_act)"
@@ -221,7 +221,8 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
     else:
         return
     text = f"{facts.model} has GPTQ weights that {why}, which vLLM no longer reads: use another checkpoint"
-    yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
+    level = Level.ERROR if release is not None else Level.WARNING
+    yield PlanFinding("quantization_dropped", level, text, surely=_sure(facts))
 
 
 def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:

@@ -152,6 +152,8 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
                                               "host": H100}),
     *(("quantization_dropped", Level.ERROR, {"facts": replace(GPTQ, quantization=Quantization("gptq", *limited))})
       for limited in ((4, 128, None, False, True), (4, 128, None, False, False, False), (3,))),
+    ("quantization_dropped", Level.WARNING, {"facts": replace(GPTQ, quantization=Quantization("gptq", 3)),
+                                             "version": None}),
     ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "torchao"}}),
     ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "online"}}),
     ("quantization_mismatch", Level.ERROR, {"facts": AWQ, "set": {"quantization": "gptq"}}),
