@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_console.cli.console import show
 from vllm_console.settings import Settings
-from vllm_console.ui.actions import action_named, actions
+from vllm_console.ui.actions import action_named, actions, scoped
 from vllm_console.ui.keymap import PRESETS, KeysError, chosen_keys, key_of, keys_of, label_of, use_keys
 from vllm_console.ui.parts.hints import DemoHints
 from vllm_console.ui.screens.help import help_entries
@@ -28,7 +28,7 @@ def test_a_preset_names_known_actions_and_has_no_conflict(preset):
 def test_with_a_preset_the_keys_of_a_screen_are_all_different(preset):
     keys = chosen_keys(preset, {})
     for scope in {action.scope for action in actions()} - {"app"}:
-        used = [key for action in actions() if action.scope == scope for key in keys.get(action.id, action.keys)]
+        used = [key for action in scoped(scope) for key in keys.get(action.id, action.keys)]
         assert len(used) == len(set(used)), scope
 
 
@@ -51,8 +51,11 @@ def test_keys_may_be_written_as_they_are_shown():
         ("default", {"restart": "rr"}, "keys: 'rr' for 'restart' is not a valid key; expected e.g. R, f5, ctrl+r"),
         ("default", {"restart": "strg+r"}, "keys: 'strg+r' for 'restart' is not a valid key"),
         ("default", {"restart": " "}, "keys: 'restart' has no key"),
-        ("default", {"compare_before": "G"}, "keys: 'G' is assigned to both 'reader_last' and 'compare_before' on the "
+        ("default", {"compare_before": "G"}, "keys: 'G' is assigned to both 'compare_before' and 'move_last' on the "
                                              "comparison screen"),
+        ("default", {"move_down": "u"}, "keys: 'u' is assigned to both 'launch_undo' and 'move_down' on the launch "
+                                        "screen"),
+        ("default", {"flags_down": "n"}, "keys: no action named 'flags_down'"),
         ("default", {"question_yes": "n"}, "keys: 'n' is assigned to both 'question_yes' and 'question_no' in a "
                                            "question"),
         ("default", {"help_search": "T"}, "keys: 'T' is assigned to both 'next_theme' and 'help_search'"),
@@ -173,5 +176,7 @@ async def test_dialogs_and_lists_have_a_persons_own_keys(console, fakes):
         await c.until(lambda: c.app.screen is c.app.operations)
         await c.press("o")
         await c.sees("ctrl+o choose")
-        await c.press("down", "ctrl+o")
+        await c.press("pagedown", "pagedown")
+        assert c.app.screen._index == len(c.app.screen._choices) - 1
+        await c.press("pageup", "pageup", "down", "ctrl+o")
         await c.until(lambda: c.app.screen is c.app.operations)

@@ -57,6 +57,7 @@ SCREENS = {
     "code": "On the code of a chat",
     "question": "In a question",
     "list": "In a list to choose from",
+    "moving": "Moving on screens other than the main one and chats",
 }
 """Scopes of screens other than the operations screen, and their headings."""
 
@@ -65,6 +66,12 @@ TEXT_SCREENS = ("help", "findings", "compare", "describe", "code")
 
 DIALOGS = ("question", "list")
 """Scopes of dialogs, where app-wide keys do not apply."""
+
+MOVING = "moving"
+"""The scope of keys that several screens share: they move the cursor or the text."""
+
+MOVED = ("launch", "flags", "log", "reader", "list")
+"""The scopes that include those keys."""
 
 
 _SERVERS, _VIEW, _STAGE, _CONSOLE = "Servers", "View", "Change flags of the selected server", "Console"
@@ -202,12 +209,6 @@ _ACTIONS: tuple[Action, ...] = (
     _on("launch", "launch_undo", "u", "Undo the change of this flag or field", "undo"),
     _on("launch", "launch_previous", "shift+tab", "Previous section", call="section(-1)"),
     _on("launch", "launch_copy", "y", "Copy the command line"),
-    _on("launch", "launch_down", "down j", "Next line; on the plan: next finding", call="move(1)"),
-    _on("launch", "launch_up", "up k", "Previous line or finding", call="move(-1)"),
-    _on("launch", "launch_first", "home g", "First line or finding", call="edge(-1)"),
-    _on("launch", "launch_last", "end G", "Last line or finding", call="edge(1)"),
-    _on("launch", "launch_page_down", "pagedown", "Page down", call="move(10)"),
-    _on("launch", "launch_page_up", "pageup", "Page up", call="move(-10)"),
     _on("launch", "launch_back", "escape q", "Back, without launching", "back"),
     _on("flags", "flags_keep", "ctrl+s", "Stage the changes and go back", "stage", changes=True),
     _on("flags", "flags_edit", "enter", "Edit the flag's value", "edit"),
@@ -217,18 +218,12 @@ _ACTIONS: tuple[Action, ...] = (
     _on("flags", "flags_search", "slash", "Search names and descriptions; unlisted flags can be added", "search"),
     _on("flags", "flags_traffic", "t", "Suggest flags from measured traffic, with reasons", "from traffic"),
     _on("flags", "flags_changed", "c", "Show only flags that are set or changed", "only set"),
-    _on("flags", "flags_down", "down j", "Next flag", call="move(1)"),
-    _on("flags", "flags_up", "up k", "Previous flag", call="move(-1)"),
-    _on("flags", "flags_page_down", "pagedown", "Page down", call="page(1)"),
-    _on("flags", "flags_page_up", "pageup", "Page up", call="page(-1)"),
-    _on("flags", "flags_first", "home g", "First flag", call="edge(-1)"),
-    _on("flags", "flags_last", "end G", "Last flag", call="edge(1)"),
     _on("flags", "flags_back", "escape q", "Back; asks if there are unstaged changes", "back"),
     _on("log", "log_search", "slash", "Search upwards from here", "search"),
     _on("log", "log_wrap", "w", "Wrap or cut long lines", "wrap"),
     _on("log", "log_right", "right", "Scroll right", "scroll", call="sideways(1)"),
     _on("log", "log_left", "left", "Scroll left", call="sideways(-1)"),
-    _on("log", "log_end", "f end G", "Go to the end and follow", "follow"),
+    _on("log", "log_end", "f", "Go to the end and follow", "follow"),
     _on("log", "log_hold", "space", "Stop or resume following"),
     _on("log", "log_filter", "v", "Level: all lines, warnings and errors, errors only", "level"),
     _on("log", "log_time", "t", "Go to a time: 10:03, 11-20 10:03, -10m", "time"),
@@ -239,22 +234,10 @@ _ACTIONS: tuple[Action, ...] = (
     _on("log", "log_copy", "y", "Copy the selected line, or the lines shown", "copy"),
     _on("log", "log_select_up", "shift+up K", "Select the line above", call="select(-1)"),
     _on("log", "log_select_down", "shift+down J", "Select the line below", call="select(1)"),
-    _on("log", "log_down", "down j", "Line down", call="rows(1)"),
-    _on("log", "log_up", "up k", "Line up", call="rows(-1)"),
-    _on("log", "log_page_down", "pagedown ctrl+d", "Page down", call="page(1)"),
-    _on("log", "log_page_up", "pageup ctrl+u", "Page up", call="page(-1)"),
-    _on("log", "log_home", "home g", "Go to the oldest line"),
     _on("log", "log_back", "escape q", "End the search, then back", "back"),
-    _on("reader", "reader_down", "j down", "Line down", call="scroll(1)"),
-    _on("reader", "reader_up", "k up", "Line up", call="scroll(-1)"),
-    _on("reader", "reader_page_down", "pagedown space", "Page down", call="page(1)"),
-    _on("reader", "reader_page_up", "pageup", "Page up", call="page(-1)"),
-    _on("reader", "reader_first", "home g", "To the top", call="edge(-1)"),
-    _on("reader", "reader_last", "end G", "To the end", call="edge(1)"),
+    _on("reader", "reader_page", "space", "Page down", call="page(1)"),
     _on("reader", "reader_back", "escape q", "End the search, then back", "back", call="back"),
     _on("help", "help_search", "slash", "Show only the keys and marks that match", "search"),
-    _on("findings", "findings_down", "j down", "Next fix; after the last one: line down", call="pick(1)"),
-    _on("findings", "findings_up", "k up", "Previous fix; before the first one: line up", call="pick(-1)"),
     _on("findings", "findings_stage", "enter f", "Stage the fix and go back", "stage", changes=True, call="stage"),
     _on("compare", "compare_before", "b", "Choose the before run", "before"),
     _on("compare", "compare_after", "a", "Choose the after run", "after"),
@@ -278,12 +261,14 @@ _ACTIONS: tuple[Action, ...] = (
     _on("question", "question_yes", "y", "Yes", call="answer(True)"),
     _on("question", "question_enter", "enter", "Yes (ignored if the question has only just appeared)", call="enter"),
     _on("question", "question_no", "n escape q", "No", call="answer(False)"),
-    _on("list", "list_down", "down j", "Next", call="move(1)"),
-    _on("list", "list_up", "up k", "Previous", call="move(-1)"),
-    _on("list", "list_first", "home g", "First", call="edge(-1)"),
-    _on("list", "list_last", "end G", "Last", call="edge(1)"),
     _on("list", "list_take", "enter", "Choose", call="take"),
     _on("list", "list_leave", "escape q", "Back, without a choice", call="leave"),
+    _on(MOVING, "move_down", "j down", "Next line, finding, fix or choice", call="move(1)"),
+    _on(MOVING, "move_up", "k up", "Previous line, finding, fix or choice", call="move(-1)"),
+    _on(MOVING, "page_down", "pagedown ctrl+d", "Page down", call="page(1)"),
+    _on(MOVING, "page_up", "pageup ctrl+u", "Page up", call="page(-1)"),
+    _on(MOVING, "move_first", "home g", "To the top", call="edge(-1)"),
+    _on(MOVING, "move_last", "end G", "To the end; in a log, also follow", call="edge(1)"),
 )  # fmt: skip
 
 
@@ -315,7 +300,8 @@ def action_named(id: str) -> Action:
 @lru_cache(maxsize=64)
 def scoped(scope: str, read_only: bool = False) -> tuple[Action, ...]:
     """Return the actions of a scope in registry order; ``read_only`` leaves out those that change something."""
-    return tuple(action for action in _ACTIONS if action.scope == scope and not (read_only and action.changes))
+    scopes = (scope, MOVING) if scope in MOVED else (scope,)
+    return tuple(action for action in _ACTIONS if action.scope in scopes and not (read_only and action.changes))
 
 
 def bindings(scope: str, priority: Collection[str] = ()) -> list[Binding]:
@@ -335,7 +321,8 @@ def places(scope: str) -> Sequence[str]:
     """Every scope in which the keys of ``scope`` apply, itself included."""
     if scope == "app":
         return ("operations", *(one for one in SCREENS if one not in DIALOGS))
-    return (scope, *TEXT_SCREENS) if scope == "reader" else (scope,)
+    scopes = MOVED if scope == MOVING else (scope,)
+    return (*scopes, *TEXT_SCREENS) if "reader" in scopes else scopes
 
 
 def changing(method: str) -> bool:

@@ -98,8 +98,12 @@ async def test_a_key_shows_layouts_and_enter_applies_one(screen, fleet, wait_unt
         await pilot.press("l")
         await wait_until(pilot, lambda: "Layouts" in screen.text())
         text = screen.text()
-        assert text.splitlines()[-1].split("  ")[:3] == [" ↑ ↓ choose a layout", "enter apply", "esc back to the plan"]
+        assert text.splitlines()[-1].split("  ")[:3] == [" j k choose a layout", "enter apply", "esc back to the plan"]
         assert all(part in text for part in ("TP 2", "20/25/50", "50/320/1,280", "Qwen3-8B-FP8"))
+        await pilot.click(offset=(1, size[1] - 1))
+        await wait_until(pilot, lambda: "Takes 1 more GPU." in screen.text())
+        await pilot.click(offset=(3, size[1] - 1))
+        await wait_until(pilot, lambda: "Takes 1 more GPU." not in screen.text())
         await pilot.press("down")
         await wait_until(pilot, lambda: "Takes 1 more GPU." in screen.text())
         assert "enter applies: tensor-parallel-size unset → 2" in " ".join(screen.text().split())

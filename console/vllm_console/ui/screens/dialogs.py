@@ -25,6 +25,9 @@ from vllm_launchers.errors import UsageError
 
 Answer = TypeVar("Answer")
 
+PAGE = 10
+"""Choices that a page key moves the cursor."""
+
 
 class DialogAnswer(NamedTuple):
     """A third answer to a confirmation: its key, its label, and the callback."""
@@ -204,6 +207,12 @@ class Choose(Dialog[str]):
         """Move the cursor, wrapping around at the ends."""
         if self._choices:
             self._index = (self._index + by) % len(self._choices)
+            self.redraw()
+
+    def action_page(self, by: int) -> None:
+        """Move the cursor by pages."""
+        if self._choices:
+            self._index = min(max(0, self._index + by * PAGE), len(self._choices) - 1)
             self.redraw()
 
     def action_edge(self, to: int) -> None:

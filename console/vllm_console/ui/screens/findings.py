@@ -15,7 +15,7 @@ from textual.strip import Strip
 from vllm_console.diagnosis.finding import Fix, Measure, Severity
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
-from vllm_console.ui.actions import bindings
+from vllm_console.ui.actions import MOVING, bindings
 from vllm_console.ui.findings import SIGNS, ServerFinding, findings_of, flag_change_text, unjudged
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import Draw
@@ -82,7 +82,10 @@ class FindingsScreen(ReaderScreen):
     """
 
     SCOPE = "findings"
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings("findings", priority=("findings_down", "findings_up"))]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("findings"),
+        *bindings(MOVING, priority=("move_down", "move_up")),
+    ]
 
     def __init__(
         self, server: ServerView, now: float, stage: Callable[[Fix], None] | None, predicted: Predicted
@@ -114,17 +117,17 @@ class FindingsScreen(ReaderScreen):
             return (scroll_hint(),)
         stage = ((key_of("findings_stage"), "stage", "screen.stage"),) if any(item.fix for item in items) else ()
         return (
-            (f"{key_of('findings_down')} {key_of('findings_up')}", "pick"),
+            (f"{key_of('move_down')} {key_of('move_up')}", "pick"),
             *stage,
-            (f"{key_of('reader_page_down')} {key_of('reader_page_up')}", "scroll"),
+            (f"{key_of('page_down')} {key_of('page_up')}", "scroll"),
         )
 
-    def action_pick(self, by: int) -> None:
+    def action_move(self, by: int) -> None:
         """Pick the next or previous fix or finding; at either end, scroll."""
         items = self._page(self._reader.width).items
         at = self._at(self._reader.width) + by
         if not items or not 0 <= at < len(items):
-            self._reader.action_scroll(by)
+            self._reader.action_move(by)
             return
         self._pick(at)
 

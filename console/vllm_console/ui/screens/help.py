@@ -11,7 +11,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.text import plain
-from vllm_console.ui.actions import SCREENS, TEXT_SCREENS, Action, bindings, grouped, title_of
+from vllm_console.ui.actions import MOVING, SCREENS, Action, bindings, grouped, places, title_of
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.terminal.lines import BLANK, line
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
@@ -102,7 +102,7 @@ class HelpScreen(ReaderScreen):
     @on(Entry.Stepped)
     def _stepped(self, event: Entry.Stepped) -> None:
         event.stop()
-        self._reader.action_scroll(event.step)
+        self._reader.action_move(event.step)
 
     @on(Input.Submitted)
     def _entered(self, event: Input.Submitted) -> None:
@@ -135,8 +135,9 @@ def help_entries(
         return [(label_of(action), title_of(action, demo=demo)) for action in group]
 
     groups = {title: entries(group) for title, group in grouped(read_only).items()}
-    here = [SCREENS.get(scope), SCREENS["reader"] if scope in TEXT_SCREENS else None]
-    groups = {title: groups[title] for title in filter(None, here) if title in groups} | groups
+    shared = [place for place in ("reader", MOVING) if scope in places(place)]
+    here = [SCREENS[place] for place in dict.fromkeys((scope, *shared)) if place in SCREENS]
+    groups = {title: groups[title] for title in here if title in groups} | groups
     if now is not None and not wanted:
         groups = {now[0]: entries(now[1])} | groups
     keys = {"back": key_of("marker_back"), "forward": key_of("marker_forward")}

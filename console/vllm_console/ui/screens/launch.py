@@ -79,6 +79,9 @@ SECTIONS = ("presets", "settings", "plan")
 FIRST_PRESET = "chatbot"
 """The preset offered if nothing has run yet."""
 
+PAGE = 10
+"""Lines that a page key moves the cursor."""
+
 MANY = 10_000
 """More lines than any list has."""
 
@@ -456,6 +459,10 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         if section in SECTIONS and section != self._section and not self.editor.typing:
             self.action_section(SECTIONS.index(section) - SECTIONS.index(self._section))
 
+    def action_page(self, by: int) -> None:
+        """Move the cursor by this many pages."""
+        self.action_move(by * PAGE)
+
     def action_edge(self, end: int) -> None:
         """Go to the first line (-1) or the last (1)."""
         self.action_move(end * MANY)
@@ -696,9 +703,9 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
 
 
 def _layout_keys() -> list[KeyHint]:
-    up, down, take, back = map(key_of, ("launch_up", "launch_down", "launch_open", "launch_back"))
+    down, up, take, back = map(key_of, ("move_down", "move_up", "launch_open", "launch_back"))
     return [
-        (f"{up} {down}", "choose a layout", "screen.launch_up|screen.launch_down"),
+        (f"{down} {up}", "choose a layout", "screen.move(1)|screen.move(-1)"),
         (take, "apply", "screen.launch_open"),
         (back, "back to the plan", "screen.launch_back"),
     ]

@@ -150,6 +150,13 @@ class LogScreen(TerminalScreen[None]):
         else:
             self.close_with()
 
+    def action_edge(self, to: int) -> None:
+        """Go to the oldest line (-1), or to the end and follow."""
+        if to < 0:
+            self._view.go_home()
+        else:
+            self._view.follow()
+
     def action_next_match(self, step: int) -> None:
         """Go to the next match below, or above for -1."""
         self._view.find_next(backwards=step < 0)
@@ -157,9 +164,8 @@ class LogScreen(TerminalScreen[None]):
     # -- what the view does ----------------------------------------------------------------------------------------
 
     action_log_end = _of_view(LogView.follow)
-    action_log_home = _of_view(LogView.go_home)
     action_log_hold = _of_view(LogView.toggle_hold)
-    action_rows = _of_view(LogView.scroll_rows)
+    action_move = _of_view(LogView.scroll_rows)
     action_page = _of_view(LogView.scroll_pages)
     action_sideways = _of_view(LogView.scroll_sideways)
     action_select = _of_view(LogView.select)

@@ -95,7 +95,7 @@ class TextReader(Vertical, can_focus=True):
         if not self._step_back() and isinstance(self.screen, TerminalScreen):
             self.screen.close_with()
 
-    def action_scroll(self, by: int) -> None:
+    def action_move(self, by: int) -> None:
         """Scroll by lines."""
         self._scroll.scroll_relative(y=by, animate=False)
 
@@ -125,4 +125,4 @@ class ReaderScreen(TerminalScreen[None]):
 
 def scroll_hint() -> KeyHint:
     """The keys that scroll."""
-    return f"{key_of('reader_down')} {key_of('reader_up')}", "scroll"
+    return f"{key_of('move_down')} {key_of('move_up')}", "scroll"
