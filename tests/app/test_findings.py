@@ -216,14 +216,29 @@ async def test_the_question_is_kept_up_to_date_while_it_is_open(console, fakes):
         await c.sees("No flag changes.")
 
 
-async def test_a_restart_that_the_plan_refuses_aborts_nothing(console, fakes):
+async def test_a_restart_that_cannot_be_planned_asks_twice(console, fakes):
     async with console(fakes.pressed) as c:
         c.fleet.plan_error = OperationError("max-model-len 999999 is more than the model has")
         await c.press("left_square_bracket")
         await c.sees("max-model-len 999999 is more")
         await c.press("r")
-        await c.sees("The plan rejects these flags: nothing is restarted, no request is aborted.")
+        await c.sees("The plan has an error: nothing is restarted without another confirmation.")
         await c.lacks("will be aborted")
+        await c.lacks("Expected downtime")
+
+
+async def test_a_restart_that_would_certainly_fail_is_refused_without_a_question(console, fakes):
+    async with console(fakes.pressed) as c:
+        reason = "--max-num-seqs must be 1 or more"
+        c.fleet.findings_after = (
+            plan_findings.PlanFinding("flag_value", Level.ERROR, f"vLLM 0.33.0 will not start: {reason}"),
+        )
+        await c.press("left_square_bracket")
+        await c.sees("will not start: --max-num-seqs must be 1 or more")
+        await c.press("r")
+        await c.sees("was not restarted: it will not start: --max-num-seqs must be 1 or more")
+        await c.lacks("Restart chat?")
+        assert c.fleet.calls == []
 
 
 async def test_a_restart_asks_where_the_requests_in_flight_are_not_known(console, fakes):

@@ -107,7 +107,7 @@ def test_console_uses_one_connection_and_reconnects(
             fleet.stop("gpubox/nobody")
         with pytest.raises(RefusedError):
             fleet.forget("gpubox/chat")
-        with pytest.raises(UnfitError, match=r"^gpubox: refused: .*--max-num-seqs must be 1 or more") as refused:
+        with pytest.raises(UnfitError, match=r"^gpubox: plan error: .*--max-num-seqs must be 1 or more") as refused:
             fleet.restart("gpubox/chat", Changes(set={"max-num-seqs": -4}))
         assert [finding.level for finding in refused.value.findings] == ["error"]
         assert not refused.value.forceable

@@ -75,8 +75,9 @@ class Sleeping:
             OperationError: it can't go to sleep now, or requests were left.
         """
         self._check_level(record, level, say)
-        say(f"{record.name}: waiting for its requests to end ({drain_seconds:g}s at most)")
-        self._end_load(record.name)
+        if record.current.spec.sleep_mode:  # else the keeper refuses at once
+            say(f"{record.name}: waiting for its requests to end ({drain_seconds:g}s at most)")
+            self._end_load(record.name)
         client.sleep(self._state, record.name, level, drain_seconds)
         found = self._over(record.name)
         if found.state is not State.ASLEEP:

@@ -189,7 +189,7 @@ class Sleeper:
         """Raise `CannotSleepError` if the server can't go to sleep or wake up now."""
         record = self._writer.record
         if not record.current.spec.sleep_mode:
-            raise CannotSleepError(f"{record.name} runs without sleep mode: restart it with enable-sleep-mode")
+            raise CannotSleepError(f"{record.name} runs without sleep mode; restart it with --enable-sleep-mode first")
         if self.busy:
             step = record.sleep.step if record.sleep is not None else SleepStep.DRAINING
             raise CannotSleepError(f"{record.name} is already going to sleep or waking up ({step})")

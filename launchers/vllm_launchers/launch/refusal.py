@@ -22,8 +22,7 @@ def refuse_unfit(plan: Plan, *, force: bool) -> None:
         return
     forceable = not any(one.surely for one in found)
     lines = [plan_finding_text(one) for one in standing]
-    head = "refused: "
-    text = head + lines[0] if len(lines) == 1 else "\n".join([f"{head}{len(lines)} errors", *(f"  {s}" for s in lines)])
+    text = f"plan error: {lines[0]}" if len(lines) == 1 else "\n".join(["plan errors:", *(f"  {s}" for s in lines)])
     hint = "\n  --force starts it anyway" if forceable and not force else ""
     raise UnfitError(text + hint, standing, forceable=forceable)
 

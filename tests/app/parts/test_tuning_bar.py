@@ -51,6 +51,7 @@ async def test_escape_leaves_with_what_was_staged_before(console, fakes):
         await c.press("p", "a", "down", "escape")
         await c.until(lambda: not c.app.operations._tuning.display)
         assert [step.flag for step in c.app.operations.staging.of("chat")] == ["enable-prefix-caching"]
+        await c.sees("The changes made here were dropped.")
 
 
 async def test_r_restarts_with_what_the_bar_shows(console, fakes):

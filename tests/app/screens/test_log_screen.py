@@ -196,6 +196,29 @@ async def test_long_lines_are_wrapped_or_reached_sideways(host, wait_until, log)
         await wait_until(pilot, lambda: "wrapped" in app.text() and "the far end" in app.text())
 
 
+async def test_only_a_line_whose_match_is_beyond_the_right_edge_is_scrolled_for_it(host, wait_until, log):
+    append(log, "before it\n" + "x" * 100 + "the far end\nafter it\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "xxx" in app.text())
+        await pilot.press("slash", *"far", "enter")
+        await wait_until(pilot, lambda: "the far end" in app.text())
+        assert "before it" in app.text()
+        assert "after it" in app.text()
+
+
+async def test_a_search_keeps_shortened_lines_short_if_they_show_the_match(host, wait_until, log):
+    statistics = "Avg prompt throughput: 1758.4 tokens/s, Avg generation throughput: 1100.0 tokens/s, Running: 40 reqs"
+    rest = "Waiting: 13 reqs, GPU KV cache usage: 62.3%, Prefix cache hit rate: 12.0%"
+    append(log, f"(APIServer pid=22292) INFO 11-20 10:00:00 [loggers.py:259] Engine 000: {statistics}, {rest}\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "KV 62%" in app.text())
+        await pilot.press("slash", *"KV", "enter")
+        await wait_until(pilot, lambda: "match 1 of 1" in app.text() or "1 match" in app.text())
+        assert "run 40 · wait 13 · KV 62%" in app.text()
+
+
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 async def test_the_kv_cache_usage_of_the_statistics_is_in_sight(host, wait_until, log, width):
     figures = "Avg prompt throughput: 1758.4 tokens/s, Avg generation throughput: 1100.0 tokens/s, Running: 40 reqs"

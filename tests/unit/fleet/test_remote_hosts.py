@@ -164,10 +164,10 @@ def test_faulty_connection_is_one_row(
 
 def test_refusal_of_a_plan_keeps_its_findings() -> None:
     finding = PlanFinding("no_room", Level.ERROR, "3 GiB are missing.", Changes(set={"max-model-len": 8192}), False)
-    unfit = UnfitError("refused: 3 GiB are missing.", (finding,), forceable=True)
+    unfit = UnfitError("plan error: 3 GiB are missing.", (finding,), forceable=True)
     there = decode_error(decode(encode({"error": error_document(unfit)}))["error"], "box")
     assert isinstance(there, UnfitError)
-    assert (str(there), there.findings, there.forceable) == ("box: refused: 3 GiB are missing.", (finding,), True)
+    assert (str(there), there.findings, there.forceable) == ("box: plan error: 3 GiB are missing.", (finding,), True)
     for error in (RefusedError("no"), OperationError("no")):
         assert type(decode_error(error_document(error), "box")) is type(error)
     assert type(decode_error({"message": "no", "code": 1, "findings": [{"code": 3}]}, "box")) is OperationError

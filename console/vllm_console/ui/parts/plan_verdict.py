@@ -41,6 +41,8 @@ class PlanVerdict(msgspec.Struct, frozen=True):
     message: str
     style: Style
     refused: bool = False
+    certain: bool = False
+    """Whether the engine would certainly exit with these flags."""
     warning: str = ""
 
     @property
@@ -130,7 +132,9 @@ def verdict(before: Plan, after: Plan) -> PlanVerdict:
     if errors:
         worst = (_of_level(new, Level.ERROR) or errors)[0]
         outcome = "will not start" if worst.surely else "unlikely to start"
-        return PlanVerdict(f"{outcome}: {plain(worst.message)}", BAD, refused=True)
+        reason = plain(worst.message)
+        reason = reason.partition(" will not start: ")[2] or reason
+        return PlanVerdict(f"{outcome}: {reason}", BAD, refused=True, certain=worst.surely)
     tokens = _tokens(before, after)
     warned = _of_level(new, Level.WARNING)
     warning = _message(warned[0]) if warned else ""

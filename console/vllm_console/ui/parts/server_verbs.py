@@ -295,6 +295,9 @@ class ServerVerbs:
         another machine, or a tuner is running."""
         server = self.alone(self.idle(selected, elsewhere=True))
         staged = self._staging.of(server.name)
+        verdict = self._verdicts.of(server)
+        if verdict is not None and verdict.certain and not server.remote:
+            raise RefusalError(f"{server.name} was not restarted: it {verdict.message}", server.name)
         ended = self._ended_by_restart(server, staged)
         if not ended:
             self._restart(server, staged)
@@ -308,18 +311,19 @@ class ServerVerbs:
         """What a restart interrupts; empty if no confirmation is needed."""
         verdict, details = self._verdicts.of(server), [*tuner_at_work(server), *in_flight(server)]
         if details and verdict is not None and verdict.refused:
-            details = ["The plan rejects these flags: nothing is restarted, no request is aborted."]
+            details = ["The plan has an error: nothing is restarted without another confirmation."]
         if server.state is State.STARTING and not staged and server.next_attempt_at is None:
             details = ["Already starting with these flags; restarting starts over."]
         if server.remote:
             details = [f"On {server.remote}, with its current flags there.", *details]
         return details
 
-    @staticmethod
-    def _changed_by_restart(server: ServerView, staged: Staged) -> list[str]:
+    def _changed_by_restart(self, server: ServerView, staged: Staged) -> list[str]:
+        verdict = self._verdicts.of(server)
+        downtime = _downtime(server) if verdict is None or not verdict.refused else ""
         return [
             *change_rows(server, staged),
-            *filter(None, [combined_warning(server, staged), _downtime(server)]),
+            *filter(None, [combined_warning(server, staged), downtime]),
             *_exposure(server),
         ]
 

@@ -28,13 +28,16 @@ _KEYS = ((("tuning_left", "tuning_right"), "flag"), (("tuning_up", "tuning_down"
 
 
 class TuningBar(LineView, can_focus=True):
-    """Stages changes for one server while it is open. It has its own keys; calls ``changed`` to redraw."""
+    """Stages changes for one server while it is open. It has its own keys; calls ``changed`` to redraw.
+
+    ``say`` shows a message.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("tuning")]
 
-    def __init__(self, staging: Staging, changed: Callable[[], None], *, id: str) -> None:
+    def __init__(self, staging: Staging, changed: Callable[[], None], say: Callable[[str], None], *, id: str) -> None:
         super().__init__(id=id)
-        self._staging, self._changed = staging, changed
+        self._staging, self._changed, self._say = staging, changed, say
         self._server: ServerView | None = None
         self._before: Staged = ()
         self._at = 0
@@ -96,6 +99,7 @@ class TuningBar(LineView, can_focus=True):
         self.close()
         if name and not restarted and self._staging.of(name) != before:
             self._staging.put(name, before)
+            self._say("The changes made here were dropped.")
 
     @on(events.MouseScrollUp)
     @on(events.MouseScrollDown)

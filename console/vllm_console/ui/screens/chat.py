@@ -252,11 +252,11 @@ class ChatScreen(TerminalScreen[None]):
             self.close_with()
 
     def action_chat_stop(self) -> None:
-        """Stop the answer; without one, show which key quits."""
+        """Stop the answer; without one, show which key leaves the chat."""
         if self._chat.running or self._chat.waiting:
             self._stop()
         else:
-            self._main.action_help_quit()
+            self._main.say(f"{key_of('chat_back')} leaves the chat.")
 
     def _stop(self) -> None:
         self._chat.stop()

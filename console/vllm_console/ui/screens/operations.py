@@ -189,7 +189,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._filter_line = FilterLine(id="filter-line")
         self._hint = LineView(id="hint", classes="bar")
         self._message = LineView(id="message")
-        self._tuning = TuningBar(self.staging, self.redraw, id="tuning")
+        self._tuning = TuningBar(self.staging, self.redraw, console.say, id="tuning")
         self._staged_bar = LineView(id="staged", classes="bar")
         self._footer = LineView(id="footer", classes="bar")
         self._foot = Vertical(id="foot")

@@ -138,8 +138,8 @@ class LogView(LineView):
         """The page read last."""
         self.wrap = False
         self._compact = compact
-        self._left = 0
-        self._in_sight: tuple[str, int] | None = None
+        self._left: int | None = None
+        """Cells to scroll all lines sideways; None scrolls only lines whose match would not be visible."""
         """The search text and match that were last scrolled into view."""
         self._path: Path | None = None
         self._shown_path: Path | None = None
@@ -162,7 +162,7 @@ class LogView(LineView):
 
     def open(self, path: Path | str) -> None:
         """Show this log from its end. It need not exist yet."""
-        self._path, self._selected, self._left = Path(path), None, 0
+        self._path, self._selected, self._left = Path(path), None, None
         self._commands = [LogPager.end]  # the previous file may be the same one, at an earlier moment
         self._rows_owed = 0
         self._wake.set()
@@ -193,7 +193,13 @@ class LogView(LineView):
 
     def scroll_sideways(self, steps: int) -> None:
         """Scroll right, or left if negative."""
-        self._left = max(0, self._left + steps * SIDEWAYS) if not self.wrap else 0
+        if self.wrap:
+            return
+        now = self._left
+        if now is None:  # continue from where the last match is shown
+            text = next((shown.text for shown in self.page.lines if shown.offset == self.page.match), "")
+            now = _left_for(text, self.page.wanted, self._text_width)
+        self._left = max(0, now + steps * SIDEWAYS)
         self._draw()
 
     def go_home(self) -> None:
@@ -202,7 +208,7 @@ class LogView(LineView):
 
     def follow(self) -> None:
         """Go to the end and follow."""
-        self._selected, self._left = None, 0
+        self._selected, self._left = None, None
         self._do(LogPager.end)
 
     def show_moment(self, moment: float) -> None:
@@ -227,21 +233,19 @@ class LogView(LineView):
 
     def toggle_wrap(self) -> None:
         """Wrap or cut long lines."""
-        self.wrap, self._left = not self.wrap, 0
-        self._bring_match_into_sight()
+        self.wrap, self._left = not self.wrap, None
         self._resize()
         self._draw()
         self.post_message(self.Moved())
 
     def find(self, text: str) -> None:
         """Search upwards from the visible lines; an empty text ends the search."""
-        self._selected, self._in_sight = None, None
-        self._left = self._left if text else 0  # lines will be shortened again
+        self._selected, self._left = None, None
         self._do(lambda pager: pager.find(text))
 
     def find_next(self, backwards: bool) -> None:
         """Go to the next match above (backwards) or below."""
-        self._selected = None
+        self._selected, self._left = None, None
         self._do(lambda pager: pager.find_next(backwards))
 
     def find_only(self, text: str) -> None:
@@ -404,31 +408,16 @@ class LogView(LineView):
         changed = page != self.page or path != self._shown_path
         self._shown_read, self._shown_path, self.page = number, path, page
         if changed:
-            if page.match is not None and (page.wanted, page.match) != self._in_sight:
-                self._bring_match_into_sight()
             self._draw()
             if not self._compact:
                 self.post_message(self.Moved())
-
-    def _bring_match_into_sight(self) -> None:
-        """Scroll sideways to the first match in the last line found, unless it is visible."""
-        page, width = self.page, self._text_width
-        text = next((shown.text for shown in page.lines if shown.offset == page.match), "")
-        place = compile_pattern(page.wanted).search(text) if page.wanted else None
-        if page.match is None or place is None:
-            return
-        self._in_sight = page.wanted, page.match
-        if not self.wrap:
-            start, end = cell_len(text[: place.start()]), cell_len(text[: place.end()])
-            self._left = _left_for(start, end, cell_len(text), width, self._left)
 
     def _draw(self) -> None:
         width, height = self.outer_size
         if not width or not height:
             return
         page = self.page
-        whole = self.wrap or page.wanted
-        lines = page.lines if whole else [replace(one, text=short_line(one.text)) for one in page.lines]
+        lines = page.lines if self.wrap else [_shortened(one, page.wanted) for one in page.lines]
         strips = log_strips(
             lines, self._text_width, height, wanted=page.wanted, match=self.marked,
             left=self._left, wrap=self.wrap, from_end=page.from_end, marks=not self._compact,
@@ -514,16 +503,20 @@ def styled(line: Line, wanted: str, current: bool) -> Strip:
     return Strip([segment for segment in segments if segment.text])
 
 
-def _left_for(start: int, end: int, length: int, width: int, left: int) -> int:
-    """How many cells to scroll to show those from ``start`` to ``end`` of a line.
+def _shortened(line: Line, wanted: str) -> Line:
+    """The line as it is shown unless lines wrap; whole if only the whole line contains the search text."""
+    short = short_line(line.text)
+    if wanted and (pattern := compile_pattern(wanted)).search(short) is None and pattern.search(line.text) is not None:
+        return line
+    return replace(line, text=short)
 
-    Keeps ``left`` if they are visible, else uses 0 if that shows them, else leaves some cells visible before them.
-    """
-    for kept in (left, 0):
-        before, behind = int(kept > 0), int(length > kept + width)  # the marks at both ends
-        if kept + before <= start and end <= kept + width - behind:
-            return kept
-    return max(0, min(start - width // 3, length - width))
+
+def _left_for(text: str, wanted: str, width: int) -> int:
+    """How many cells to scroll a line to show its first match: 0 if that shows it, else some cells before it."""
+    place, length = compile_pattern(wanted).search(text) if wanted else None, cell_len(text)
+    if place is None or cell_len(text[: place.end()]) <= width - int(length > width):  # the mark at the end
+        return 0
+    return max(0, min(cell_len(text[: place.start()]) - width // 3, length - width))
 
 
 def _marked(strip: Strip, width: int, *, before: bool, behind: bool) -> Strip:
@@ -540,12 +533,12 @@ def log_strips(
     *,
     wanted: str = "",
     match: int | None = None,
-    left: int = 0,
+    left: int | None = None,
     wrap: bool = False,
     from_end: bool = True,
     marks: bool = False,
 ) -> list[Strip]:
-    """The rows of a page, scrolled sideways by ``left`` cells.
+    """The rows of a page, scrolled sideways by ``left`` cells; with None, only as far as a line's match needs it.
 
     Wrapped rows that don't fit are dropped at the top if ``from_end``, else at the bottom. ``marks`` shows where a line
     continues out of view.
@@ -555,8 +548,9 @@ def log_strips(
         strip = styled(one, wanted, one.offset == match)
         length = strip.cell_length
         if not wrap:
-            cut = strip.crop(left, left + width) if left or length > width else strip
-            rows.append(_marked(cut, width, before=left > 0, behind=length > left + width) if marks else cut)
+            at = left if left is not None else _left_for(one.text, wanted, width)
+            cut = strip.crop(at, at + width) if at or length > width else strip
+            rows.append(_marked(cut, width, before=at > 0, behind=length > at + width) if marks else cut)
             continue
         rows += [strip.crop(at, at + width) for at in range(0, max(length, 1), width)]
     return rows[-height:] if from_end else rows[:height]
