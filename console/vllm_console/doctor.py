@@ -70,7 +70,7 @@ def examine(
         "host": encode_host(host),
     }
     for sentence in mistakes:
-        _problem(problems, sentence, "correct it: most commands refuse to run until then")
+        _problem(problems, sentence, "correct it: until then, the console and most commands refuse to run")
     for sentence in refused:
         _problem(problems, sentence, "repair it, or name another with --vllm PATH or in config.toml")
     if all(engine.kind == "simulated" for engine in engines) and not refused:

@@ -342,7 +342,7 @@ def _toml(path: Path, data: bytes) -> dict[str, Any]:
     import tomllib  # lazy: most users have no config file
 
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text") from error
     except (ValueError, RecursionError) as error:  # a number of ten thousand digits is a ValueError

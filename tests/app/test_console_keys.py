@@ -170,7 +170,7 @@ async def test_a_server_without_a_partner_is_put_to_sleep(console, fakes):
 async def test_a_server_that_cannot_sleep_says_how_it_could(console):
     async with console() as c:
         await c.press("W")
-        await c.sees("chat can't sleep: e sets --enable-sleep-mode, r restarts.")
+        await c.sees("chat can't sleep: set --enable-sleep-mode (e), then restart (r).")
         assert c.fleet.calls == []
 
 

@@ -71,6 +71,14 @@ def test_broken_record_and_open_folder_are_reported_with_remedy(program):
     (server / "record.json").unlink()
 
 
+def test_wrong_keys_are_reported(program, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text('\N{BYTE ORDER MARK}[keys]\nnope = "R"\n', encoding="utf-8")
+    answer = program("--config", str(config), "doctor", "--json")
+    problems = [problem["what"] for problem in json.loads(answer.stdout)["problems"]]
+    assert any(problem.startswith(f"{config}: keys: no action named 'nope'") for problem in problems), problems
+
+
 def test_doctor_prints_no_secret(program):
     secret = "hf_" + "Zz9" * 11
     names = {"HF_TOKEN": secret, "VLLM_API_KEY": secret, "NCCL_DEBUG": f"--api-key {secret}"}

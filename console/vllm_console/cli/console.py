@@ -95,6 +95,18 @@ def _open_demo() -> int:
     os.execv(sys.executable, [sys.executable, "-m", "vllm_console", *sys.argv[1:], "demo"])
 
 
+def keys_problem(config: Config) -> str:
+    """What is wrong with the keys that a config file assigns, with the file; empty if nothing is."""
+    from vllm_console.ui.keymap import KeysError, chosen_keys
+
+    try:
+        chosen_keys(config.keymap, config.keys)
+    except KeysError as error:
+        source = config.sources.get("keys", "") if isinstance(config, Settings) else ""
+        return f"{source}: {error}" if source else str(error)
+    return ""
+
+
 def show(
     fleet: LocalFleet,
     config: Config,
@@ -115,13 +127,9 @@ def show(
     """
     from vllm_console.crash_report import in_threads
     from vllm_console.ui.app import ConsoleApp
-    from vllm_console.ui.keymap import KeysError, chosen_keys
 
-    try:
-        chosen_keys(config.keymap, config.keys)
-    except KeysError as error:
-        source = config.sources.get("keys", "") if isinstance(config, Settings) else ""
-        raise UsageError(f"{source}: {error}" if source else str(error)) from error
+    if problem := keys_problem(config):
+        raise UsageError(problem)
     notifier = None if demo else _notifier(config, args, read_only=fleet.read_only)
     app = ConsoleApp(
         fleet,

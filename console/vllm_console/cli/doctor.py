@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; exit code 1 if there are problems."""
+    from vllm_console.cli.console import keys_problem
     from vllm_console.cli.host_source import this_host
     from vllm_console.doctor import examine, format_report
     from vllm_console.settings import config_folder
@@ -25,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     config = args.config.parent if args.config is not None else config_folder()
     found = settings_from(args)
     engines = tuple(open_fleet(args, found, check=False).engines())
-    document = examine(state, config, engines, this_host(args), engine_problems(found.vllm), found.mistakes)
+    mistakes = [*found.mistakes, *filter(None, [keys_problem(found)])]
+    document = examine(state, config, engines, this_host(args), engine_problems(found.vllm), mistakes)
     if args.json:
         print_json(document)
     else:

@@ -99,7 +99,7 @@ def number_type(least: float, most: float, what: str, *, above: bool = False) ->
         except ValueError:
             value = math.nan
         if not least <= value <= most or (above and value == least):
-            raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be {what}")
+            raise argparse.ArgumentTypeError(f"must be {what}, not '{plain(text, 40)}'")
         return value
 
     return parse
@@ -113,7 +113,7 @@ def duration_type(least: float, most: float) -> Callable[[str], float]:
         seconds = duration_from(text)
         if seconds is None or not least <= seconds <= most or not seconds:
             raise argparse.ArgumentTypeError(
-                f"'{plain(text, 40)}' must be a duration {limits}, such as 25, 25s, 20m or 1h30m"
+                f"must be a duration {limits}, such as 25, 25s, 20m or 1h30m, not '{plain(text, 40)}'"
             )
         return seconds
 

@@ -194,7 +194,7 @@ def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
         lines.append(f"Measured over {seen}; the comparison covers other periods.")
     if kept.drift is not None and abs(kept.drift) >= LEAST_DRIFT:
         slower = "slower" if kept.drift > 0 else "faster"
-        lines.append(f"The same steps are {abs(kept.drift):.0%} {slower} since the restart: the machine or the engine.")
+        lines.append(f"Since the restart, the same steps are {abs(kept.drift):.0%} {slower} (machine or engine).")
     if kept.outside:
         lines.append("This prediction was outside the observed range; it does not count in the track record.")
     return lines

@@ -441,7 +441,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PresetError(path, f"is larger than {MAX_BYTES // 1024} KiB; that is not a preset")
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
         if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
             raise PresetError(path, f"holds a line with more than {MAX_DOTS} dots; that is not a preset")
         return tomllib.loads(text)

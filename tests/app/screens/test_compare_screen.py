@@ -300,7 +300,7 @@ async def test_what_was_predicted_stands_next_to_what_came(fakes, made, wait_unt
         rows = [" ".join(row.split()) for row in shown(app).splitlines()]
         assert "TTFT p50 200ms 150ms to 250ms 310ms ! outside" in rows
         assert "tokens/s 210 tok/s 180 to 240 tok/s 200 tok/s within" in rows
-        assert "The same steps are 5% slower since the restart: the machine or the engine." in rows
+        assert "Since the restart, the same steps are 5% slower (machine or engine)." in rows
 
 
 def test_what_reads_like_an_end_of_the_interval_is_not_outside_and_no_drift_is_not_reported():

@@ -87,14 +87,17 @@ def test_later_or_invalid_moment_is_refused(text):
     [
         ("--at nonsense list", "'nonsense': expected an earlier time"),
         ("--at 0001-01-01T00:00 list", "expected an earlier time"),
-        ("--refresh nan list", "'nan' must be a duration from 0.1s to 1m, such as 25, 25s, 20m or 1h30m"),
-        ("--refresh -1 list", "'-1' must be a duration from 0.1s to 1m"),
-        ("metrics x --timeout inf", "'inf' must be a duration above 0, at most 366d, such as 25, 25s, 20m or 1h30m"),
+        ("--refresh nan list", "must be a duration from 0.1s to 1m, such as 25, 25s, 20m or 1h30m, not 'nan'"),
+        ("--refresh -1 list", "must be a duration from 0.1s to 1m"),
+        (
+            "metrics x --timeout inf",
+            "must be a duration above 0, at most 366d, such as 25, 25s, 20m or 1h30m, not 'inf'",
+        ),
         ("metrics x --timeout 0", "above 0, at most 366d"),
         ("stop x --timeout 1e308", "at most 366d"),
-        ("load x --duration 25h", "'25h' must be a duration above 0, at most 24h"),
-        ("ramp x --budget 9s", "'9s' must be a duration from 10s to 24h"),
-        ("check x --window 31d", "'31d' must be a duration from 1s to 30d"),
+        ("load x --duration 25h", "must be a duration above 0, at most 24h"),
+        ("ramp x --budget 9s", "must be a duration from 10s to 24h"),
+        ("check x --window 31d", "must be a duration from 1s to 30d"),
         ("load x --requests 99999999999999999999", "must be a whole number from 1 to 999,999,999"),
         ("logs x -n 0", "must be a whole number from 1"),
         ("logs x -n=-1", "must be a whole number from 1"),
@@ -129,7 +132,7 @@ def test_every_duration_option_accepts_the_same_forms(words: str, text: str, sec
 def test_invalid_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["load", "x", f"--duration={text}"])
-    assert f"'{text}' must be a duration" in " ".join(capsys.readouterr().err.split())
+    assert "must be a duration" in " ".join(capsys.readouterr().err.split())
 
 
 def test_every_duration_option_has_units() -> None:

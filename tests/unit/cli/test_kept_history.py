@@ -14,7 +14,7 @@ from vllm_console.cli import attach, stop
 def test_replay_of_kept_history_is_named(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = SimpleNamespace(forget=lambda name, purge: True, detach=lambda name: True)
+    fleet = SimpleNamespace(forget=lambda name, purge: True, attached=SimpleNamespace(detach=lambda name: True))
     for module in (attach, stop):
         monkeypatch.setattr(module, "open_fleet", lambda args, **options: fleet)
     args = argparse.Namespace(name="chat", json=False, purge=False)

@@ -64,7 +64,7 @@ def events_between(before: Mapping[str, SeenServer], servers: Sequence[ServerVie
             ServerEvent(name, f"{name}: finding began: {title_of_code(code)}.", WARN)
             for code in sorted(now - then.problems)
         ]
-        if server.state.alive:
+        if server.state is State.READY and then.state is State.READY:  # otherwise it ended with its run
             ended = sorted(then.problems - now)
             events += [ServerEvent(name, f"{name}: finding ended: {title_of_code(code)}.", OK) for code in ended]
     return events

@@ -566,7 +566,7 @@ class ServerVerbs:
         if server.state not in (State.READY, State.ASLEEP):
             raise RefusalError(f"{server.name} is {server.state}: only a ready server can sleep.", server.name)
         if server.state is State.READY and server.flags.get(SLEEP_MODE) is not True:
-            how = f"{key_of('edit_flags')} sets --{SLEEP_MODE}, {key_of('restart')} restarts"
+            how = f"set --{SLEEP_MODE} ({key_of('edit_flags')}), then restart ({key_of('restart')})"
             raise RefusalError(f"{server.name} can't sleep: {how}.", server.name)
         if target is None or target.state is not State.ASLEEP:
             text = "Its weights move to host memory and its GPUs are freed; it serves no requests until woken up."

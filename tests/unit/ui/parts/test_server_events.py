@@ -24,6 +24,7 @@ def test_findings_begin_and_end(fakes):
         ("chat: finding ended: preempting.", False),
     ]
     assert events([pressed], [pressed]) == []
+    assert all("finding" not in text for text, _ in events([pressed], [replace(calm, state=State.STARTING)])), "restart"
 
 
 def test_finished_start_is_announced(fakes):
