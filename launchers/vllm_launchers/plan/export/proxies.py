@@ -12,12 +12,17 @@ import msgspec
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.export.container import STARTUP_SECONDS
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
+from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.flags import VISIBLE, flag_words, served_names
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY, redact_argv, redact_environment
+from vllm_launchers.vllm.flags.changes import whole_number
 
 NGINX_ADDRESS = "127.0.0.1:8080"
 """The address that nginx listens on, unless the file is edited."""
+
+CONCURRENT_REQUESTS = 1000
+"""The fewest parallel requests that llama-swap lets through; it answers 429 to more, where vLLM would queue them."""
 
 _NGINX_HOST = lazy_pattern(r"[A-Za-z0-9._:\[\]-]+")
 
@@ -155,6 +160,8 @@ def llama_swap(servers: Sequence[ProxiedServer]) -> str:
     if secrets:
         lines.append(f"Export {', '.join(secrets)} in the environment of llama-swap; its servers inherit them.")
     lines.append("ttl: seconds without a request after which a server is stopped; 0: never.")
+    lines.append("concurrencyLimit: far above what vLLM runs at once, so that vLLM queues requests itself.")
+    lines.append("unloadTimeout: seconds for a server to stop; llama-swap kills it after 10 by default.")
     return comment(*lines, *([f"{warning}."] if warning else [])) + yaml_document(document)
 
 
@@ -170,6 +177,8 @@ def _swapped_model(server: ProxiedServer) -> dict[str, Yaml]:
         "checkEndpoint": "/health",
         "ttl": 0,
         "useModelName": server.model,
+        "concurrencyLimit": max(CONCURRENT_REQUESTS, 2 * whole_number(plan.flags, "max-num-seqs", 0)),
+        "unloadTimeout": stop_seconds(plan),
     }
     return model | ({"env": environment} if environment else {})
 

@@ -84,6 +84,18 @@ def test_llama_swap_runs_one_at_a_time_if_gpus_may_be_shared(make: Make, gpus: t
     assert document["groups"]["vllm-chat-2"]["swap"] is True
 
 
+@pytest.mark.parametrize(("flags", "limit", "seconds"), [
+    ({}, 1000, 60), ({"max-num-seqs": 256}, 1000, 60), ({"max-num-seqs": 2048, "shutdown-timeout": 30}, 4096, 90),
+])  # fmt: skip
+def test_llama_swap_leaves_queueing_and_stopping_to_vllm(
+    make: Make, flags: dict[str, int], limit: int, seconds: int
+) -> None:
+    """Its defaults are 10 parallel requests, 429 beyond them, and a SIGKILL 10 seconds after SIGTERM."""
+    document = yaml.safe_load(export_for_proxy([ProxiedServer("chat", make(flags))], ProxyForm.LLAMA_SWAP))
+    model = document["models"]["chat"]
+    assert (model["concurrencyLimit"], model["unloadTimeout"]) == (limit, seconds)
+
+
 def test_llama_swap_needs_no_group_for_one_server(make: Make) -> None:
     assert "groups" not in yaml.safe_load(export_for_proxy(pair(make)[:1], ProxyForm.LLAMA_SWAP))
 
