@@ -230,3 +230,11 @@ async def test_the_past_is_judged_after_the_first_picture_and_trouble_is_reporte
     async with console(fleet=quiet, read_only=True) as run:
         await run.until(lambda: quiet.looks > 3, "some looks")
         assert quiet.judged == 0
+
+
+async def test_the_restart_question_says_that_the_newest_change_has_no_verdict_yet(console, fleet, made, soon):
+    fleet.last_changes["chat"] = fleet.comparison = changed(made, count=1)
+    async with console(fleet=fleet) as run:
+        await run.sees("too early to tell")
+        await run.press("r")
+        await run.sees("Run 3 needs 4 min more traffic before c can compare it.")

@@ -12,6 +12,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
+from vllm_console.ui.keymap import key_of
 from vllm_console.ui.threads import in_thread
 from vllm_launchers.keeper.records import State
 
@@ -88,6 +89,18 @@ class ChangeReport:
 
             about = f" about {missing_text(report.found.after)}" if report.found.after.missing else ""
         return f"Wait{about} for a verdict above"
+
+    def undecided(self, server: ServerView) -> str:
+        """What a restart would leave undecided: this run has too little traffic for a verdict on its change."""
+        report = self._by_server.get(server.name)
+        if report is None or report.found is None or report.judged_at is not None:
+            return ""
+        if report.done or report.generation != server.generation or not report.found.after.missing:
+            return ""
+        from vllm_console.runs.text import missing_text
+
+        missing = missing_text(report.found.after)
+        return f"Run {server.generation} needs {missing} more traffic before {key_of('compare')} can compare it."
 
     def check(self, server: ServerView | None) -> None:
         """Compare the selected server's runs if a comparison is due."""

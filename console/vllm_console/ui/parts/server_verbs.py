@@ -220,7 +220,8 @@ class _SentRestart(msgspec.Struct, frozen=True):
 class ServerVerbs:
     """Changes servers through the fleet, running each verb in a thread and reporting refusals in one sentence.
 
-    ``forget`` is called with the name of a server that is gone or was replaced.
+    ``forget`` is called with the name of a server that is gone or was replaced; ``undecided`` returns what a restart
+    would leave undecided about the newest change, as a sentence or empty.
     """
 
     def __init__(
@@ -230,9 +231,10 @@ class ServerVerbs:
         verdicts: PlanVerdicts,
         predictions: Predictions,
         forget: Callable[[str], None],
+        undecided: Callable[[ServerView], str],
     ) -> None:
         self._console, self._staging, self._verdicts, self._forget = console, staging, verdicts, forget
-        self._predictions = predictions
+        self._predictions, self._undecided = predictions, undecided
         self.in_progress = VerbsInProgress()
         self.rolling = RollingUpdates(self, console, staging)
         self._question: tuple[str, Staged, Confirm] | None = None
@@ -323,7 +325,7 @@ class ServerVerbs:
         downtime = _downtime(server) if verdict is None or not verdict.refused else ""
         return [
             *change_rows(server, staged),
-            *filter(None, [combined_warning(server, staged), downtime]),
+            *filter(None, [combined_warning(server, staged), self._undecided(server), downtime]),
             *_exposure(server),
         ]
 

@@ -141,9 +141,11 @@ class OperationsScreen(PartialRepaintScreen):
         self.staging = Staging(self._staging_changed)
         self.verdicts = PlanVerdicts(console, self.staging, self._verdict_changed)
         self.predictions = Predictions(console, self.staging, self.verdicts, self.redraw)
-        self.verbs = ServerVerbs(console, self.staging, self.verdicts, self.predictions, self._forget)
-        self.fixes = FixCycle(console, self.staging)
         self.changes = ChangeReport(console, self.redraw)
+        self.verbs = ServerVerbs(
+            console, self.staging, self.verdicts, self.predictions, self._forget, self.changes.undecided
+        )
+        self.fixes = FixCycle(console, self.staging)
         self.time = TimeCursor(console, self._time_changed, at, replay)
         self.panes = PaneChoice(layout)
         self.columns = tuple(columns)
