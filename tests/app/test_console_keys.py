@@ -86,7 +86,7 @@ async def test_a_revert_keeps_other_staged_changes(console):
     async with console() as c:
         await c.press("p", "z")
         await c.sees("in addition to 1 other change")
-        flags = [step.flag for step in c.app.operations.staging.of("chat")]
+        flags = list(c.app.operations.staging.of("chat"))
         assert flags[0] == "enable-prefix-caching"
         assert len(flags) > 1
 

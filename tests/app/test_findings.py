@@ -12,7 +12,6 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity, titl
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
-from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.server_verbs import in_flight
 from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
@@ -124,8 +123,7 @@ async def test_the_same_key_goes_to_the_next_fix_and_round(console, fakes):
         await c.sees("fix 1/2, f next")
         await c.press("f")
         await c.sees("staged  --max-num-seqs 256 → 128")
-        assert c.app.operations.staging.by_server["chat"][0].flag == "max-num-seqs"
-        assert len(c.app.operations.staging.by_server["chat"]) == 1, "one change at a time"
+        assert list(c.app.operations.staging.by_server["chat"]) == ["max-num-seqs"], "one change at a time"
         await c.press("f")
         await c.sees("staged  --kv-cache-dtype unset → fp8")
 
@@ -134,7 +132,7 @@ async def test_a_fix_takes_the_place_of_what_was_staged_and_reports_it(console, 
     async with console(fakes.pressed) as c:
         await c.press("p", "f")
         await c.sees("Staged (replaces the earlier changes). r restarts.")
-        assert [step.flag for step in c.app.operations.staging.by_server["chat"]] == ["kv-cache-dtype"]
+        assert list(c.app.operations.staging.by_server["chat"]) == ["kv-cache-dtype"]
 
 
 async def test_a_remedy_without_a_change_of_flags_is_advice(console, fakes):
@@ -571,7 +569,7 @@ def test_a_verdict_stands_without_the_trade_off_that_it_leaves_no_room_for(fakes
     view = fakes.pressed(fakes.NOW)
     fix = view.findings[0].fixes[0]
     verdict = PlanVerdict("fits (estimate); KV cache 123k → 246k tokens; fp8 needs a newer GPU", DIM)
-    told = StagedState(staged=staging.staged_of(fix.changes), verdict=verdict)
+    told = StagedState(staged=fix.changes.edits, verdict=verdict)
     assert shown(view, told, 80, 2, fakes=fakes).splitlines()[1].strip() == f"staged: {verdict.message}"
 
 

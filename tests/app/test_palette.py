@@ -92,7 +92,7 @@ async def test_set_stages_a_flag_of_the_selected_server(console):
         await c.sees("--max-num-seqs 256 → unset")
         await run(c, "revert")
         await c.sees("Staged a revert")
-        assert c.app.operations.staging.of("chat")[0].value == 512
+        assert c.app.operations.staging.of("chat")["max-num-seqs"] == 512
 
 
 @pytest.mark.parametrize(

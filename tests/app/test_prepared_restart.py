@@ -80,11 +80,11 @@ async def test_changes_that_another_restart_replaced_are_staged_again(console, f
 async def test_own_restart_is_not_taken_for_somebody_elses(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")
-        (step,) = c.app.operations.staging.of("chat")
+        staged = c.app.operations.staging.of("chat")
         await c.press("r", "y")
         await c.sees("loading vLLM")
         run = c.app.operations.selected.generation
-        flags = {**c.app.operations.selected.flags, step.flag: step.value}
+        flags = {**c.app.operations.selected.flags, **staged}
         fleet.now = {"generation": run + 1, "flags": flags}
         await c.until(lambda: c.app.operations.selected.generation == run + 1)
         await c.lacks("somebody else")

@@ -13,6 +13,7 @@ from vllm_console.text import seconds_range
 from vllm_console.ui.findings import fix_texts
 from vllm_console.ui.parts import staged_prediction
 from vllm_console.ui.parts.staged_prediction import brief_prediction, prediction_text
+from vllm_console.ui.parts.staging import StagedStep
 from vllm_console.ui.theme import ACCENT, DIM
 from vllm_launchers.errors import OperationError
 from vllm_launchers.vllm.flags.changes import Changes
@@ -105,6 +106,20 @@ async def test_a_prediction_belongs_to_what_is_staged_and_is_kept_with_the_resta
         await c.press("r", "y")
         await c.until(lambda: any(call[0] == "restart" for call in fleet.calls))
         assert kept(fleet) == [FOUND]
+
+
+async def test_the_same_change_is_predicted_once_however_it_was_staged(console, fleet):
+    fleet.predictable[(False,)] = FOUND
+    async with console(fleet=fleet) as c:
+        screen = c.app.operations
+        await c.press("P")
+        await c.sees("--enable-chunked-prefill was unset")
+        await c.sees(TTFT)
+        screen.staging.drop("chat")
+        await c.lacks(TTFT)
+        screen.stage_step(screen.live, StagedStep("enable-chunked-prefill", False))
+        await c.sees(TTFT)
+        assert len(asked(fleet)) == 1
 
 
 def fleet_values(fleet, by):

@@ -254,7 +254,7 @@ async def test_the_tuning_bar_closes_when_the_cursor_leaves_its_server(console, 
         await c.until(lambda: c.app.operations.selected_name == "coder")
         await c.until(lambda: "nothing staged" not in c.text)
         await c.press("escape")
-        assert c.app.operations.staging.of("coder") == ()
+        assert c.app.operations.staging.of("coder") == {}
 
 
 def row_of(c, name):

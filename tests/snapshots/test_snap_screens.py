@@ -145,7 +145,7 @@ def test_launch(snap_compare, alone, fleet, size, section):
 def test_appearance(snap_compare, alone, fleet, fakes, look, tmp_path, monkeypatch, screen, look_name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.log").write_text(LOG * 12)
-    staged = Changes(set={"max-num-seqs": 128}, unset=("enable-prefix-caching",))
+    staged = {"max-num-seqs": 128, "enable-prefix-caching": None}
     make, ready = {
         "launch": (lambda: LaunchScreen(fleet), "long-document"),
         "flags": (lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fakes.FakeFleet(fakes.chat)), "max-num-seqs"),
@@ -222,7 +222,7 @@ def test_launch_refused(snap_compare, alone, fleet):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_flags(snap_compare, alone, fakes, size):
-    staged = Changes(set={"max-num-seqs": 128, "kv-cache-dtype": "fp8"}, unset=("enable-prefix-caching",))
+    staged = {"max-num-seqs": 128, "kv-cache-dtype": "fp8", "enable-prefix-caching": None}
     app = alone(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fakes.FakeFleet(fakes.chat)))
     assert snap_compare(app, terminal_size=size, run_before=settled("down", "down", ready="max-num-seqs"))
 
@@ -234,12 +234,12 @@ def test_flags_from_traffic(snap_compare, alone, fakes, size):
         Choice("max-num-seqs", 64, "40 requests are in flight at p95.", Source.WORKLOAD),
     )
     seen = MeasuredTraffic("2,400 requests in 60 minutes: prompts of 900 tokens at p95.", choices)
-    app = alone(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), fakes.FakeFleet(fakes.chat), seen))
+    app = alone(lambda: FlagsScreen(fakes.chat(fakes.NOW), {}, fakes.FakeFleet(fakes.chat), seen))
     assert snap_compare(app, terminal_size=size, run_before=settled(ready="max-num-seqs"))
 
 
 def test_flags_wrong_value(snap_compare, alone, fakes):
-    app = alone(lambda: FlagsScreen(fakes.coder(fakes.NOW), Changes(), fakes.FakeFleet(fakes.coder)))
+    app = alone(lambda: FlagsScreen(fakes.coder(fakes.NOW), {}, fakes.FakeFleet(fakes.coder)))
     keys = ("enter", "end", "backspace", "backspace", "backspace", "x", "enter")
     assert snap_compare(app, terminal_size=(80, 24), run_before=settled(*keys, ready="max-num-seqs"))
 

@@ -32,7 +32,7 @@ from vllm_console.text import plain
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.request import RestartOptions
-from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
+from vllm_launchers.vllm.flags.changes import Changes, Flags, unapplied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,8 +197,7 @@ def _switched(
 
 def say_several(flags: Flags, changes: Changes) -> None:
     """Warn on standard error that the effects of simultaneous changes can't be separated."""
-    changed = [flag for flag, value in changes.set.items() if not same_value(flags.get(flag), value)]
-    changed += [flag for flag in changes.unset if flag in flags]
+    changed = unapplied(flags, changes.edits)
     if len(changed) > 1:
         complain(f"note: {len(changed)} changes at once ({', '.join(changed)}): 'compare' can't attribute the effect")
 

@@ -617,7 +617,7 @@ class _Tuner:
         """The error that names which original flags the server does not have now."""
         text = f"{self._name} was {what} by someone else meanwhile; it is left as it is"
         now = flag_difference(self._original, server.flags) if server is not None else Changes()
-        flags = flags_text({**now.set, **dict.fromkeys(now.unset)})
+        flags = flags_text(now.edits)
         return OperationError(f"{text}, with {flags}" if flags else text)
 
     def _start_seconds(self) -> float:

@@ -102,6 +102,5 @@ def _changes(before: Details, after: Details) -> tuple[str, ...]:
     """The changes of a restart as text: the preset, or flags."""
     if before.preset != after.preset:
         return (f"preset {before.preset} → {after.preset}",)
-    difference = flag_difference(before.flags, after.flags)
-    after_values = {**difference.set, **dict.fromkeys(difference.unset)}
-    return tuple(plain(change_text(flag, before.flags.get(flag), value)) for flag, value in after_values.items())
+    edits = flag_difference(before.flags, after.flags).edits
+    return tuple(plain(change_text(flag, before.flags.get(flag), value)) for flag, value in edits.items())

@@ -11,11 +11,9 @@ from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measu
 from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import percent, plain, shortened
-from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, OK, WARN
 from vllm_launchers.keeper.records import State
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Edits, Flags, unapplied
 
 SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.CRITICAL: ("✗", BAD),
@@ -130,23 +128,16 @@ def _failure(found: Diagnosis, since: float) -> ServerFinding:
     )
 
 
-def steps_of(flags: Flags, fix: Fix) -> Staged:
-    """Return a fix as staged steps, leaving out flags the server already runs with."""
-    staged: Staged = ()
-    for step in staging.staged_of(fix.changes):
-        staged = staging.stage(flags, staged, step)
-    return staged
+def edits_of(flags: Flags, fix: Fix) -> Edits:
+    """Return the changes of a fix, leaving out flags the server already runs with."""
+    return unapplied(flags, fix.changes.edits)
 
 
-def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Staged) -> int | None:
+def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Edits) -> int | None:
     """Index of the fix that is staged now, or None."""
     if not staged:
         return None
-    same = staging.changes_of(staged)
-    for index, fix in enumerate(fixes):
-        if staging.changes_of(steps_of(server.flags, fix)) == same:
-            return index
-    return None
+    return next((index for index, fix in enumerate(fixes) if edits_of(server.flags, fix) == staged), None)
 
 
 def being_applied(server: ServerView, fixes: Sequence[Fix]) -> bool:
@@ -155,13 +146,12 @@ def being_applied(server: ServerView, fixes: Sequence[Fix]) -> bool:
     if restart is None or not restart.under_way:
         return False
     applied = {change.partition(" ")[0] for change in restart.changes}
-    return any({step.flag for step in steps_of(server.flags, fix)} == applied for fix in fixes)
+    return any(edits_of(server.flags, fix).keys() == applied for fix in fixes)
 
 
 def flag_change_text(flags: Flags, changes: Changes) -> str:
     """A change and the current value: ``--max-num-seqs 256 → 128``."""
-    steps = staging.staged_of(changes)
-    return ", ".join(flag_change(step.flag, flags.get(step.flag), step.value) for step in steps)
+    return ", ".join(flag_change(flag, flags.get(flag), value) for flag, value in changes.edits.items())
 
 
 def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:

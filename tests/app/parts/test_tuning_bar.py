@@ -9,7 +9,6 @@ from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.tuning_bar import tuning_lines
 from vllm_console.ui.theme import BAD, OK, WARN
-from vllm_launchers.vllm.flags.changes import Changes
 
 SEVERAL = "3 changes staged: compare can't attribute the effect to one of them."
 
@@ -25,9 +24,7 @@ async def test_arrows_choose_and_change_and_enter_keeps(console, fakes, size):
         await c.sees("8192*")
         await c.press("enter")
         await c.until(lambda: not c.app.operations._tuning.display)
-        assert staging.changes_of(c.app.operations.staging.of("chat")) == Changes(
-            {"max-num-seqs": 128, "max-model-len": 8192}
-        )
+        assert c.app.operations.staging.of("chat") == {"max-num-seqs": 128, "max-model-len": 8192}
         await c.press("j")
         assert c.app.focused is None, "keys are the screen's again"
 
@@ -50,7 +47,7 @@ async def test_escape_leaves_with_what_was_staged_before(console, fakes):
     async with console(fakes.chat) as c:
         await c.press("p", "a", "down", "escape")
         await c.until(lambda: not c.app.operations._tuning.display)
-        assert [step.flag for step in c.app.operations.staging.of("chat")] == ["enable-prefix-caching"]
+        assert list(c.app.operations.staging.of("chat")) == ["enable-prefix-caching"]
         await c.sees("The changes made here were dropped.")
 
 
@@ -66,7 +63,7 @@ async def test_selecting_another_server_closes_the_bar(console, fakes):
         await c.press("a", "down", "j")
         await c.sees("▸ coder")
         assert not c.app.operations._tuning.display
-        assert c.app.operations.staging.of("coder") == ()
+        assert c.app.operations.staging.of("coder") == {}
 
 
 async def test_a_flag_is_chosen_by_a_click_and_changed_by_the_wheel(console, fakes):
@@ -101,8 +98,7 @@ async def test_not_for_others_servers_and_not_read_only(console, fakes):
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_its_lines_fit_any_width(fakes, width):
     server = fakes.chat(fakes.NOW)
-    changes = Changes({"max-num-seqs": 65536, "max-model-len": 4194304, "kv-cache-dtype": "fp8"})
-    staged = staging.staged_of(changes)
+    staged = {"max-num-seqs": 65536, "max-model-len": 4194304, "kv-cache-dtype": "fp8"}
     lines = tuning_lines(server, staged, PlanVerdict("fits; " * 30, OK), 0, "a note " * 20, width)
     assert len(lines) == 2
     assert all(strip.cell_length <= width for strip in lines)
@@ -114,7 +110,7 @@ def test_the_flag_under_the_cursor_is_in_sight_on_any_screen(fakes):
     server = fakes.chat(fakes.NOW)
     for width in (40, 60, 80):
         for at, tuned in enumerate(staging.TUNED):
-            assert tuned.short in tuning_lines(server, (), None, at, "", width)[0].text
+            assert tuned.short in tuning_lines(server, {}, None, at, "", width)[0].text
 
 
 TOO_MANY = "max-num-seqs 512 is more than the KV cache holds; requests would be preempted"
@@ -134,6 +130,6 @@ TOO_MANY = "max-num-seqs 512 is more than the KV cache holds; requests would be 
     ],
 )  # fmt: skip
 def test_what_has_no_room_is_left_out_in_whole_clauses(fakes, verdict, note, width, told):
-    text = tuning_lines(fakes.chat(fakes.NOW), (), verdict, 0, note, width)[1].text
+    text = tuning_lines(fakes.chat(fakes.NOW), {}, verdict, 0, note, width)[1].text
     assert text[1:].partition("  ")[0] in (told, told[:-1])
     assert "…" not in text

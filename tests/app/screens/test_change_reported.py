@@ -14,10 +14,8 @@ from vllm_console.ui.panes.bars import staged_line
 from vllm_console.ui.panes.change import change_line, worth_reporting
 from vllm_console.ui.parts import change_report
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
-from vllm_console.ui.parts.staging import staged_of
 from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD, OK
-from vllm_launchers.vllm.flags.changes import Changes
 
 CASES = {
     "better": ({"slower": 0.6}, "run 3 was better at {} than run 1: end-to-end p99 −48%"),
@@ -150,7 +148,7 @@ async def test_where_rows_are_scarce_whether_it_helped_and_whether_the_next_chan
 
 def test_a_verdict_beside_what_is_staged_keeps_the_line_and_its_keys():
     flags = {"max-num-seqs": 256, "gpu-memory-utilization": 0.9}
-    staged = staged_of(Changes({"max-num-seqs": 128, "gpu-memory-utilization": 0.95}))
+    staged = {"max-num-seqs": 128, "gpu-memory-utilization": 0.95}
     verdicts = (
         PlanVerdict("fits (estimate); KV cache 123k → 246k tokens", OK),
         PlanVerdict("will not start: " + "x" * 90, BAD, refused=True),

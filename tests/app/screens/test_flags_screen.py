@@ -8,7 +8,6 @@ import pytest
 from textual.events import Paste
 
 from vllm_console.ui.screens.flags import FlagsScreen, flags_heading
-from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.releases import assumed_table
 
 
@@ -19,8 +18,8 @@ def fleet(fakes):
 
 @pytest.fixture
 def editor(host, fakes, fleet):
-    def make(staged=Changes()):  # noqa: B008 - immutable
-        return host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fleet))
+    def make(staged=None):
+        return host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged or {}, fleet))
 
     return make
 
@@ -33,7 +32,7 @@ async def find(pilot, name):
 
 
 async def test_shows_now_staged_default_and_meaning(editor):
-    app = editor(Changes(set={"max-num-seqs": 128}, unset=("enable-prefix-caching",)))
+    app = editor({"max-num-seqs": 128, "enable-prefix-caching": None})
     async with app.run_test(size=(160, 40)) as pilot:
         await pilot.pause()
         rows = {row.split()[0].strip("*"): row for row in app.text().splitlines() if row.strip()}
@@ -51,7 +50,7 @@ async def test_edit_stages_a_value_of_the_right_type(editor):
         await find(pilot, "max-num-seqs")
         await pilot.press("enter", "backspace", "backspace", "backspace", *"64", "enter", "escape", "ctrl+s")
         await pilot.pause()
-    assert app.results == [Changes(set={"max-num-seqs": 64})]
+    assert app.results == [{"max-num-seqs": 64}]
 
 
 async def test_lines_that_are_pasted_become_one(editor, wait_until):
@@ -63,7 +62,7 @@ async def test_lines_that_are_pasted_become_one(editor, wait_until):
         await wait_until(pilot, lambda: app.screen._input.value == '{ "kv_connector": "X", "kv_role": "kv_both" }')
         await pilot.press("enter", "escape", "ctrl+s")
         await pilot.pause()
-    assert json.loads(app.results[0].set["kv-transfer-config"]) == {"kv_connector": "X", "kv_role": "kv_both"}
+    assert json.loads(app.results[0]["kv-transfer-config"]) == {"kv_connector": "X", "kv_role": "kv_both"}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ async def test_space_switches_and_steps_and_u_takes_back(editor, wait_until):
         await wait_until(pilot, lambda: "1 change, not staged yet" in app.text())
         await pilot.press("escape", "ctrl+s")
         await pilot.pause()
-    assert app.results == [Changes(set={"enable-prefix-caching": False})]
+    assert app.results == [{"enable-prefix-caching": False}]
 
 
 async def test_delete_leaves_a_set_flag_out(editor):
@@ -113,7 +112,7 @@ async def test_delete_leaves_a_set_flag_out(editor):
         await find(pilot, "max-model-len")
         await pilot.press("delete", "escape", "ctrl+s")
         await pilot.pause()
-    assert app.results == [Changes(unset=("max-model-len",))]
+    assert app.results == [{"max-model-len": None}]
 
 
 async def test_a_flag_that_this_vllm_has_not_is_refused_with_the_nearest(editor, wait_until):
@@ -137,7 +136,7 @@ async def test_where_the_flags_are_not_known_one_can_be_added_with_a_hint(editor
         await wait_until(pilot, lambda: "did you mean --max-num-seqs" in app.text())
         await pilot.press("ctrl+s")
         await pilot.pause()
-    assert app.results == [Changes(set={"max-num-sequenzes": 7})]
+    assert app.results == [{"max-num-sequenzes": 7}]
 
 
 @pytest.mark.parametrize("typed", ["max-num-sequenzes 7", "max-num-sequenzes = 7"])
@@ -148,7 +147,7 @@ async def test_a_flag_that_is_added_gets_the_value_typed_behind_it(editor, fleet
         await find(pilot, typed)
         await pilot.press("ctrl+s")
         await pilot.pause()
-    assert app.results == [Changes(set={"max-num-sequenzes": 7})]
+    assert app.results == [{"max-num-sequenzes": 7}]
 
 
 async def test_all_flags_of_the_servers_own_vllm_are_listed_with_its_help(editor, wait_until):
@@ -171,7 +170,7 @@ async def test_tab_completes_and_the_cursor_stays_on_the_flag_that_is_edited(edi
         await wait_until(pilot, lambda: app.screen._input._suggestion == "fp8_e5m2")
         await pilot.press("tab", "pagedown", "enter", "escape", "ctrl+s")
         await wait_until(pilot, lambda: app.results)
-    assert app.results == [Changes(set={"kv-cache-dtype": "fp8_e5m2"})]
+    assert app.results == [{"kv-cache-dtype": "fp8_e5m2"}]
 
 
 async def test_arrows_go_through_the_choices_while_a_value_is_typed(editor, wait_until):
@@ -181,7 +180,7 @@ async def test_arrows_go_through_the_choices_while_a_value_is_typed(editor, wait
         await find(pilot, "quantization")
         await pilot.press("enter", "down", "down", "down", "up", "enter", "escape", "ctrl+s")
         await wait_until(pilot, lambda: app.results)
-    assert app.results == [Changes(set={"quantization": "awq_marlin"})]
+    assert app.results == [{"quantization": "awq_marlin"}]
 
 
 async def test_a_key_given_as_a_flag_is_refused(editor, wait_until):
@@ -206,7 +205,7 @@ async def test_escape_warns_once_before_changes_get_lost(editor, wait_until):
 
 
 async def test_escape_without_changes_goes_back_and_keeps_what_was_staged(editor):
-    app = editor(Changes(set={"max-num-seqs": 128}))
+    app = editor({"max-num-seqs": 128})
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("escape")
         await pilot.pause()

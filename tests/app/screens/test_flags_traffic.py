@@ -14,12 +14,11 @@ from vllm_console.ui.screens.flags import FlagsScreen, about_lines
 from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.presets.model import Workload
-from vllm_launchers.vllm.flags.changes import Changes
 
 SEEN = SeenWorkload(Workload(900, 250, 0.1, 40), 2400, 60.0, "2,400 requests in 60 minutes: prompts of 900 tokens.")
 LENGTH = Choice("max-model-len", 1152, "95 % of requests are shorter", Source.WORKLOAD, "Longer ones are refused.")
 CACHING = Choice("enable-prefix-caching", False, "prompts are unique", Source.WORKLOAD)
-STAGED = Changes(set={"max-model-len": 1152, "enable-prefix-caching": False})
+STAGED = {"max-model-len": 1152, "enable-prefix-caching": False}
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def fleet(fakes):
 
 @pytest.fixture
 def editor(host, fakes, fleet):
-    return host(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), fleet))
+    return host(lambda: FlagsScreen(fakes.chat(fakes.NOW), {}, fleet))
 
 
 async def test_one_key_stages_what_the_traffic_asks_for_with_reason_and_tradeoff(editor, wait_until):
@@ -105,7 +104,7 @@ async def test_from_the_operations_screen_the_same_key_opens_the_flags_with_them
         await wait_until(pilot, lambda: isinstance(app.screen, FlagsScreen))
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: app.screen is app.operations)
-        assert {step.flag: step.value for step in app.operations.staging.by_server["chat"]} == STAGED.set
+        assert app.operations.staging.by_server["chat"] == STAGED
 
 
 async def test_from_the_operations_screen_too_little_is_reported_there(fleet, wait_until):

@@ -6,7 +6,6 @@ import pytest
 
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
-from vllm_launchers.vllm.flags.changes import Changes
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def failing(fakes):
 
 
 async def test_the_flags_screen_says_that_flags_cannot_be_read(host, wait_until, fakes, failing):
-    app = host(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), failing))
+    app = host(lambda: FlagsScreen(fakes.chat(fakes.NOW), {}, failing))
     async with app.run_test(size=(120, 40)) as pilot:
         await wait_until(pilot, lambda: "No space left on device" in app.text())
         await pilot.press("j", "escape")

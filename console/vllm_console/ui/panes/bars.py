@@ -16,13 +16,13 @@ from vllm_console.ui.actions import action_named, scoped
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.gpus import format_host
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
-from vllm_console.ui.parts.staging import TUNED, Staged
+from vllm_console.ui.parts.staging import TUNED
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, PAST, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, paragraph, parts_length, wrapped
 from vllm_launchers.keeper.records import State
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue, flag_text
+from vllm_launchers.vllm.flags.changes import Edits, Flags, FlagValue, flag_text
 
 _STAGE_ACTIONS = (
     (("adjust",), "adjust", "adjust"),
@@ -177,7 +177,7 @@ _SHORT_NAMES = {tuned.flag: tuned.short for tuned in TUNED}
 
 
 def staged_line(
-    flags: Flags, staged: Staged, width: int, *, revert: bool = True, fits: PlanVerdict | None = None
+    flags: Flags, staged: Edits, width: int, *, revert: bool = True, fits: PlanVerdict | None = None
 ) -> Strip:
     """The staged changes and the keys for the next step; if nothing is staged, the keys that stage.
 
@@ -218,12 +218,12 @@ def staged_line(
     return line(*parts, " " * max(0, width - used - length - 1), *keys_at_end)
 
 
-def _staged_texts(flags: Flags, staged: Staged, room: int) -> list[str]:
+def _staged_texts(flags: Flags, staged: Edits, room: int) -> list[str]:
     """The staged changes, all in the longest form that fits, or else in the shortest."""
     forms = (
-        [f"  {flag_change(step.flag, flags.get(step.flag), step.value)}" for step in staged],
-        [f"  --{step.flag} {shown_value(step.value)}" for step in staged],
-        [f"  {_SHORT_NAMES.get(step.flag, step.flag)} {shown_value(step.value)}" for step in staged],
+        [f"  {flag_change(flag, flags.get(flag), value)}" for flag, value in staged.items()],
+        [f"  --{flag} {shown_value(value)}" for flag, value in staged.items()],
+        [f"  {_SHORT_NAMES.get(flag, flag)} {shown_value(value)}" for flag, value in staged.items()],
     )
     return next((texts for texts in forms if sum(map(cell_len, texts)) <= room), forms[-1])
 

@@ -24,11 +24,11 @@ from vllm_console.ui.findings import (
 )
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
-from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.terminal.lines import cells, clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, paragraph, parts_length, wrapped
 from vllm_launchers.keeper.records import SleepStep, State
+from vllm_launchers.vllm.flags.changes import Edits
 
 WIDE = 100
 """Minimum width for the keys' full names."""
@@ -101,7 +101,7 @@ def unjudged_line(server: ServerView, text: str, width: int) -> Strip:
 class StagedState(msgspec.Struct, frozen=True):
     """What is staged for a server, and the plan's verdict on it."""
 
-    staged: Staged = ()
+    staged: Edits = {}
     verdict: PlanVerdict | None = None
     read_only: bool = False
     effect: str = ""

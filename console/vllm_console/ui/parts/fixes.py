@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm_console.diagnosis.finding import SECOND_SERVER, Fix
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
-from vllm_console.ui.findings import findings_of, staged_fix, steps_of
+from vllm_console.ui.findings import edits_of, findings_of, staged_fix
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.finding import MOST_LINES, WIDE, finding_rows
 from vllm_console.ui.parts.staging import Staging
@@ -39,14 +39,14 @@ class FixCycle:
 
     def stage(self, server: ServerView, fix: Fix) -> None:
         """Stage a fix, replacing what is staged, because only a single change can be evaluated afterwards."""
-        steps = steps_of(server.flags, fix)
-        if not steps:
+        edits = edits_of(server.flags, fix)
+        if not edits:
             self._console.say(f"{server.name} already runs with that.", WARN, about=server.name)
             return
         before = self._staging.of(server.name)
         found = findings_of(server)
         replaced = bool(before) and staged_fix(server, found[0].flag_fixes if found else (), before) is None
-        self._staging.put(server.name, steps)
+        self._staging.put(server.name, edits)
         # Other lines show the change and, if there is room, the trade-off.
         width, height = self._console.size
         little = width < WIDE or finding_rows(height) < MOST_LINES

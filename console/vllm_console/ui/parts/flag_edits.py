@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, same_value
 
 
 class FlagEdits(msgspec.Struct):
@@ -15,20 +15,9 @@ class FlagEdits(msgspec.Struct):
     added: list[str] = msgspec.field(default_factory=list)
     """Names that the user added, in order, with or without a value."""
 
-    @classmethod
-    def of(cls, base: Flags, changes: Changes) -> FlagEdits:
-        """Create edits that result in these changes."""
-        edits = cls(base)
-        for name, value in changes.set.items():
-            edits.put(name, value)
-        for name in changes.unset:
-            edits.put(name, None)
-        return edits
-
     def put(self, name: str, value: FlagValue | None) -> None:
         """Set or unset a flag. A value equal to the base is not an edit."""
-        present = name in self.base
-        if (present and value is not None and same_value(self.base[name], value)) or (not present and value is None):
+        if same_value(self.base.get(name), value):
             self.edits.pop(name, None)
         else:
             self.edits[name] = value
@@ -50,14 +39,6 @@ class FlagEdits(msgspec.Struct):
     def changed(self, name: str) -> bool:
         """Whether a flag is edited."""
         return name in self.edits
-
-    @property
-    def changes(self) -> Changes:
-        """The edits as flag changes."""
-        return Changes(
-            set={name: value for name, value in self.edits.items() if value is not None},
-            unset=tuple(name for name, value in self.edits.items() if value is None),
-        )
 
     def names(self) -> list[str]:
         """Names of set or edited flags, those of the base first."""

@@ -234,7 +234,7 @@ class LaunchDraft:
             name=self.text("name") or None,
             host=self.text("host") or None,
             port=int(self.text("port")) if self.text("port") else None,
-            changes=self.edits.changes,
+            changes=Changes.of(self.edits.edits),
             force=force,
         )
         if standby := self.text("standby of"):

@@ -12,13 +12,13 @@ from rich.style import Style
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import count, plain, shortened
-from vllm_console.ui.parts.staging import Staged, Staging, changes_of
+from vllm_console.ui.parts.staging import Staging
 from vllm_console.ui.theme import BAD, DIM, OK, WARN
 from vllm_console.ui.threads import begin_worker, in_thread
 from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, Edits
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -56,9 +56,9 @@ class PlanVerdict(msgspec.Struct, frozen=True):
 class PlanVerdicts:
     """Keeps the verdicts on each server's staged changes up to date; calls ``changed`` for each new verdict."""
 
-    def __init__(self, console: ConsoleApp, staging: Staging, changed: Callable[[ServerView, Staged], None]) -> None:
+    def __init__(self, console: ConsoleApp, staging: Staging, changed: Callable[[ServerView, Edits], None]) -> None:
         self._console, self._staging, self._changed = console, staging, changed
-        self.by_server: dict[str, tuple[_Running, Staged, PlanVerdict]] = {}
+        self.by_server: dict[str, tuple[_Running, Edits, PlanVerdict]] = {}
         """The latest verdict by server, and what it is about."""
         self.plans: dict[str, tuple[_Running, Plan]] = {}
         """The plan of the running flags, by server."""
@@ -98,7 +98,7 @@ class PlanVerdicts:
         running, known = _running(server), self.plans.get(name)
         now = known[1] if known is not None and known[0] == running else None
         try:
-            call = partial(ask_verdict, self._console.fleet, name, changes_of(staged), now)
+            call = partial(ask_verdict, self._console.fleet, name, Changes.of(staged), now)
             before, found = await in_thread(call, "verdict")
             self.plans[name] = (running, before)
         except OperationError as error:

@@ -19,7 +19,7 @@ from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.finding import draining
 from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.staged_prediction import Predictions
-from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_warning
+from vllm_console.ui.parts.staging import Staging, combined_warning
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.errors import OperationError
@@ -30,7 +30,7 @@ from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes, same_value
+from vllm_launchers.vllm.flags.changes import Changes, Edits, unapplied
 
 if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
@@ -154,13 +154,13 @@ class RollingUpdates:
             f"Start a second {server.name} next to it?", details, "start", lambda: self._start(server, staged)
         )
 
-    def _start(self, server: ServerView, staged: Staged, force: bool = False) -> None:
+    def _start(self, server: ServerView, staged: Edits, force: bool = False) -> None:
         fleet, name = self._console.fleet, server.name
 
         def started(new: ServerView) -> str:
             self._started[new.name] = (new.generation, name)
             if self._staging.of(name) == staged:
-                self._staging.put(name, ())
+                self._staging.put(name, {})
             return f"{new.name} starts at {new.url}; {name} keeps serving."
 
         def failed(error: Exception) -> bool:
@@ -169,7 +169,7 @@ class RollingUpdates:
                 return False
             return self._verbs.refused(server, error, "start", edits_flags(), again, f"A second {name}")
 
-        call = partial(fleet.start_beside, name, changes_of(staged), RestartOptions(force=force))
+        call = partial(fleet.start_beside, name, Changes.of(staged), RestartOptions(force=force))
         self._console.act(f"Starting a second {name}…", call, started, failed, about=name)
 
     def observe(self, servers: Sequence[ServerView]) -> None:
@@ -208,7 +208,7 @@ class _SentRestart(msgspec.Struct, frozen=True):
     """A restart that is being prepared: the run it replaces, its changes, and when it was requested."""
 
     generation: int
-    staged: Staged
+    staged: Edits
     asked_at: float
 
     def refused(self, server: ServerView) -> bool:
@@ -237,7 +237,7 @@ class ServerVerbs:
         self._predictions, self._undecided = predictions, undecided
         self.in_progress = VerbsInProgress()
         self.rolling = RollingUpdates(self, console, staging)
-        self._question: tuple[str, Staged, Confirm] | None = None
+        self._question: tuple[str, Edits, Confirm] | None = None
         """The last restart confirmation: server, staged changes and dialog."""
         self._sent: dict[str, _SentRestart] = {}
         """By server, the restart from here that is being prepared."""
@@ -309,7 +309,7 @@ class ServerVerbs:
         dialog = self.ask(f"Restart {server.name}?", details, "restart", again, self._verdict_note(server))
         self._question = server.name, staged, dialog
 
-    def _ended_by_restart(self, server: ServerView, staged: Staged) -> list[str]:
+    def _ended_by_restart(self, server: ServerView, staged: Edits) -> list[str]:
         """What a restart interrupts; empty if no confirmation is needed."""
         verdict, details = self._verdicts.of(server), [*tuner_at_work(server), *in_flight(server)]
         if details and verdict is not None and verdict.refused:
@@ -320,7 +320,7 @@ class ServerVerbs:
             details = [f"On {server.remote}, with its current flags there.", *details]
         return details
 
-    def _changed_by_restart(self, server: ServerView, staged: Staged) -> list[str]:
+    def _changed_by_restart(self, server: ServerView, staged: Edits) -> list[str]:
         verdict = self._verdicts.of(server)
         downtime = _downtime(server) if verdict is None or not verdict.refused else ""
         return [
@@ -352,13 +352,11 @@ class ServerVerbs:
             self.drop(server.name)
         if sent is None or server.generation <= sent.generation:
             return
-        staged, changes = sent.staged, changes_of(sent.staged)
-        kept = all(same_value(server.flags.get(name), value) for name, value in changes.set.items())
-        if server.rollback or (kept and not any(name in server.flags for name in changes.unset)):
+        if server.rollback or not unapplied(server.flags, sent.staged):
             return
         again = not self._staging.of(server.name)
         if again:
-            self._staging.put(server.name, staged)
+            self._staging.put(server.name, sent.staged)
         self._console.say(
             f"{server.name} was restarted by someone else: your changes are not in "
             f"effect{', and staged again' if again else ''}.",
@@ -374,7 +372,7 @@ class ServerVerbs:
         found = self._verdicts.of(server)
         return (found.message, found.style) if found is not None else ""
 
-    def _restart(self, server: ServerView, staged: Staged, force: bool = False) -> None:
+    def _restart(self, server: ServerView, staged: Edits, force: bool = False) -> None:
         fleet, name, port = self._console.fleet, server.name, server.port
         predicted = self._predictions.seen(server, staged)
 
@@ -382,11 +380,11 @@ class ServerVerbs:
             if predicted is not None:
                 with contextlib.suppress(OperationError):  # restart even if the prediction can't be kept
                     fleet.predictions.keep(name, server.generation, predicted)
-            return fleet.restart(name, changes_of(staged), RestartOptions(force=force))
+            return fleet.restart(name, Changes.of(staged), RestartOptions(force=force))
 
         def done(view: ServerView) -> str:
             if self._staging.of(name) == staged:
-                self._staging.put(name, ())
+                self._staging.put(name, {})
             if view.restart is not None and view.restart.under_way:
                 self._sent[name] = _SentRestart(server.generation, staged, view.restart.asked_at)
                 return self._about(name, f"Preparing to restart {name}.")
@@ -746,9 +744,9 @@ def edits_flags() -> str:
     return f"{key_of('edit_flags')} edits the flags"
 
 
-def change_rows(server: ServerView, staged: Staged) -> list[str]:
+def change_rows(server: ServerView, staged: Edits) -> list[str]:
     """One row per changed flag, or a row saying that none changes."""
-    rows = [flag_change(step.flag, server.flags.get(step.flag), step.value) for step in staged]
+    rows = [flag_change(flag, server.flags.get(flag), value) for flag, value in staged.items()]
     return rows or ["No flag changes."]
 
 

@@ -14,14 +14,15 @@ from rich.style import Style
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import count, percent, plain, seconds, seconds_range
-from vllm_console.ui.findings import MAKES_WORSE, findings_of, staged_fix, steps_of
+from vllm_console.ui.findings import MAKES_WORSE, edits_of, findings_of, staged_fix
 from vllm_console.ui.parts.plan_verdict import CHECKING, PlanVerdicts
-from vllm_console.ui.parts.staging import Staged, Staging, changes_of
+from vllm_console.ui.parts.staging import Staging
 from vllm_console.ui.theme import ACCENT, DIM
 from vllm_console.ui.threads import begin_worker, in_thread
 from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes, Edits, FlagValue
 
 if TYPE_CHECKING:
     from vllm_console.fleet.predictions import PredictedChange
@@ -53,7 +54,8 @@ _CONCERNED = {
 }
 """Finding code → prefix of the figure it is about; all others are about TTFT."""
 
-_Key = tuple[str, int, Staged]
+_Key = tuple[str, int, tuple[tuple[str, FlagValue | None], ...]]
+"""Server, generation and changes, sorted by flag."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -118,9 +120,9 @@ class Predictions:
             longest = min(longest, RETRY_SECONDS)
         return known is None or known.age >= longest
 
-    def seen(self, server: ServerView, staged: Staged) -> PredictedChange | None:
+    def seen(self, server: ServerView, staged: Edits) -> PredictedChange | None:
         """The prediction for these changes, if it is younger than `AGE_SECONDS`."""
-        known = self._answers.get((server.name, server.generation, staged))
+        known = self._answers.get(_key(server, staged))
         return known.found if known is not None and known.age < AGE_SECONDS else None
 
     def of_fix(self, server: ServerView) -> str:
@@ -158,8 +160,8 @@ class Predictions:
             return None
         found = findings_of(server)
         fixes = found[0].flag_fixes if found else ()
-        steps = steps_of(server.flags, fixes[0]) if fixes else ()
-        return (server.name, server.generation, steps) if steps else None
+        edits = edits_of(server.flags, fixes[0]) if fixes else {}
+        return _key(server, edits) if edits else None
 
     def _staged_key(self, server: ServerView | None) -> _Key | None:
         """The key of the staged changes; None if they can't be predicted or the plan refuses them."""
@@ -168,7 +170,7 @@ class Predictions:
         staged, verdict = self._staging.of(server.name), self._verdicts.of(server)
         if not staged or verdict is None or verdict.refused or verdict.message == CHECKING:
             return None
-        return server.name, server.generation, staged
+        return _key(server, staged)
 
     def _cancel(self) -> None:
         self._wanted = None
@@ -184,7 +186,7 @@ class Predictions:
         if of_fix:
             self._fix_began[key[0]] = time.monotonic()
         self._changed()
-        call = partial(self._console.fleet.predictions.staged.ask, key[0], changes_of(key[2]))
+        call = partial(self._console.fleet.predictions.staged.ask, key[0], Changes.of(dict(key[2])))
         found, problem = None, ""
         try:
             found = await in_thread(call, "prediction")
@@ -200,6 +202,10 @@ class Predictions:
             figures = _figures(found.prediction) if found is not None else []
             self._console.messages.note("", f"{key[0]}: {f'predicted: {why}' if figures else _not_predicted(why)}")
         self._changed()
+
+
+def _key(server: ServerView, edits: Edits) -> _Key:
+    return server.name, server.generation, tuple(sorted(edits.items()))
 
 
 def prediction_text(found: PredictedChange, width: int, code: str = "") -> tuple[str, Style]:

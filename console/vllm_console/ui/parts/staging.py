@@ -13,7 +13,7 @@ from vllm_console.diagnosis.opposed import opposed
 from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.flags import token_count
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
+from vllm_launchers.vllm.flags.changes import Edits, Flags, FlagValue, same_value, unapplied
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _SIZES = {
 
 
 class StagedStep(msgspec.Struct, frozen=True):
-    """One staged change. ``value`` None unsets the flag; ``note`` states an assumption, if any."""
+    """A change to stage. ``value`` None unsets the flag; ``note`` states an assumption, if any."""
 
     flag: str
     value: FlagValue | None
@@ -61,50 +61,19 @@ DEFAULTS: Flags = {
 }
 """vLLM's defaults with a model that supports them."""
 
-Staged = tuple[StagedStep, ...]
-"""Staged steps: at most one per flag, newest last."""
+
+def staged_flags(flags: Flags, staged: Edits) -> Flags:
+    """The flags after a restart with these changes."""
+    return {flag: value for flag, value in {**flags, **staged}.items() if value is not None}
 
 
-def changes_of(staged: Staged) -> Changes:
-    """Convert staged steps to flag changes."""
-    return Changes(
-        set={step.flag: step.value for step in staged if step.value is not None},
-        unset=tuple(step.flag for step in staged if step.value is None),
-    )
-
-
-def staged_of(changes: Changes) -> Staged:
-    """Convert flag changes to staged steps."""
-    return tuple(StagedStep(flag, value) for flag, value in changes.set.items()) + tuple(
-        StagedStep(flag, None) for flag in changes.unset
-    )
-
-
-def staged_flags(flags: Flags, staged: Staged) -> Flags:
-    """The flags after a restart with these steps."""
-    after = dict(flags)
-    for step in staged:
-        if step.value is None:
-            after.pop(step.flag, None)
-        else:
-            after[step.flag] = step.value
-    return after
-
-
-def stage(flags: Flags, staged: Staged, step: StagedStep) -> Staged:
+def stage(flags: Flags, staged: Edits, step: StagedStep) -> Edits:
     """Add a step to ``staged``; a step that restores the running value is removed instead."""
-    kept = tuple(other for other in staged if other.flag != step.flag)
-    return kept if applied(flags, step) else (*kept, step)
+    others = {flag: value for flag, value in staged.items() if flag != step.flag}
+    return {**others, **unapplied(flags, {step.flag: step.value})}
 
 
-def applied(flags: Flags, step: StagedStep) -> bool:
-    """Whether a step would change nothing."""
-    if step.value is None:
-        return step.flag not in flags
-    return step.flag in flags and same_value(step.value, flags[step.flag])
-
-
-def combined_warning(server: ServerView, staged: Staged) -> str:
+def combined_warning(server: ServerView, staged: Edits) -> str:
     """Warning that several changes can't be evaluated separately; empty for a single change or a revert."""
     if len(staged) < 2 or staged_flags(server.flags, staged) == server.previous_flags:
         return ""
@@ -115,18 +84,18 @@ class Staging:
     """The staged changes of each server. Calls ``changed`` with the server's name after every change."""
 
     def __init__(self, changed: Callable[[str], None]) -> None:
-        self.by_server: dict[str, Staged] = {}
+        self.by_server: dict[str, Edits] = {}
         self._changed = changed
 
-    def of(self, name: str) -> Staged:
-        """The staged changes of a server."""
-        return self.by_server.get(name, ())
+    def of(self, name: str) -> Edits:
+        """The staged changes of a server, newest last."""
+        return self.by_server.get(name, {})
 
     def flags_of(self, server: ServerView) -> Flags:
         """The flags of a server after a restart with its staged changes."""
         return staged_flags(server.flags, self.of(server.name))
 
-    def put(self, name: str, staged: Staged) -> None:
+    def put(self, name: str, staged: Edits) -> None:
         """Replace a server's staged changes."""
         if staged:
             self.by_server[name] = staged
@@ -137,18 +106,18 @@ class Staging:
     def drop(self, name: str) -> None:
         """Drop all staged changes of a server."""
         if name in self.by_server:
-            self.put(name, ())
+            self.put(name, {})
 
     def drop_last(self, name: str) -> None:
         """Drop the change staged last."""
         if name in self.by_server:
-            self.put(name, self.by_server[name][:-1])
+            self.put(name, dict([*self.by_server[name].items()][:-1]))
 
     def drop_applied(self, servers: Sequence[ServerView]) -> None:
         """Drop changes that servers already run with."""
         for server in servers:
             staged = self.of(server.name)
-            left = tuple(step for step in staged if not applied(server.flags, step))
+            left = unapplied(server.flags, staged)
             if left != staged:
                 self.put(server.name, left)
 

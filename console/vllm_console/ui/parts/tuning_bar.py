@@ -17,10 +17,11 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
-from vllm_console.ui.parts.staging import Staged, Staging, TuningKey
+from vllm_console.ui.parts.staging import Staging, TuningKey
 from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, KEY
 from vllm_console.ui.widgets.draw import Part, fit, parts_length
+from vllm_launchers.vllm.flags.changes import Edits
 
 _WIDE = 100
 _KEYS = ((("tuning_left", "tuning_right"), "flag"), (("tuning_up", "tuning_down"), "value"),
@@ -39,7 +40,7 @@ class TuningBar(LineView, can_focus=True):
         super().__init__(id=id)
         self._staging, self._changed, self._say = staging, changed, say
         self._server: ServerView | None = None
-        self._before: Staged = ()
+        self._before: Edits = {}
         self._at = 0
         self._note = ""
         self._generation = 0
@@ -120,16 +121,15 @@ class TuningBar(LineView, can_focus=True):
 
 
 def tuning_lines(
-    server: ServerView, staged: Staged, verdict: PlanVerdict | None, at: int, note: str, width: int
+    server: ServerView, staged: Edits, verdict: PlanVerdict | None, at: int, note: str, width: int
 ) -> list[Strip]:
     """The flags, the selected one reversed and changed ones marked; then the verdict, a note and the keys."""
     after = staging.staged_flags(server.flags, staged)
-    changed = {step.flag for step in staged}
     parts: list[Part] = []
     for number, tuned in enumerate(staging.TUNED):
-        mark = "*" if tuned.flag in changed else " "
+        mark = "*" if tuned.flag in staged else " "
         label = tuned.label if width >= _WIDE else tuned.short
-        style = CURSOR if number == at else (ACCENT if tuned.flag in changed else None)
+        style = CURSOR if number == at else (ACCENT if tuned.flag in staged else None)
         text = f" {label} {shown_value(after.get(tuned.flag, staging.default_value(server, tuned.flag)))}{mark}"
         parts.append((text, clickable(f"focused.choose({number})", style)))
     keys: list[Part] = []

@@ -31,7 +31,7 @@ from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_launchers.plan.choices.choice import Choice
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes, FlagValue, flag_text, same_value
+from vllm_launchers.vllm.flags.changes import Edits, FlagValue, flag_text, same_value, unapplied
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -57,8 +57,8 @@ class _FlagList(LineView):
             self.screen.redraw()
 
 
-class FlagsScreen(TerminalScreen[Changes | None]):
-    """Edits the flags of ``server``, starting from ``staged``; dismisses with the changes to stage instead, or None."""
+class FlagsScreen(TerminalScreen[Edits | None]):
+    """Edits the flags of ``server``, starting from ``staged``; dismisses with the edits to stage instead, or None."""
 
     CSS_PATH = "flags.tcss"
     AUTO_FOCUS = ""
@@ -66,13 +66,13 @@ class FlagsScreen(TerminalScreen[Changes | None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("flags")]
 
     def __init__(
-        self, server: ServerView, staged: Changes, fleet: LocalFleet, traffic: MeasuredTraffic | None = None
+        self, server: ServerView, staged: Edits, fleet: LocalFleet, traffic: MeasuredTraffic | None = None
     ) -> None:
         super().__init__()
         self._server, self._fleet = server, fleet
         self._catalog = FlagCatalog()
-        self._edits = FlagEdits.of(server.flags, staged)
-        self._before = self._edits.changes
+        self._edits = FlagEdits(server.flags, dict(unapplied(server.flags, staged)))
+        self._before = dict(self._edits.edits)
         self._search = ""
         self._only_set = False
         self._names = self._catalog.matching(self._edits, "")
@@ -144,7 +144,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         title = f"Flags · {self._server.marked_name}"
         count = len(self._edits.edits)
         state: Part = (f"{count} staged" if count else "nothing staged", ACCENT if count else DIM)
-        if self._edits.changes != self._before:
+        if self._edits.edits != self._before:
             state = (f"{counted(count, 'change') if count else 'no change'}, not staged yet", WARN)
         right = [state]
         if width >= WIDE:
@@ -395,7 +395,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             self._say(f"First accept the value with enter, or cancel with {key_of('flags_back')}.", WARN)
             self.redraw()
             return
-        self.close_with(self._edits.changes)
+        self.close_with(self._edits.edits)
 
     def action_flags_back(self) -> None:
         """Close the input, or else end the search, or else go back; unsaved changes need a second press."""
@@ -408,7 +408,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         elif self._search:
             self._search = ""
             self._list_again(self._under)
-        elif self._edits.changes != self._before and not self._warned:
+        elif self._edits.edits != self._before and not self._warned:
             self._warned = True
             keep, back = key_of("flags_keep"), key_of("flags_back")
             self._say(f"Changes not staged yet: {keep} stages them, {back} again discards them.", WARN)

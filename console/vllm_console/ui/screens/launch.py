@@ -625,7 +625,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             else:
                 self._say(f"{found.code}: {format_fix(found.fix, plan.flags)}")
                 draft.apply(found.fix)
-                self._move_to(next(iter([*found.fix.set, *found.fix.unset]), ""))
+                self._move_to(next(iter(found.fix.edits), ""))
                 self._selected = 0
                 self.planner.plan_soon()
                 return

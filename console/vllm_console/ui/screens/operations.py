@@ -26,7 +26,7 @@ from vllm_console.fleet.types import NothingToCompareError, flag_difference
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, bindings, changing
-from vllm_console.ui.findings import findings_of, steps_of, unjudged
+from vllm_console.ui.findings import edits_of, findings_of, unjudged
 from vllm_console.ui.keymap import changing_keys, key_of
 from vllm_console.ui.panes.bars import header_line, message_lines, notices_of, staged_line
 from vllm_console.ui.panes.base import Pane
@@ -75,7 +75,7 @@ from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.server_events import SeenServer, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import RefusalError, ServerVerbs, change_rows
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
-from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, StagedStep, Staging, measured_traffic
+from vllm_console.ui.parts.staging import MeasuredTraffic, StagedStep, Staging, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
 from vllm_console.ui.parts.tuning_bar import TuningBar
 from vllm_console.ui.terminal.choice import in_browser
@@ -90,7 +90,7 @@ from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_hei
 from vllm_launchers.errors import NotFoundError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Edits, Flags
 
 if TYPE_CHECKING:
     from vllm_console.fleet.types import Replay
@@ -371,7 +371,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.redraw()
         self.verdicts.judge_soon(name)
 
-    def _verdict_changed(self, server: ServerView, _: Staged) -> None:
+    def _verdict_changed(self, server: ServerView, _: Edits) -> None:
         self.redraw()
         self.verbs.observe([server])
 
@@ -934,7 +934,7 @@ class OperationsScreen(PartialRepaintScreen):
         else:
             self.action_hide_hints()
 
-    def _drop_staged(self, server: ServerView, staged: Staged) -> None:
+    def _drop_staged(self, server: ServerView, staged: Edits) -> None:
         """Drop staged changes. Several need a confirmation, since this key is also pressed out of habit."""
         rows = change_rows(server, staged)
         if len(staged) == 1:
@@ -1022,12 +1022,11 @@ class OperationsScreen(PartialRepaintScreen):
         server = self.verbs.alone(self.verbs.idle(self.live))
         if server.previous_flags is None:
             raise RefusalError(f"{server.name} has no earlier run to revert to.", server.name)
-        revert = staging.staged_of(flag_difference(server.flags, server.previous_flags))
-        back = {step.flag for step in revert}
-        others = tuple(step for step in self.staging.of(server.name) if step.flag not in back)
+        revert = flag_difference(server.flags, server.previous_flags).edits
+        others = {flag: value for flag, value in self.staging.of(server.name).items() if flag not in revert}
         kept = f", in addition to {counted(len(others), 'other change')}" if others else ""
         if revert:
-            self.staging.put(server.name, (*others, *revert))
+            self.staging.put(server.name, {**others, **revert})
         self.console.say(
             f"Staged a revert to the previous run's flags{kept}: {key_of('restart')} restarts with it."
             if revert
@@ -1039,8 +1038,7 @@ class OperationsScreen(PartialRepaintScreen):
         server = self.selected
         if server is not None and (staged := self.staging.of(server.name)):
             self.staging.drop_last(server.name)
-            last = staged[-1]
-            self.console.say(f"Dropped {flag_change(last.flag, server.flags.get(last.flag), last.value)}.")
+            self.console.say(f"Dropped {change_rows(server, staged)[-1]}.")
 
     def action_edit_flags(self) -> None:
         """Open the flag editor."""
@@ -1051,13 +1049,12 @@ class OperationsScreen(PartialRepaintScreen):
 
         name = server.name
 
-        def take(changes: Changes | None) -> None:
-            if changes is not None:
-                self.staging.put(name, staging.staged_of(changes))
+        def take(staged: Edits | None) -> None:
+            if staged is not None:
+                self.staging.put(name, staged)
                 self._report_staged(server)
 
-        staged = staging.changes_of(self.staging.of(name))
-        self.app.push_screen(FlagsScreen(server, staged, self.console.fleet, traffic), take)
+        self.app.push_screen(FlagsScreen(server, self.staging.of(name), self.console.fleet, traffic), take)
 
     def action_stage_traffic(self) -> None:
         """Open the flag editor with suggestions from measured traffic, or report that there was too little."""
@@ -1091,7 +1088,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def _predicted(self, server: ServerView, code: str, fix: Fix) -> Part:
         """The predicted effect of a fix on a finding; empty without a recent prediction."""
-        found = self.predictions.seen(server, steps_of(server.flags, fix))
+        found = self.predictions.seen(server, edits_of(server.flags, fix))
         return prediction_text(found, PREDICTION_WIDTH, code) if found is not None else ""
 
     def _stage_fix_of(self, name: str, fix: Fix) -> None:
@@ -1146,7 +1143,7 @@ class OperationsScreen(PartialRepaintScreen):
         if server is None or not server.ours:
             raise RefusalError(f"{name} is gone.", name)
         self.verbs.idle(server)
-        self.staging.put(name, staging.staged_of(flag_difference(server.flags, flags)))
+        self.staging.put(name, flag_difference(server.flags, flags).edits)
         self.select(name)
         self.verbs.restart(server)
 

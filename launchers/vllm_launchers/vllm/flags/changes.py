@@ -15,6 +15,9 @@ FlagValue = bool | int | float | str
 Flags = Mapping[str, FlagValue]
 """Flags by name, without leading dashes, words joined by ``-``: ``{"max-num-seqs": 256}``."""
 
+Edits = Mapping[str, FlagValue | None]
+"""Changed flags, newest last; None unsets a flag."""
+
 
 def same_value(one: FlagValue | None, other: FlagValue | None) -> bool:
     """Whether vLLM treats two values as the same; ``1`` is not ``True``."""
@@ -62,6 +65,22 @@ class Changes(msgspec.Struct, frozen=True):
     def empty(self) -> bool:
         """Whether nothing is changed."""
         return not self.set and not self.unset
+
+    @classmethod
+    def of(cls, edits: Edits) -> Changes:
+        """Create changes from edits."""
+        set_ = {name: value for name, value in edits.items() if value is not None}
+        return cls(set_, tuple(name for name, value in edits.items() if value is None))
+
+    @property
+    def edits(self) -> Edits:
+        """The changes as edits."""
+        return {**self.set, **dict.fromkeys(self.unset)}
+
+
+def unapplied(flags: Flags, edits: Edits) -> Edits:
+    """The edits that would change these flags."""
+    return {name: value for name, value in edits.items() if not same_value(flags.get(name), value)}
 
 
 def apply_changes(flags: Flags, changes: Changes) -> Flags:

@@ -35,6 +35,7 @@ from vllm_console.ui.theme import DIM, OK, PAST, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
 from vllm_console.ui.widgets.draw import keys_line
 from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 def text(strips: object) -> str:
@@ -419,9 +420,8 @@ def test_header_highlights_an_earlier_moment(fakes):
 
 def test_staged_line_shows_changes_and_how_many_more(fakes):
     flags = fakes.chat(0).flags
-    staged = staging.staged_of(
-        staging.Changes(set={"max-num-seqs": 128, "enable-prefix-caching": False, "kv-cache-dtype": "fp8"})
-    )
+    two = {"max-num-seqs": 128, "enable-prefix-caching": False}
+    staged = {**two, "kv-cache-dtype": "fp8"}
     wide = text(staged_line(flags, staged, 200))
     assert "--max-num-seqs 256 → 128  --enable-prefix-caching on → off  --kv-cache-dtype unset → fp8" in wide
     narrow = staged_line(flags, staged, 80)
@@ -431,13 +431,12 @@ def test_staged_line_shows_changes_and_how_many_more(fakes):
     narrowest = staged_line(flags, staged, 40)
     assert narrowest.cell_length <= 40
     assert "seqs 128  +2" in text(narrowest)
-    two = staged_line(flags, staged[:2], 70)
-    assert "--max-num-seqs 128  --enable-prefix-caching off" in text(two)
-    assert "[ ] seqs" in text(staged_line(flags, (), 80))
+    assert "--max-num-seqs 128  --enable-prefix-caching off" in text(staged_line(flags, two, 70))
+    assert "[ ] seqs" in text(staged_line(flags, {}, 80))
 
 
 def test_verdict_after_staged_changes_has_whole_clauses():
-    staged = (staging.StagedStep("max-num-seqs", 14),)
+    staged = {"max-num-seqs": 14}
     verdict = PlanVerdict("fits (estimate); KV cache 19.3k → 20.1k tokens", OK)
     lines_drawn = [text(staged_line({"max-num-seqs": 32}, staged, width, fits=verdict)) for width in (80, 100)]
     assert "…" not in "".join(lines_drawn)
@@ -482,10 +481,10 @@ def test_utilization_stays_in_bounds_and_knows_the_old_default(fakes):
     assert staging.TUNING_KEYS["lower_utilization"].step(server, {"gpu-memory-utilization": 0.11}).value == 0.1
 
 
-def test_changes_and_steps_convert_into_each_other():
-    changes = staging.Changes(set={"a": 1, "b": True}, unset=("c",))
-    assert staging.changes_of(staging.staged_of(changes)) == changes
-    assert staging.staged_flags({"a": 0, "c": 2, "d": 3}, staging.staged_of(changes)) == {"a": 1, "b": True, "d": 3}
+def test_changes_and_edits_convert_into_each_other():
+    changes = Changes(set={"a": 1, "b": True}, unset=("c",))
+    assert Changes.of(changes.edits) == changes
+    assert staging.staged_flags({"a": 0, "c": 2, "d": 3}, changes.edits) == {"a": 1, "b": True, "d": 3}
 
 
 def test_latencies_of_an_ended_load_are_dimmed(fakes):

@@ -4,9 +4,8 @@ import pytest
 
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.snapshot import ServerView, UnsetFlags
-from vllm_console.ui.findings import steps_of
+from vllm_console.ui.findings import edits_of
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.staging import StagedStep
 from vllm_launchers.keeper.records import State
 from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
@@ -41,10 +40,10 @@ def test_note_states_what_was_assumed_for_an_unknown_gpu() -> None:
 @pytest.mark.parametrize("there", ["halve_sequences", "halve_context", "toggle_prefix_caching", "cycle_kv_dtype"])
 def test_returning_to_the_start_unsets_an_unset_flag(there: str) -> None:
     seen, back = server(LARGE_GPU), there.replace("halve", "double")
-    staged = staging.stage({}, (), staging.TUNING_KEYS[there].step(seen, {}))
+    staged = staging.stage({}, {}, staging.TUNING_KEYS[there].step(seen, {}))
     assert staged
     step = staging.TUNING_KEYS[back].step(seen, staging.staged_flags({}, staged))
-    assert staging.stage({}, staged, step) == ()
+    assert staging.stage({}, staged, step) == {}
 
 
 @pytest.mark.parametrize(
@@ -54,5 +53,5 @@ def test_returning_to_the_start_unsets_an_unset_flag(there: str) -> None:
 def test_common_default_is_staged_for_an_unset_flag(flag: str, value: FlagValue) -> None:
     """It may differ from the default for this GPU, model and release."""
     fix = Fix(Changes({flag: value}), "why")
-    assert steps_of({}, fix) == (StagedStep(flag, value),)
-    assert steps_of({flag: value}, fix) == ()
+    assert edits_of({}, fix) == {flag: value}
+    assert edits_of({flag: value}, fix) == {}
