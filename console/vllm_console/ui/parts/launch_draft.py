@@ -94,9 +94,13 @@ class LaunchDraft:
         self.planned_flags, self.choices, self.reasons, self.planned_name = {}, {}, {}, ""
 
     def refused(self, error: OperationError) -> str:
-        """Update GPU sets from a refusal; returns its first line."""
+        """Update GPU sets from a refusal, and forget the changes that the last plan had; returns its first line."""
         if isinstance(error, NoPlaceError):
             self.sets = error.sets
+        changed = {name for name, choice in self.choices.items() if choice.source is Source.YOU}
+        self.choices = {name: choice for name, choice in self.choices.items() if name not in changed}
+        self.planned_flags = {name: value for name, value in self.planned_flags.items() if name not in changed}
+        self.reasons = {name: reason for name, reason in self.reasons.items() if name not in changed}
         return str(error).partition("\n")[0]
 
     @property
