@@ -57,7 +57,7 @@ def check_plan(
     found = [_with_accepted_fix(one, target, plan) for one in (*plan.findings, *_all(plan, inputs, workload, budget))]
     found += other_tools(plan, inputs, workload, objectives)
     if simulated(plan):
-        found = [replace(one, level=Level.WARNING) if _harmless(one) else one for one in found]
+        found = [_only_warned_of(one) if _harmless(one) else one for one in found]
     return by_weight(found)
 
 
@@ -105,6 +105,10 @@ def _with_accepted_fix(finding: PlanFinding, target: Target, plan: Plan) -> Plan
 
 def _harmless(finding: PlanFinding) -> bool:
     return finding.level is Level.ERROR and finding.code in GPU_ONLY
+
+
+def _only_warned_of(finding: PlanFinding) -> PlanFinding:
+    return replace(finding, level=Level.WARNING, message=f"{finding.message}; the simulated engine starts anyway")
 
 
 def errors_anywhere(findings: tuple[PlanFinding, ...]) -> tuple[PlanFinding, ...]:
