@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vllm_launchers.errors import OperationError, RefusedError
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.findings import PlanFinding
@@ -18,12 +21,31 @@ def read_only_error(why: str) -> RefusedError:
     return RefusedError(f"this console is read-only{cause}: nothing was changed")
 
 
-class NoPlaceError(OperationError):
-    """No set of GPUs is suitable. ``sets`` are the candidates, best first."""
+class WayOut(msgspec.Struct, frozen=True):
+    """A way to make a launch fit: a change of flags (``fix``), or servers of this user to ``stop``; or only advice.
 
-    def __init__(self, text: str, sets: Sequence[Placement] = ()) -> None:
-        super().__init__(text)
-        self.sets = tuple(sets)
+    ``text`` ends the sentence that says why there is no place.
+    """
+
+    text: str
+    fix: Changes | None = None
+    stop: tuple[str, ...] = ()
+
+
+class NoPlaceError(OperationError):
+    """No set of GPUs is suitable. ``sets`` are the candidates, ``ways`` possible ways out, both best first.
+
+    ``problem`` is the sentence without a way out; the error's text has the first one.
+    """
+
+    def __init__(self, problem: str, sets: Sequence[Placement] = (), ways: Sequence[WayOut] = ()) -> None:
+        super().__init__(problem + (ways[0].text if ways else ""))
+        self.problem, self.sets, self.ways = problem, tuple(sets), tuple(ways)
+
+    @property
+    def fix(self) -> Changes | None:
+        """The change of flags with which it would fit; None if there is none."""
+        return self.ways[0].fix if self.ways else None
 
 
 class UnfitError(OperationError):

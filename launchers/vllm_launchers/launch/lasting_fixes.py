@@ -1,7 +1,8 @@
 """Drops fixes that would not work: a fix is kept if the plan made with it has no new error and no longer the error it
 fixes. Pure.
 
-Checks find a fix for the layout and GPUs of the current plan, but the next plan may choose others.
+Checks find a fix for the layout and GPUs of the current plan, but the next plan may choose others. Ways out of a launch
+without a place are kept if the plan made with them has one and fits there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.plan.checks.check import errors
+from vllm_launchers.plan.checks.memory import TOO_LITTLE
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import QUANTIZATION, TENSOR, normalise_setting
@@ -22,12 +25,31 @@ from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 PlanAgain = Callable[[Changes], Plan]
 """Plans the same request with a fix applied."""
 
+PlanTried = Callable[[WayOut], Plan]
+"""Plans the same request as if a way out had been taken."""
+
 _LAYOUT = (*PARALLEL_FLAGS, QUANTIZATION)
 
 
 def with_lasting_fixes(plan: Plan, again: PlanAgain) -> Plan:
     """The plan with only the fixes that work. A fix that works only with the plan's layout also sets that layout."""
     return replace(plan, findings=tuple(_checked(one, plan, again) for one in plan.findings))
+
+
+def with_lasting_way(error: NoPlaceError, tried: PlanTried) -> NoPlaceError:
+    """The error with only the first way out that works, if any does."""
+    first = next((way for way in error.ways if _leads_out(way, tried)), None)
+    return NoPlaceError(error.problem, error.sets, (first,) if first is not None else ())
+
+
+def _leads_out(way: WayOut, tried: PlanTried) -> bool:
+    if way.fix is None and not way.stop:
+        return True  # it is only advice
+    try:
+        after = tried(way)
+    except OperationError:
+        return False
+    return not any(one.code in TOO_LITTLE for one in after.findings)
 
 
 def with_fix(changes: Changes, fix: Changes) -> Changes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,15 +12,16 @@ from msgspec.structs import replace
 
 from vllm_launchers import values
 from vllm_launchers.engine_model.gpus import DEFAULT_GPU, UnknownGpuError, find_gpu
-from vllm_launchers.errors import UsageError
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host
-from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, on_slice, without_server
 from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
-from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
-from vllm_launchers.launch.placement import PRETENDS, Place, kept_slice
-from vllm_launchers.plan.alternatives import alternatives_of
+from vllm_launchers.launch.errors import NoPlaceError, WayOut
+from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes, with_lasting_way
+from vllm_launchers.launch.placement import OFFERED, PRETENDS, GpuRequest, Place, find_place, kept_slice
+from vllm_launchers.plan.alternatives import Alternative, alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
@@ -180,13 +182,25 @@ def plan_launch(
 
     Raises:
         UsageError: a change names an invalid flag or a setting that has its own option; the model's name is unusable.
-        OperationError: no GPUs are available.
+        NoPlaceError: no GPUs are suitable; its way out, if any, was planned and fits.
     """
 
     def again(fix: Changes) -> Plan:
         return _planned(replace(request, changes=with_fix(request.changes, fix)), inputs, reports, own).plan
 
-    launch = _planned(request, inputs, reports, own)
+    def tried(way: WayOut) -> Plan:
+        if way.fix is not None:
+            return again(way.fix)
+        host = inputs.host
+        for name in way.stop:
+            host = without_server(host, name)
+        return _planned(request, replace(inputs, host=host), reports, own).plan
+
+    try:
+        launch = _planned(request, inputs, reports, own)
+    except NoPlaceError as error:
+        ways = [way for way in error.ways if request.beside not in way.stop]
+        raise with_lasting_way(NoPlaceError(error.problem, error.sets, ways), tried) from error
     return replace(launch, plan=with_lasting_fixes(launch.plan, again))
 
 
@@ -203,14 +217,7 @@ def _planned(
     choices = _choices(request, seen, budget)
     if request.nodes is not None:
         check_layout(request.nodes, choices, inputs.facts)
-    plan = _made(request, choices, request.environment, ())
-    if request.find is not None and not kept_slice(request.environment):
-        place = request.find(replace(plan, memory=budget(plan.flags)), inputs.host)
-        plan = _roomiest_of(request, inputs, choices, place, budget)
-    else:
-        plan = replace(plan, gpus=request.gpus)
-    if request.engine.build == "cpu":
-        plan = replace(plan, gpus=())  # a CPU build uses no GPU, so no table may show one
+    plan = _sited(request, inputs, choices, budget)
     budget = budget.on(plan)
     kind = gpu_kind(gpus_of(plan, inputs), plan.engine.build)
     memory = estimated = budget(plan.flags)
@@ -231,7 +238,7 @@ def _planned(
     if request.nodes is not None:
         plan = _with_nodes(plan, request, request.nodes, inputs, budget)
     else:
-        plan = _with_alternatives(plan, request, seen, budget)
+        plan = _with_alternatives(plan, request, inputs, budget)
     workload, objectives = request.workload or request.preset.workload, request.preset.objectives
     findings = check_plan(plan, inputs, workload, budget, objectives)
     mla = inputs.facts is not None and inputs.facts.mla
@@ -258,6 +265,23 @@ def _planned(
     return LaunchPlan(plan, details, request.secrets, request.restart, here, folder or "")
 
 
+def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], budget: _Budget) -> Plan:
+    """The plan with its GPUs.
+
+    Raises:
+        NoPlaceError: there are none.
+    """
+    plan = _made(request, choices, request.environment, ())
+    if request.find is not None and not kept_slice(request.environment):
+        place = request.find(replace(plan, memory=budget(plan.flags)), inputs.host)
+        plan = _roomiest_of(request, inputs, choices, place, budget)
+    else:
+        plan = replace(plan, gpus=request.gpus)
+    if request.engine.build == "cpu":
+        plan = replace(plan, gpus=())  # a CPU build uses no GPU, so no table may show one
+    return plan
+
+
 def _seen_host(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:
     """The host, reduced to the GPUs that a layout may use."""
     host, ray = inputs.host, inputs.ray is not None
@@ -276,8 +300,9 @@ def _on_cluster(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedRequest
     return replace(request, environment={**request.environment, ADDRESS: inputs.ray.address})
 
 
-def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
-    """The plan with alternative layouts and their expected speed."""
+def _with_alternatives(plan: Plan, request: ResolvedRequest, whole: PlanInputs, budget: _Budget) -> Plan:
+    """The plan with alternative layouts that have a place, and their expected speed. ``whole`` has all GPUs."""
+    inputs = replace(whole, host=_seen_host(request, whole))
     workload = request.workload or request.preset.workload
     if plan.memory is None or inputs.facts is None:
         return plan
@@ -287,7 +312,8 @@ def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs,
     )  # fmt: skip
     sliced = bool(kept_slice(plan.environment))
     pool = None if sliced else pool_of(inputs.host, request.gpus, inputs.shares)
-    others = alternatives_of(choice_inputs, plan.flags, pool, budget.of, _reason(plan))
+    found = alternatives_of(choice_inputs, plan.flags, pool, budget.of, _reason(plan))
+    others = tuple(one for one in found if one.chosen or _has_place(one, request, whole))
     if others:
         return replace(plan, alternatives=others if len(others) > 1 else (), paces=others[0].paces)
     name = budget.gpu_name if request.engine.build != "cpu" else ""  # a CPU build's speed does not depend on them
@@ -295,6 +321,27 @@ def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs,
     held = held_at_p95(plan.memory)
     paces = timing.paces(workload, held) if timing is not None and plan.memory.fits else None
     return replace(plan, paces=paces)
+
+
+def _has_place(one: Alternative, request: ResolvedRequest, inputs: PlanInputs) -> bool:
+    """Whether there are GPUs for an alternative now, and it fits on them."""
+    request = replace(request, changes=with_fix(request.changes, one.changes), model=one.model or request.model)
+    if request.gpus and request.sources is None:
+        if one.layout.total == len(request.gpus):
+            return True  # the plan's own GPUs
+        request = replace(request, gpus=(), find=partial(_find_any, shares=inputs.shares))
+    seen = replace(inputs, host=_seen_host(request, inputs))
+    budget = _assumed_budget(request, seen)
+    try:
+        plan = _sited(request, inputs, _choices(request, seen, budget), budget)
+    except OperationError:
+        return False
+    # The budget of another checkpoint is not known here.
+    return one.model is not None or budget.on(plan).fits(plan.flags)
+
+
+def _find_any(plan: Plan, host: Host | None, *, shares: Sequence[GpuShare]) -> Place:
+    return find_place(GpuRequest(plan.flags, plan.engine, plan.memory), host, OFFERED, (), shares)
 
 
 def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
@@ -511,23 +558,3 @@ def _pretended(environment: Mapping[str, str]) -> list[GpuShape]:
     except UnknownGpuError:
         return []
     return [GpuShape(gpu.name, usable_gib=gpu.usable_gib)]
-
-
-def without_server(host: Host | None, name: str) -> Host | None:
-    """The host as if one of our servers had ended: what it holds counts as free for its next start."""
-    if host is None:
-        return None
-    return replace(host, gpus=tuple(_freed(gpu, name) for gpu in host.gpus))
-
-
-def _freed(gpu: Gpu, name: str) -> Gpu:
-    own = [holder for holder in gpu.holders if holder.server == name]
-    if not own:
-        return gpu
-    gib = sum(holder.gib or 0.0 for holder in own)
-    return replace(
-        gpu,
-        used_by=tuple(holder for holder in gpu.holders if holder.server != name),
-        free_gib=gpu.free_gib + gib if gpu.free_gib is not None else None,
-        used_gib=max(0.0, gpu.used_gib - gib) if gpu.used_gib is not None else None,
-    )

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, combinations
 
 import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host, with_claims
-from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings, slice_gpu
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings, slice_gpu, without_server
 from vllm_launchers.host.gpu.topology import spans
-from vllm_launchers.launch.errors import NoPlaceError
+from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget, cuda_gib, needed_gib, share_within
 from vllm_launchers.plan.budget.memory_flags import accepted_utilization
 from vllm_launchers.plan.checks.request import local_ranks
-from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
-from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS
+from vllm_launchers.plan.flags import BYTES, QUANTIZATION, TENSOR, UTILIZATION, VISIBLE, token_count
+from vllm_launchers.plan.placement import SLACK_GIB, Need, Placement, format_needs, rank_placements, takes_uuids
 from vllm_launchers.units import GIB, counted
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Flags, whole_number
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, flag_text, whole_number
 
 AUTO, OFFERED, NONE = "auto", "offered", "none"
 PRETENDS = "SIMULATED_GPU"
 """Environment variable that names the GPU a simulated server imitates."""
+
+
+MOST_STOPPED = 3
+"""At most this many servers are named to be stopped for a launch."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -92,7 +98,7 @@ def find_place(
     if place in (AUTO, OFFERED):
         best = ranking.best
         if best is None:
-            raise NoPlaceError(f"{ranking.problem}{_way_out(sets[0], wanted, host, shares) if sets else ''}", sets)
+            raise NoPlaceError(ranking.problem, sets, tuple(_ways_out(sets, wanted, host, shares)) if sets else ())
         return replace(_place(best, wanted, host, sets, shares), chosen=True)
     if place:
         # A ranking of the whole host has few of the slices that are alike.
@@ -173,7 +179,7 @@ def _asked_for(
     )
     if shared:
         warnings = f" ({'; '.join(one.warnings)})" if one.warnings else ""
-        raise NoPlaceError(f"{short}{warnings}{_lower_hint(one, wanted, host, shares)}", sets)
+        raise NoPlaceError(f"{short}{warnings}", sets, tuple(_lower_shares([one], wanted, host, shares)))
     return replace(place, warnings=(f"{short}: vLLM will not start", *place.warnings))
 
 
@@ -201,21 +207,35 @@ def _place(
     return Place(found.gpus, found.environment(), found.reason, tuple(warnings), sets)
 
 
-def _way_out(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:
-    """How to make the launch fit on a set with too little free memory."""
-    if lower := _lower_hint(found, wanted, host, shares):
-        return lower
-    ours = any(holdings(gpu).ours for gpu in host.gpus if gpu.index in found.gpus)
-    return f": {'stop a server there, or ' if ours else ''}choose a smaller model"
+def _ways_out(
+    sets: Sequence[Placement], wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]
+) -> Iterator[WayOut]:
+    """What may make the launch fit, best first: a plan has to confirm it."""
+    yield from _lower_shares(sets, wanted, host, shares)
+    yield from _stops(wanted, host, shares)
+    yield WayOut(f": choose a smaller model and a lower --{UTILIZATION}")
 
 
-def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:
-    """Hint at the utilization that would fit. Empty if the weights (or, with a KV cache of fixed size, the total)
-    would exceed it.
+def _lower_shares(
+    sets: Sequence[Placement], wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]
+) -> Iterator[WayOut]:
+    """The utilization that would fit on each set: alone, then with the layout, which may otherwise change with it."""
+    layout: dict[str, FlagValue] = {TENSOR: whole_number(wanted.flags, TENSOR)}
+    layout |= {name: wanted.flags[name] for name in (*PARALLEL_FLAGS, QUANTIZATION) if name in wanted.flags}
+    unsure = ", if the model itself fits" if wanted.memory is None else ""
+    for share in dict.fromkeys(_fitting_share(found, wanted, host, shares) for found in sets):
+        for fix in ({UTILIZATION: share}, {UTILIZATION: share, **layout}) if share else ():
+            words = " ".join(f"--{name} {flag_text(value)}" for name, value in fix.items())
+            yield WayOut(f". It would fit with {words}{unsure}", fix=Changes(set=fix))
+
+
+def _fitting_share(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> float:
+    """The utilization that would fit on a set. 0 if none does, or if the weights (or, with a KV cache of fixed size,
+    the total) would exceed it.
     """
     memory = wanted.memory
     if not found.needs_gib:
-        return ""
+        return 0.0
     gpus = [gpu for gpu in host.gpus if gpu.index in found.gpus]
     room = [(gpu, available_gib(gpu, shares)) for gpu in gpus]
     if found.mig is not None:
@@ -224,9 +244,25 @@ def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequen
     share = min(HIGHEST_UTILIZATION, min(parts, default=0.0))
     fitting = math.floor(share * 100) / 100 if len(parts) == len(room) else 0.0
     least = 0.0 if memory is None else memory.taken_gib if memory.fixed else memory.weights_gib
-    if any(fitting * size <= least for gpu, _ in room if (size := cuda_gib(gpu))):
-        return ""
-    return f". It would fit with --gpu-memory-utilization {fitting:g}, if the model does" if fitting else ""
+    return 0.0 if any(fitting * size <= least for gpu, _ in room if (size := cuda_gib(gpu))) else fitting
+
+
+def _stops(wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> Iterator[WayOut]:
+    """The fewest servers of this user whose memory would make room on enough whole GPUs."""
+    ours = sorted({name for gpu in host.gpus for name in holdings(gpu).ours})
+    for names in chain.from_iterable(combinations(ours, count) for count in range(1, MOST_STOPPED + 1)):
+        freed: Host | None = host
+        for name in names:
+            freed = without_server(freed, name)
+        if freed is not None and _roomy_gpus(wanted, freed, shares) >= wanted.gpus:
+            yield WayOut(f": stop {' and '.join(names)} to make room", stop=names)
+
+
+def _roomy_gpus(wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> int:
+    """Number of whole GPUs with room for the server."""
+    usable = [gpu for gpu in host.gpus if not (gpu.lost or gpu.mig_mode or gpu.claimed)]
+    room = [(available_gib(gpu, shares), wanted.need(gpu)) for gpu in usable]
+    return sum(free is not None and need is not None and free + SLACK_GIB >= need for free, need in room)
 
 
 def kept_slice(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.errors import OperationError, RefusedError, UsageError
 from vllm_launchers.host.gpu.host import Host
-from vllm_launchers.host.gpu.sharing import GpuShare
+from vllm_launchers.host.gpu.sharing import GpuShare, without_server
 from vllm_launchers.host.ports import check_port, free_port, host_problem
 from vllm_launchers.host.processes import announced_ports
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.inputs import GpuSource, PlanInputsReader
-from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, suggestions, without_server
+from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, suggestions
 from vllm_launchers.launch.placement import (
     AUTO,
     NONE,

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from vllm_launchers.errors import OperationError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
+from vllm_launchers.host.gpu.sharing import without_server
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
 from vllm_launchers.launch.errors import UnfitError
-from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, without_server
+from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
 from vllm_launchers.launch.placement import GpuRequest, find_place, find_place_again
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import fix_options, refuse_unfit

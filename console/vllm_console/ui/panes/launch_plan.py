@@ -98,7 +98,8 @@ def launch_plan_lines(
     marks: list[Part] = [(busy or WAITING, ACCENT if busy else DIM)] if busy or not fresh else []
     strips = [section_title("What will run", width, active, marks or counted_findings(outcome.findings))]
     if outcome.error:
-        return [*strips, *text_lines(f"✗ {outcome.error}", width, BAD), *text_lines(note, width, WARN)]
+        strips += [*text_lines(f"✗ {outcome.error}", width, BAD), *_fix_lines(outcome.fix, outcome.flags, width)]
+        return [*strips, *text_lines(note, width, WARN)]
     plan = outcome.plan
     if plan is None:
         return [*strips, line((f" {WAITING}", DIM))]
@@ -147,7 +148,8 @@ def strip_lines(
     """The budget and the selected finding in up to ``height`` lines, for use where the plan itself is not shown."""
     plan = outcome.plan
     if outcome.error:
-        return text_lines(f"✗ {outcome.error}", width, BAD)[:height]
+        fix = _fix_lines(outcome.fix, outcome.flags, width, most=1)
+        return [*text_lines(f"✗ {outcome.error}", width, BAD)[: height - len(fix)], *fix]
     if plan is None:
         return [line((f" {WAITING}", DIM)), line()]
     first = _short_budget(plan, width)
@@ -370,11 +372,17 @@ def _finding(finding: PlanFinding, flags: Flags, width: int, under_cursor: bool,
     first = f"{'▸' if under_cursor else ' '}{mark} "
     text = f"{finding.level} {finding.code}: {finding.message}"
     strips = text_lines(text, width, style, "   ", first=[(first, style)])
-    if with_fix and finding.fix is not None:
-        key = f"   {key_of('launch_fix')} fix: "
-        fix = format_fix(finding.fix, flags)
-        strips += paragraph(fix, width, ACCENT, " " * len(key), first=[(key, KEY)], most=2)
+    if with_fix:
+        strips += _fix_lines(finding.fix, flags, width)
     return strips
+
+
+def _fix_lines(fix: Changes | None, flags: Flags, width: int, most: int = 2) -> list[Strip]:
+    """The key that applies a fix, and what it changes; empty without one."""
+    if fix is None:
+        return []
+    key = f"   {key_of('launch_fix')} fix: "
+    return paragraph(format_fix(fix, flags), width, ACCENT, " " * len(key), first=[(key, KEY)], most=most)
 
 
 def _short(finding: PlanFinding, width: int) -> Strip:

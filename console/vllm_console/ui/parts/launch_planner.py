@@ -15,10 +15,12 @@ from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.threads import answer_for, begin_worker, failure, woken
 from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, with_verdict
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 
 if TYPE_CHECKING:
@@ -35,10 +37,15 @@ REDRAW_SECONDS = 1.0
 
 
 class PlanOutcome(msgspec.Struct, frozen=True):
-    """The result of planning: a plan, or a sentence that says why there is none; neither while planning."""
+    """The result of planning: a plan, or a sentence that says why there is none; neither while planning.
+
+    ``fix`` is a change of flags with which there is a plan that fits, ``flags`` the values that it changes.
+    """
 
     plan: Plan | None = None
     error: str = ""
+    fix: Changes | None = None
+    flags: Flags = msgspec.field(default_factory=dict)
 
     @property
     def findings(self) -> tuple[PlanFinding, ...]:
@@ -98,7 +105,7 @@ class LaunchPlanner:
             if table is not self.catalog.table:
                 self.catalog = FlagCatalog(table)
         except OperationError as error:
-            self.outcome = PlanOutcome(error=self.draft.refused(error))
+            self.outcome = _refusal(self.draft, error)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             self.outcome = PlanOutcome(error=f"planning failed: {error}")
         self.fresh = True
@@ -171,6 +178,12 @@ class LaunchPlanner:
         if verdict is not None and self.outcome.plan is not None:
             self.outcome = PlanOutcome(with_verdict(self.outcome.plan, verdict))
         self._redraw()
+
+
+def _refusal(draft: LaunchDraft, error: OperationError) -> PlanOutcome:
+    text, fix = draft.refused(error), error.fix if isinstance(error, NoPlaceError) else None
+    values = {name: draft.value(name) for name in fix.set} if fix is not None else {}
+    return PlanOutcome(error=text, fix=fix, flags={name: value for name, value in values.items() if value is not None})
 
 
 def _start_of(plan: Plan, name: str | None) -> Hashable:

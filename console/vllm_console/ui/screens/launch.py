@@ -50,6 +50,7 @@ from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.presets.model import Preset
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -324,7 +325,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
 
     def _idle_keys(self) -> set[str]:
         """Actions without effect on the plan shown."""
-        fixes = any(found.fix for found in self.planner.outcome.findings)
+        fixes = self.planner.outcome.fix or any(found.fix for found in self.planner.outcome.findings)
         return {name for name, idle in (("launch_fix", not fixes), ("launch_layouts", not self._alternatives)) if idle}
 
     def _share_rows(self, draft: LaunchDraft) -> None:
@@ -607,29 +608,32 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
 
     def action_launch_fix(self) -> None:
         """Apply the fix of the selected finding, or else the first fix of another one."""
-        findings, plan, draft = self.planner.outcome.findings, self.planner.outcome.plan, self.planner.draft
+        outcome, draft = self.planner.outcome, self.planner.draft
         if draft is None or self.editor.typing:
             return
         if not self.planner.fresh:
             self._say("Still planning…", WARN)
-        elif plan is None:
-            error = self.planner.outcome.error
-            self._say(f"No flag fixes this: {error}" if error else "There is no plan yet.", WARN)
-        elif not findings:
+        elif outcome.plan is None and outcome.fix is None:
+            self._say(f"No flag fixes this: {outcome.error}" if outcome.error else "There is no plan yet.", WARN)
+        elif outcome.plan is None and outcome.fix is not None:
+            self._apply_fix(draft, outcome.fix, format_fix(outcome.fix, outcome.flags))
+        elif not outcome.findings:
             self._say("No findings to fix.")
         else:
-            at = min(self._selected, len(findings) - 1)
-            found = next((one for one in (findings[at], *findings) if one.fix is not None), None)
-            if found is None or found.fix is None:
+            at = min(self._selected, len(outcome.findings) - 1)
+            found = next((one for one in (outcome.findings[at], *outcome.findings) if one.fix is not None), None)
+            if found is None or found.fix is None or outcome.plan is None:
                 self._say("No flag change fixes this.", WARN)
             else:
-                self._say(f"{found.code}: {format_fix(found.fix, plan.flags)}")
-                draft.apply(found.fix)
-                self._move_to(next(iter(found.fix.edits), ""))
-                self._selected = 0
-                self.planner.plan_soon()
-                return
+                self._apply_fix(draft, found.fix, f"{found.code}: {format_fix(found.fix, outcome.plan.flags)}")
         self.redraw()
+
+    def _apply_fix(self, draft: LaunchDraft, fix: Changes, text: str) -> None:
+        self._say(text)
+        draft.apply(fix)
+        self._move_to(next(iter(fix.edits), ""))
+        self._selected = 0
+        self.planner.plan_soon()
 
     def action_launch_copy(self) -> None:
         """Copy the command line."""

@@ -145,6 +145,26 @@ def parse_share(gpu: int, value: str | float) -> GpuShare:
     return GpuShare(gpu, fraction=number) if not unit and number <= 1 else GpuShare(gpu, gib=number)
 
 
+def without_server(host: Host | None, name: str) -> Host | None:
+    """The host as if one of our servers had ended: what it holds counts as free for its next start."""
+    if host is None:
+        return None
+    return replace(host, gpus=tuple(_freed(gpu, name) for gpu in host.gpus))
+
+
+def _freed(gpu: Gpu, name: str) -> Gpu:
+    own = [holder for holder in gpu.holders if holder.server == name]
+    if not own:
+        return gpu
+    gib = sum(holder.gib or 0.0 for holder in own)
+    return replace(
+        gpu,
+        used_by=tuple(holder for holder in gpu.holders if holder.server != name),
+        free_gib=gpu.free_gib + gib if gpu.free_gib is not None else None,
+        used_gib=max(0.0, gpu.used_gib - gib) if gpu.used_gib is not None else None,
+    )
+
+
 # -- MIG slices -------------------------------------------------------------------------------------------------------
 
 

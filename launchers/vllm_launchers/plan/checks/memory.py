@@ -42,6 +42,9 @@ from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Changes, Flags, apply_changes, whole_number
 
+TOO_LITTLE = frozenset({"memory_held", "weights_do_not_fit", "kv_cache_too_large", "kv_too_small"})
+"""Codes of the findings with which a launch does not fit into the memory of its GPUs."""
+
 LEAST_UTILIZATION = 0.3
 LARGER_SHARES = (0.9, 0.92, HIGHEST_UTILIZATION)
 STEP = 256
