@@ -30,7 +30,9 @@ STEPS = (step(2.0, 0.21, 0.022), step(4.0, 0.24, 0.027), step(8.0, 0.55, 0.041, 
 def ended():
     result = Measurement(RAMP, 0.0, STEPS, 9.4, 9.2, "ttft_p99_seconds", SENTENCE, LIMITS)
     view = RampView(STEPS, LIMITS, running=False, result=result)
-    return RampScreen(SimpleNamespace(fleet=SimpleNamespace(ramp=lambda _: view)), "chat", "chat")
+    return RampScreen(
+        SimpleNamespace(fleet=SimpleNamespace(ramps=SimpleNamespace(view=lambda _: view))), "chat", "chat"
+    )
 
 
 def test_a_ramp_that_has_ended(snap_compare, alone):
