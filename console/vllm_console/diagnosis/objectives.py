@@ -39,6 +39,9 @@ NAMES = {
 }
 """Display names of all objectives of a preset."""
 
+SUSTAINED = "KV cache usage (sustained peak)"
+"""Name of the figure that is judged: the highest usage held for `SUSTAINED_STEPS`, neither the mean nor the maximum."""
+
 
 class Judged(msgspec.Struct, frozen=True):
     """One objective. Shares are from 0 to 1, latencies in seconds.
@@ -74,6 +77,7 @@ class Judged(msgspec.Struct, frozen=True):
         if self.ok is None:
             return f"{title} has no data; limit {limit}"
         known = f"; known for {duration(self.seconds)} of the window" if self.seconds is not None else ""
+        title = SUSTAINED if self.name == "kv_cache_usage" else title
         over = "above" if self.ok is False else "within"
         return f"{title} is {self.text}, {over} its limit of {limit}{known}"
 

@@ -107,10 +107,10 @@ def test_each_missed_objective_is_one_sentence_with_its_source() -> None:
     report = check_window(SERVER, entries_of(*full, broken), NOW, 300)
     assert not report.ok
     assert [problem.split(" is ")[0] for problem in report.problems] == [
-        "chat: KV cache usage", "chat: preemptions per request", "chat: TTFT p99",
+        "chat: KV cache usage (sustained peak)", "chat: preemptions per request", "chat: TTFT p99",
     ]  # fmt: skip
     assert report.problems[0] == (
-        "chat: KV cache usage is 95.0%, above its limit of 85.0% (objectives of preset chatbot)"
+        "chat: KV cache usage (sustained peak) is 95.0%, above its limit of 85.0% (objectives of preset chatbot)"
     )
 
 
