@@ -18,6 +18,7 @@ from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.history.store import HISTORY, TIERS, HistoryEntry, HistoryMissingError, HistoryReader
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import unpack
+from vllm_launchers.probe.environment import PROBE
 
 INTERVAL_SECONDS = 60.0
 """Interval between evaluations, as in a console."""
@@ -42,7 +43,8 @@ def judge_past(folder: Path, record: ServerRecord, index: int, since: float, unt
         HistoryError: the history cannot be read.
     """
     generation, then = record.generations[index], at_work(record, index)
-    judge, details, found = Judge(record.name), unpack(generation.spec.details), Stretches()
+    judge, found = Judge(record.name, probe=folder / PROBE), Stretches()
+    details = unpack(generation.spec.details)
     due = since
     for entry in _rows(folder, max(since, until - DAY_SECONDS) - HISTORY_SECONDS, until):
         if entry.generation > generation.number:

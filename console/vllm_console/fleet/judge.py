@@ -18,11 +18,13 @@ from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
 from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings, with_minute
 from vllm_console.diagnosis.live.fixes import with_experience
+from vllm_console.diagnosis.live.latency import ABOUT_STEPS, contention_span
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.refused import answered
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
 from vllm_console.history.prefix_use import still_cached
+from vllm_console.history.probe_records import EngineStep, ProbeReader
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.logs.refusals import Refusals, read_refusals
 from vllm_console.metrics.quantile import Quantiles
@@ -151,12 +153,14 @@ class Judge:
         name: str,
         earlier_runs: Callable[[ServerRecord], Sequence[PastRun]] = lambda _: (),
         log: Path | None = None,
+        probe: Path | None = None,
     ) -> None:
         """``earlier_runs`` returns the runs before the record's current run, newest first; called only if a finding has
-        a fix that changes flags. ``log`` is read only if requests were refused.
+        a fix that changes flags. ``log`` is read only if requests were refused. ``probe`` is the folder in which its
+        probe may have recorded; its steps are read only if tokens come late.
         """
         self._name = name
-        self._log = log
+        self._log, self._probe = log, probe
         self._earlier_runs = earlier_runs
         self._frames = Frames()
         self._latest: Sample | None = None
@@ -228,6 +232,9 @@ class Judge:
             evidence = self._evidence(record, details, context, frames, now)
             evidence = replace(evidence, minute=minute, unasked=unasked)
             found = findings(evidence)
+            if any(one.code in ABOUT_STEPS for one in found) and (steps := self._steps(evidence)):
+                evidence = replace(evidence, steps=steps)
+                found = findings(evidence)
             if any(not fix.changes.empty for finding in found for fix in finding.fixes):
                 version = details.engine.version if details.engine is not None else None
                 model = self._known(record, details).model
@@ -319,6 +326,15 @@ class Judge:
             refusals=self._refusals(frames),
             resumed=still_cached([one for one in self._resumed if one.at >= begun]),
         )
+
+    def _steps(self, evidence: Evidence) -> Sequence[EngineStep]:
+        """The recorded steps of the time over which prefill contention is judged; none if they cannot be read."""
+        if self._probe is None:
+            return ()
+        try:
+            return ProbeReader(self._probe, *contention_span(evidence)).steps()
+        except OSError:
+            return ()
 
     def _refusals(self, frames: Sequence[Frame]) -> Refusals:
         """The reasons in the log for the requests refused in the last minute; read only if there are any."""

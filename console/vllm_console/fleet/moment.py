@@ -76,7 +76,7 @@ def read_moment(
         return Moment(at, window, no_findings=why)
     details = unpack(record.generations[index].spec.details)
     current = index == len(record.generations) - 1
-    findings = _findings(history, at_work(record, index), at, context, window.latencies)
+    findings = _findings(history, at_work(record, index), at, context, window.latencies, probe)
     judged: tuple[Judged, ...] = ()
     samples = timeline.recent
     if traffic(samples) and len(traffic(samples)) == len(samples):
@@ -155,9 +155,10 @@ def _findings(
     at: float,
     context: JudgeContext,
     minute: Mapping[str, Quantiles],
+    probe: Path | None,
 ) -> tuple[Finding, ...]:
     """The findings of that time, from rows of ten seconds or less."""
-    judge = Judge(then.name)
+    judge = Judge(then.name, probe=probe)
     for part in history.stretches(at - JUDGED_SECONDS, at, 2 * _TENS):
         if part.tier.step <= _TENS:
             for entry in history.read(part, _MOST_ROWS):

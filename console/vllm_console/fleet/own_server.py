@@ -149,7 +149,10 @@ class WatchedServer:
         if self._judge is None and context is not None and (selected or self._interactive):
             from vllm_console.fleet.judge import Judge
 
-            self._judge, self._sequence = Judge(record.name, self._earlier_runs, self._folder / LOG), None
+            self._judge, self._sequence = (
+                Judge(record.name, self._earlier_runs, self._folder / LOG, self._probe_folder),
+                None,
+            )
             if details.gpus and (context.gpus is None or not context.gpus.recorded):
                 self._recall(self._judge, details.gpus, context, now)
         history_problem = self._read_history(now) or self._not_recorded(record, now)

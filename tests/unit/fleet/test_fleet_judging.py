@@ -41,6 +41,8 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.budget.budget import CONTEXT_GIB, GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.presets.model import Objectives
+from vllm_launchers.probe.environment import PROBE
+from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.modelfacts.read import model_facts
 
@@ -162,6 +164,24 @@ def test_findings_and_panes_show_the_same_latencies() -> None:
     assert shown(exactly(0.838)) == ("ITL p99 of the last minute is 838ms; the objective is 100ms.", "838ms")
     assert shown(exactly(0.5))[1] == "500ms", "also between two frames"
     assert "; now 90ms" in shown(exactly(0.09))[0]
+
+
+def test_late_tokens_are_explained_by_recorded_steps(tmp_path: Path) -> None:
+    writer, segments = HistoryWriter(tmp_path / HISTORY), plugin.Segments(tmp_path / PROBE, "steps", {})
+    offset = time.monotonic() - time.time()
+    for second in range(300):
+        seen = sample(NOW - 300 + second)
+        engine, done = seen.engines["0"], (second + 1) * 10.0
+        itl = Histogram(BOUNDS, (0.9 * done, 0.95 * done, done, done), done * 0.02)
+        writer.append(replace(seen, engines={"0": replace(engine, histograms={"itl": itl})}))
+        at = NOW - 300 + second + 0.5 + offset
+        segments.write([plugin.STEP.pack(at, 0, 4, 0, 0.5, *[-1] * 3, 0, 4, 0, 4, 0.5, 0.5, -1, -1, -1, 0)])
+    writer.close()
+    watched = WatchedServer(tmp_path, interactive=False)
+    (found,) = watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
+    watched.close()
+    assert found.code == "slow_tokens"
+    assert "180 of 180 such steps computed no prompt: other work on this GPU is likely." in found.cause
 
 
 def test_health_503_is_a_dead_engine(tmp_path: Path) -> None:

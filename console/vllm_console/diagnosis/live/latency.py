@@ -25,12 +25,13 @@ from vllm_console.diagnosis.live.fixes import (
 from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
 from vllm_console.diagnosis.live.rule import ELSEWHERE, HELD_UP, SILENCE_SECONDS, Evidence, Judgement, Rule
 from vllm_console.history.frames import Frame, merged, total
+from vllm_console.history.slow_steps import SlowSteps, slow_steps_of
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import UNKNOWN, clock, round_duration, seconds
 from vllm_launchers.plan.budget.memory_flags import least_step
 from vllm_launchers.plan.flags import BATCHED, token_count
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
 from vllm_launchers.vllm.model_folder import updates_adapters
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ API_SERVERS_SINCE = (0, 9, 2)
 """First known release with ``api-server-count``."""
 RUST_FRONTEND = "VLLM_RUST_FRONTEND_PATH"
 """With it, or one of these flags, vLLM rejects a second API server or starts only one."""
+LONG_PREFILL = "long-prefill-token-threshold"
 _ONE_API_SERVER = ("enable-elastic-ep", "enable-fault-tolerance", "headless")
 
 STALL = 4.0
@@ -52,6 +54,15 @@ LEAST_STEP_TOKENS = 256
 STEP_ROUND = 256
 SLOWER_PROMPTS = "TTFT of long prompts rises, and fewer prompt tokens are computed per second."
 
+MOSTLY = 0.5
+"""Fraction of the slow steps that must compute prompts before prefill is their cause."""
+
+OFTEN = 1 / 3
+"""Fraction of the slow steps that must exceed a limit of tokens per step before lowering the limit helps."""
+
+FEWEST_STEPS = 5
+"""Minimum number of recorded slow steps before they show a cause."""
+
 BACK = 0.8
 """A latency must fall to this fraction of its objective before its finding ends."""
 
@@ -60,9 +71,32 @@ def _prompt_tokens(frame: Frame) -> float:
     return frame.grown.prompt_tokens_total or 0.0
 
 
-def _peak(frames: Sequence[Frame]) -> float:
-    """The most prompt tokens in any of these frames; no step had more."""
-    return max(map(_prompt_tokens, frames), default=0.0)
+def _peak(frames: Sequence[Frame], prompts: Histogram | None, most_running: int) -> float:
+    """An upper bound on the prompt tokens of a step: those of a frame, and the third longest prompt.
+
+    Longer ones are too few for spikes. If requests wait for no limit, as many may begin in one step.
+    """
+    peak = max(map(_prompt_tokens, frames), default=0.0)
+    if prompts is None or not prompts.count:
+        return peak
+    _, longest = highest_gap(prompts)
+    free = (one.waiting_max or 0.0 for one in frames if (one.running_max or 0.0) < AT_THE_LIMIT * most_running)
+    return min(peak, longest * (1 + max(free, default=0.0)))
+
+
+def contention_span(evidence: Evidence) -> tuple[float, float]:
+    """The time over which prefill contention is described (Unix seconds), for which step records are needed."""
+    frames = evidence.when_observed("itl").last(PrefillContention.FRAMES)
+    return (frames[0].start, frames[-1].end) if frames else (0.0, 0.0)
+
+
+def _slow_steps(evidence: Evidence) -> SlowSteps | None:
+    """The recorded steps in which a token came too late; None if there are too few to show a cause."""
+    most: float = math.inf
+    if evidence.flags.get("enable-chunked-prefill") is not False:
+        most = min(evidence.max_num_batched_tokens, whole_number(evidence.flags, LONG_PREFILL, 0) or math.inf)
+    found = slow_steps_of(evidence.steps, evidence.objectives.itl_p99_seconds, most)
+    return found if len(found.prompt_tokens) >= FEWEST_STEPS else None
 
 
 def _is_spike(frame: Frame, objective: float, engines: int) -> bool | None:
@@ -92,7 +126,10 @@ class PrefillContention(Rule):
         """Judge by spikes in most of the last minute, or by those within three minutes that coincide with prompts."""
         frames, objective, engines = evidence.frames, evidence.objectives.itl_p99_seconds, evidence.engines
         spikes = [_is_spike(frame, objective, engines) for frame in frames]
-        prefill = observed(frames, "prefill", 5 * MINUTE)
+        recorded = _slow_steps(evidence)
+        if recorded is not None and not _due_to_prompts(recorded):
+            return [Judgement.GOOD] * len(frames)
+        prefill, prompts = (observed(frames, key, 5 * MINUTE) for key in ("prefill", "prompt_tokens"))
         minutes = observed(frames, "itl")
         found = []
         for at, spike in enumerate(spikes):
@@ -105,7 +142,9 @@ class PrefillContention(Rule):
             elif not any(spikes[one] for one in span):
                 found.append(Judgement.GOOD)
             else:
-                slow = _is_slow(prefill[at], objective / 2) and _peak(frames[begin : at + 1]) > LEAST_STEP_TOKENS
+                lengths = prompts[at] if recorded is None else None
+                long = _peak(frames[begin : at + 1], lengths, evidence.most_running) > LEAST_STEP_TOKENS
+                slow = _is_slow(prefill[at], objective / 2) and long
                 most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
                 bad = slow and (most or self._by_prompts(frames, spikes, span))
                 found.append(Judgement.BAD if bad else Judgement.BETWEEN)
@@ -137,18 +176,20 @@ class PrefillContention(Rule):
         usual = text_of(p50(itl))
         span = round_duration(frames[-1].end - frames[0].start)
         spikes = sum(bool(_is_spike(one, objective, evidence.engines)) for one in frames)
-        measures = (
+        measures = [
             Measure(f"ITL p99 in {span}", text_of(p99(itl)), seconds(objective), evidence.objectives_source),
             Measure(f"ITL max in {span}", _range(low, high)),
             Measure(f"ITL p50 in {span}", usual),
             Measure("ten-second windows with spikes", f"{spikes} of {len(frames)}"),
             Measure(f"prefill mean in {span}", seconds(mean(merged(frames, "prefill")))),
-            Measure("peak prompt tokens in 10s", f"{_peak(frames):,.0f}"),
-        )
+            Measure("peak prompt tokens in 10s", f"{_peak(frames, None, 0):,.0f}"),
+        ]
+        if (slow := _slow_steps(evidence)) is not None:
+            measures.append(Measure(f"steps above {seconds(objective)} with prompts", f"{slow.share_above(0):.0%}"))
         when = f"In the last {span}" if then is evidence else f"In the {span} to {_end(then)}"
         symptom = f"{when}, ITL jumped from {usual} to {_range(low, high)} during prefill."
         cause = "Prefill and decode share a step: a long prefill delays every running stream."
-        return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, self._fixes(then))
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), self._fixes(then))
 
     def _fixes(self, evidence: Evidence) -> tuple[Fix, ...]:
         tokens = evidence.max_num_batched_tokens
@@ -164,7 +205,10 @@ class PrefillContention(Rule):
         least = max(LEAST_STEP_TOKENS, least)
         less = max(-(-least // STEP_ROUND), int(min(fitting, tokens / 2)) // STEP_ROUND) * STEP_ROUND
         smaller = None
-        longest = min(tokens, _peak(evidence.last(self.FRAMES)))
+        prompts, slow = observed(evidence.frames, "prompt_tokens", 5 * MINUTE), _slow_steps(evidence)
+        longest = min(tokens, _peak(evidence.last(self.FRAMES), prompts[-1], evidence.most_running))
+        if slow is not None:
+            longest = tokens if slow.share_above(less) >= OFTEN else 0
         if less < longest and whole:
             why = f"Long prompts are prefilled in chunks of {less:,} tokens between decode steps."
             changes = Changes({"enable-chunked-prefill": True, "max-num-batched-tokens": less})
@@ -175,6 +219,11 @@ class PrefillContention(Rule):
         where = "machine" if evidence.build == "cpu" else "GPU"
         apart = Fix(Changes(), f"Send long prompts to a second server on another {where}.")
         return present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), smaller, apart))
+
+
+def _due_to_prompts(slow: SlowSteps) -> bool:
+    """Whether most slow steps computed prompts, and many of them long ones."""
+    return slow.share_above(0) >= MOSTLY and slow.share_above(LEAST_STEP_TOKENS) >= OFTEN
 
 
 def answered_by_shorter_steps(flags: Flags, earlier: Sequence[PastRun]) -> bool:
@@ -362,7 +411,17 @@ def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) ->
         )
     if evidence.simulated:
         return text
+    if (steps := _slow_steps(evidence)) is not None and not _due_to_prompts(steps):
+        without = 1 - steps.share_above(0)
+        count = f"{round(without * len(steps.prompt_tokens)):,} of {len(steps.prompt_tokens):,}"
+        if without >= MOSTLY:
+            return f"{text} {count} such steps computed no prompt: other work on this {evidence.hardware} is likely."
+        return f"{text} Few such steps computed long prompts: other work on this {evidence.hardware} is likely."
     return f"{text} Possible causes: other work on this {evidence.hardware}, steps with long prompts."
+
+
+ABOUT_STEPS = (PrefillContention.code, SlowTokens.code)
+"""Findings whose causes recorded steps confirm or refute."""
 
 
 class SlowFirstToken(SlowTokens):

@@ -20,6 +20,7 @@ from vllm_console.diagnosis.finding import Finding, Measure
 from vllm_console.diagnosis.live.frame_sums import MINUTE
 from vllm_console.history.frames import STEP_SECONDS, Frame, merged
 from vllm_console.history.prefix_use import StillCached
+from vllm_console.history.probe_records import EngineStep
 from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.window import quantiles
@@ -134,6 +135,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Whether the model has layers with a state instead of a KV cache: Mamba, linear attention."""
     resumed: StillCached | None = None
     """What requests resumed in the last five minutes still found in the prefix cache; None if unknown."""
+    steps: Sequence[EngineStep] = ()
+    """The engine steps of the last minutes in order of time, if they were needed and a probe recorded them."""
     sliding_layers: bool = False
     """Whether the model has layers with sliding-window or chunked attention."""
     attention_free: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from vllm_console.diagnosis.live.latency import _range, answered_by_shorter_step
 from vllm_console.diagnosis.live.prefix_cache import LARGE_STEP
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frame
+from vllm_console.history.probe_records import EngineStep
 from vllm_console.metrics.sample import EngineSample, Histogram
 from vllm_console.runs.store import PastRun
 from vllm_console.text import clock
@@ -22,6 +24,8 @@ START, COUNT = 1_000_000.0, 12
 BOUNDS = (0.025, 0.05, 0.1, 0.5, 1.0, math.inf)
 SPIKES = Histogram(BOUNDS, (100.0, 100.0, 100.0, 105.0, 105.0, 105.0), 4.0)
 """A hundred gaps of about 20 ms, and five of about 300 ms."""
+LENGTHS = (20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, math.inf)
+"""Bounds of vLLM's histogram of prompt lengths, as far as needed."""
 TWO_PROMPTS = Histogram(BOUNDS, (0.0, 0.0, 0.0, 2.0, 2.0, 2.0), 0.4)
 
 
@@ -37,22 +41,30 @@ def found(
     simulated: bool = False,
     block: int = 16,
     mm_item: int = 0,
+    length: int | None = None,
+    waiting: int = 0,
+    steps: Sequence[EngineStep] = (),
 ) -> dict[str, Finding]:
     """Findings if every ten seconds two prompts arrive, with ``prompt_tokens`` in total, and are computed in 0.2 s
     each.
 
     ``idle`` spans of ten seconds without a token follow, with ``running_idle`` requests running. With ``calm``, every
     third span has those gaps and a quarter of the requests. A large ``block`` means that the model has linear layers.
+    With ``length``, twenty requests end with prompts of this many tokens.
     """
     grown = EngineSample(
         requests_running=running, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0,
         requests_finished_total=2, prompt_tokens_total=prompt_tokens, generation_tokens_total=105,
         histograms={"itl": itl, "prefill": TWO_PROMPTS},
     )  # fmt: skip
+    if length is not None:
+        known = Histogram(LENGTHS, tuple(20.0 * (length <= bound) for bound in LENGTHS), 20.0 * length)
+        grown = replace(grown, histograms={**grown.histograms, "prompt_tokens": known})
     frames = tuple(
         Frame(
             1, START + 10 * at, START + 10 * at + 10, grown,
-            usage_max=0.1, running_max=running, waiting_max=0, waiting_min=0, kv_cache_tokens=50_000, engines=engines,
+            usage_max=0.1, running_max=running, waiting_max=waiting, waiting_min=0,
+            kv_cache_tokens=50_000, engines=engines,
         )
         for at in range(COUNT)
     )  # fmt: skip
@@ -76,7 +88,7 @@ def found(
     frames = tuple(replace(frame, prefix_step=block) for frame in frames)
     evidence = Evidence(
         now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags, simulated=simulated,
-        linear_layers=block > LARGE_STEP, max_tokens_per_mm_item=mm_item,
+        linear_layers=block > LARGE_STEP, max_tokens_per_mm_item=mm_item, steps=steps,
         idle_seconds=0 if running_idle else 10.0 * idle,
     )  # fmt: skip
     return {finding.code: finding for finding in findings(evidence)}
@@ -149,6 +161,58 @@ def test_earlier_step_reductions_are_recognized(before: int | None, now: int | N
     assert answered_by_shorter_steps(flags(now), [run]) is kept
     assert answered_by_shorter_steps(flags(now), [calm, run]) is kept
     assert not answered_by_shorter_steps(flags(now), [calm, calm, run]), "long ago"
+
+
+def recorded(prompts: int, tokens: int, without: int) -> list[EngineStep]:
+    """Twelve quick steps of ten milliseconds before each slow one of 300: ``prompts`` with a prompt, then others."""
+    known = [(0.3, tokens)] * prompts + [(0.3, 0)] * without
+    times = [step for slow in known for step in ([(0.01, 0)] * 12 + [slow])]
+    found, now = [], START + 1
+    for took, prompt in times:
+        now += took
+        found.append(EngineStep(now, 0, 4, 0, 0.1, 0, 0, 0, prompt, 4, 0, 4, took, took, None, None, None, 0))
+    return found
+
+
+@pytest.mark.parametrize(("length", "waiting", "blamed"), [(78, 0, False), (600, 0, True), (78, 9, True)])
+def test_prefill_is_blamed_only_if_a_step_can_exceed_the_lowest_limit(length: int, waiting: int, blamed: bool) -> None:
+    """Fourteen streams with prompts of 78 tokens on a busy machine: ``--max-num-batched-tokens 256`` was offered."""
+    codes = set(found(1092, running=14, length=length, waiting=waiting))
+    assert ("prefill_contention" in codes) is blamed
+    assert ("slow_tokens" in codes) is not blamed
+
+
+def test_recorded_steps_refute_prefill() -> None:
+    finding = found(4000, running=14, steps=recorded(3, 4000, 37))
+    assert "prefill_contention" not in finding
+    assert finding["slow_tokens"].fixes == ()
+    assert finding["slow_tokens"].cause.endswith(
+        "37 of 40 such steps computed no prompt: other work on this GPU is likely."
+    )
+    short = found(4000, running=14, steps=recorded(30, 78, 10))
+    assert "prefill_contention" not in short
+    assert short["slow_tokens"].cause.endswith(
+        "Few such steps computed long prompts: other work on this GPU is likely."
+    )
+
+
+def test_recorded_steps_confirm_prefill_of_many_short_prompts() -> None:
+    """Thirty prompts that arrive together are as long as a long one."""
+    assert "prefill_contention" not in found(4000, length=100)
+    finding = found(4000, length=100, steps=recorded(30, 3000, 5))["prefill_contention"]
+    assert [dict(fix.changes.set) for fix in finding.fixes if not fix.changes.empty] == [
+        {"max-num-batched-tokens": 768}
+    ]
+    assert [one.value for one in finding.measures if one.name == "steps above 100ms with prompts"] == ["86%"]
+
+
+def test_smaller_limit_that_few_recorded_steps_exceed_is_not_a_fix() -> None:
+    finding = found(4000, steps=recorded(30, 600, 5))["prefill_contention"]
+    assert all(fix.changes.empty for fix in finding.fixes)
+
+
+def test_too_few_recorded_steps_show_no_cause() -> None:
+    assert "prefill_contention" in found(4000, steps=recorded(0, 0, 4))
 
 
 @pytest.mark.parametrize("limit", [2048, 4096])
