@@ -69,6 +69,16 @@ async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(c
         await c.sees("The conversation is never written")
 
 
+async def test_escape_quits_if_the_chat_was_opened_by_its_command(console, fleet, script, said, end):  # noqa: F811
+    script.pieces = [said(content="answer"), end]
+    async with console(fleet=fleet, server="chat", chat=ChatOptions()) as c:
+        await c.press(*"hi", "enter")
+        await c.sees("answer")
+        await c.until(lambda: not c.app.screen._chat.running)
+        await c.press("escape")
+        await c.until(lambda: not c.app.is_running, "the end of the program")
+
+
 async def test_at_80_columns_the_models_name_gives_way_and_the_figures_stay(console, fleet, fakes, script, said, end):  # noqa: F811
     model = "some-organization/A-Model-With-A-Very-Long-Name-Of-Its-Own-70B-Instruct-AWQ"
     script.pieces = [said(content="answer"), end]

@@ -88,9 +88,10 @@ class ConsoleApp(App[None]):
     ``refresh`` is in seconds. ``keymap`` is a key preset; ``keys`` maps action ids to the user's own keys. ``theme`` is
     a color theme, ``columns`` the columns of the server table, ``layout`` the initial pane layout. ``demo`` marks a
     demo. ``notifier`` receives every snapshot. ``at`` (Unix seconds) opens an earlier moment, ``server`` selects a
-    server, ``replay`` opens an ended run, ``chat`` opens a chat with ``server``. ``state`` is the directory for the
-    command history; None keeps none. ``cast`` records the screen. Screenshots go to the first directory of ``pictures``
-    that is writable. ``hints`` enables hints; that file is created once they have been followed or hidden.
+    server, ``replay`` opens an ended run, ``chat`` opens a chat with ``server``; leaving that chat quits. ``state`` is
+    the directory for the command history; None keeps none. ``cast`` records the screen. Screenshots go to the first
+    directory of ``pictures`` that is writable. ``hints`` enables hints; that file is created once they have been
+    followed or hidden.
 
     Raises:
         KeysError: ``keys`` names an unknown action or assigns one key to two actions.
@@ -200,7 +201,7 @@ class ConsoleApp(App[None]):
                 signal.signal(number, partial(self._signaled, loop))
         self._polled_at = loop.time()
         if self._chat is not None:
-            self.open_chat(*self._chat)
+            self.open_chat(*self._chat, closed=self.action_quit)
         self.run_worker(self._poll_forever(), name="poll", exclusive=True, group="poll")
         if not self.read_only:
             self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.history.judge_past, str, once="past"))
@@ -587,14 +588,16 @@ class ConsoleApp(App[None]):
 
     # -- other screens ---------------------------------------------------------------------------------------------
 
-    def open_chat(self, name: str, options: ChatOptions | None = None) -> None:
-        """Open the chat with a server; ``options`` apply to a new chat."""
+    def open_chat(
+        self, name: str, options: ChatOptions | None = None, closed: Callable[[], None] | None = None
+    ) -> None:
+        """Open the chat with a server; ``options`` apply to a new chat. ``closed`` is called when it is left."""
         from vllm_console.ui.parts.chat import Chat
         from vllm_console.ui.screens.chat import ChatScreen
 
         if name not in self._chats:
             self._chats[name] = Chat(self.fleet, name, options)
-        self.push_screen(ChatScreen(self, self._chats[name]))
+        self.push_screen(ChatScreen(self, self._chats[name]), (lambda _: closed()) if closed is not None else None)
 
     def action_picture(self) -> None:
         """Save a screenshot and show its path."""
