@@ -337,6 +337,9 @@ SERVER_ACTIONS: Mapping[str, str] = {
 }  # fmt: skip
 """Verbs that run a registry action if they get no argument."""
 
+_APPLY_STAGED = ("restart", "update")
+"""Verbs that apply the staged changes of a server."""
+
 _OF_A_SERVER = {
     "restart": "Restart SERVER with its staged changes", "stop": "Stop SERVER",
     "update": "Rolling update: start a second instance of SERVER with its staged flags",
@@ -442,6 +445,10 @@ class ServerCommands:
         call = SERVER_ACTIONS[verb]
         if not name:
             return partial(self._screen.run_action, call)
+        change = next((word for word in name.split() if "=" in word), "")
+        if change and verb in _APPLY_STAGED and self._console.server(name) is None:
+            flag = plain(change.removeprefix("--"))
+            raise RefusalError(f"{verb} takes a server and no flags: select it, then 'set {flag}', then '{verb}'.")
         go = self._go(name)
 
         def do() -> object:
