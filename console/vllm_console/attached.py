@@ -30,6 +30,9 @@ from vllm_launchers.typed_decoding import convert
 LOCK = f"{HISTORY}.lock"
 """Held by the recorder, so that there is only one, and by whoever takes over the history."""
 
+DETACHED = "detached"
+"""How the run of a detached endpoint ended: nobody knows more, since it may still run."""
+
 VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 

@@ -62,6 +62,10 @@ def test_load_requires_remote_option_and_sends_only_its_own_key(program: Any, fa
         refused = program(*words, env=KEYS)
         assert refused.returncode == 4, words
         assert "without --remote" in refused.stderr
+    for command in ("bench", "tune"):
+        refused = program(command, "far", "--yes", env=KEYS)
+        assert refused.returncode == 4, command
+        assert "nothing is sent to it by this command; 'load' and 'ramp' take --remote" in refused.stderr
     assert {method for method, _, _ in fake.asked} == {"GET"}
     program("load", "far", "--remote", "--requests", "2", env=KEYS)
     program("load", f"{fake.url}/v1", "--remote", "--requests", "1", env=KEYS)
@@ -96,6 +100,10 @@ def test_detached_endpoint_is_not_polled_and_can_be_replayed(program: Any, fake:
     assert not attached_folder(state, "far").exists()
     (run,) = program.json("runs", "far")
     assert run["ended_at"] is not None
+    assert run["exit"]["reason"] == "detached"
+    (line,) = (line for line in program("runs", "far").stdout.splitlines() if line.startswith(" ") or "far" in line)
+    assert "detached" in line
+    assert "failed" not in line
     assert program("detach", "far").returncode == 3
     assert program("status", "far").returncode == 3
 

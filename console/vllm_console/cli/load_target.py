@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +89,8 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
             url = ", or give a URL" if others_allowed or flag else ""
             raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list'{url}")
     if server.attached is not None and not remote_allowed:
-        raise RefusedError(f"{server.name} is attached from {server.url}: nothing is sent to it without --remote")
+        allowed = "without --remote" if flag else "by this command; 'load' and 'ramp' take --remote"
+        raise RefusedError(f"{server.name} is attached from {server.url}: nothing is sent to it {allowed}")
     by_hand = bool(flag) and server.owner == user_name(os.getuid())
     if server.attached is None and not server.ours and not ((others_allowed or by_hand) and server.port):
         owner = server.owner or "another user"
@@ -138,20 +140,32 @@ def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | Non
 
 
 def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> None:
-    """Refuse another user's server on this machine. One that this user started by hand is allowed.
+    """Refuse another user's server on this machine, and an attached one. One that this user started by hand is allowed.
 
     Raises:
-        RefusedError: the port belongs to another user's server, and that is not allowed.
+        RefusedError: the port belongs to such a server, and that is not allowed.
     """
     from vllm_launchers.addresses import is_loopback
-    from vllm_launchers.host.ports import user_name
 
     with contextlib.suppress(ValueError):  # the client reports an invalid URL
         parts = urlsplit(url)
         if allowed or not is_loopback(parts.hostname or ""):
             return
-        for server in fleet.snapshot().servers:
-            here = server.port == parts.port and server.attached is None and not server.ours
-            if here and server.owner not in (None, user_name(os.getuid())):
-                without = f" without {flag}" if flag else ""
-                raise RefusedError(f"{plain(url)} is a server of {server.owner}: nothing is sent to it{without}")
+        if whose := _whose([server for server in fleet.snapshot().servers if server.port == parts.port]):
+            without = f" without {flag}" if flag else ""
+            raise RefusedError(f"{plain(url)} is {whose}: nothing is sent to it{without}")
+
+
+def _whose(servers: Sequence[ServerView]) -> str:
+    """Whose server is on a port of this machine, if not this user's; ``servers`` have that port number."""
+    from vllm_launchers.addresses import is_loopback
+    from vllm_launchers.host.ports import user_name
+
+    own = any(server.ours for server in servers)
+    for server in servers:
+        if server.attached is not None:
+            if is_loopback(server.attached.host) and not own:
+                return f"attached as {server.name}"
+        elif not server.ours and server.owner not in (None, user_name(os.getuid())):
+            return f"a server of {server.owner}"
+    return ""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_console.attached import DETACHED
 from vllm_console.cli.output import row_line, table_lines
 from vllm_console.diagnosis.finding import title_of_code
 from vllm_console.history.energy import Tariff
@@ -123,7 +124,11 @@ def _how(run: Run) -> str:
         return "only its metrics were recorded"
     if run.ended_at is None:
         return f"starting, {run.preset}" if run.ready_at is None and not run.windows else f"running, {run.preset}"
+    if run.ended.get("reason") == DETACHED:
+        return DETACHED
     removed = " (server removed)" if run.removed else ""
+    if not run.ended:  # an attached endpoint was restarted, or detached by an earlier release
+        return f"ended{removed}"
     if run.ended.get("requested"):
         return f"stopped, {run.preset}{removed}"
     cause = run.cause if run.cause != "other" else ""

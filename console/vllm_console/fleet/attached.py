@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from vllm_console.attached import (
+    DETACHED,
     LOCK,
     Endpoint,
     api_key_of,
@@ -35,7 +36,7 @@ from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, U
 from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
 from vllm_launchers.keeper.files import RECORD
-from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.keeper.records import Exit, ServerRecord, State
 from vllm_launchers.private import ATTACHED, lock, locked, make_folder, open_file, own_folder
 from vllm_launchers.values import replace as replace_value
 
@@ -293,7 +294,9 @@ class AttachedServers:
         with self._set_aside(name) as folder:
             kept = removed.keep(folder, name, record.created_at)
             _delete(folder)
-        ended = replace_value(record.current, ended_at=time.time())
+        now = time.time()
+        how = Exit(now, code=None, signal=None, requested=True, reason=DETACHED)
+        ended = replace_value(record.current, ended_at=now, exit=how)
         return replace_value(record, generations=(*record.generations[:-1], ended)), kept
 
     @contextlib.contextmanager
@@ -323,6 +326,17 @@ class AttachedServers:
         finally:
             if aside.exists() and not record.exists():
                 aside.rename(record)
+
+
+def without_attached(views: Sequence[ServerView]) -> list[ServerView]:
+    """The servers without those that are also attached, by a loopback address: the endpoint stands for them."""
+    ports = {view.port for view in views if view.attached is not None and is_loopback(view.attached.host)}
+
+    def twice(view: ServerView) -> bool:
+        observed = not view.ours and not view.remote and view.attached is None
+        return observed and view.port in ports
+
+    return [view for view in views if not (ports and twice(view))]
 
 
 def _delete(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.fleet.access import ServerAccess
-from vllm_console.fleet.attached import AllRecords, AttachedServers, endpoint_access
+from vllm_console.fleet.attached import AllRecords, AttachedServers, endpoint_access, without_attached
 from vllm_console.fleet.attachments import Attachments
 from vllm_console.fleet.background_commands import Loads, Ramps
 from vllm_console.fleet.board import GpuClaims, SharedBoard, gpu_claims
@@ -234,7 +234,7 @@ class LocalFleet:
         found = FleetSnapshot(
             at=now,
             hostname=self._hostname,
-            servers=tuple(views),
+            servers=tuple(without_attached(views)),
             notices=(*problems, *self._notices),
             earlier=self._earlier([*records, *attached], views, selected, view.at),
             replay=replay,

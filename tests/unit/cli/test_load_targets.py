@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.attached import Endpoint
 from vllm_console.cli import bench, load_target
 from vllm_console.cli.load_target import find_target
 from vllm_console.fleet.snapshot import ServerView
@@ -31,6 +32,20 @@ def test_server_that_this_user_started_by_hand_may_be_named(fakes: ModuleType, m
     for name, flag in (("anna-8100", "--remote"), ("vllm@8200", "")):
         with pytest.raises(RefusedError, match="outside this console: nothing is sent to it"):
             target(name, flag)
+
+
+def test_attached_server_of_this_machine_is_refused_by_any_of_its_addresses(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row of the endpoint replaces that of the process, which may be another user's."""
+
+    def attached(at: float) -> ServerView:
+        return replace(fakes.observed(at), name="far", owner="", attached=Endpoint("http://localhost:8100"))
+
+    monkeypatch.setattr(load_target, "open_fleet", lambda _: fakes.FakeFleet(attached))
+    asked = argparse.Namespace(server="http://127.0.0.1:8100", preset=None)
+    with pytest.raises(RefusedError, match="is attached as far: nothing is sent to it without --remote"):
+        find_target(asked, "--remote", others_allowed=False)
 
 
 @pytest.mark.parametrize("server", ["anna-8100", "http://127.0.0.1:8100"])
