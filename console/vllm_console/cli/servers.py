@@ -159,8 +159,15 @@ def _state(server: ServerView, now: float, between: str) -> str:
         return "running (not probed)"
     if server.tuning:
         return server.tuning
+    if server.since_start:
+        return server.state_text
     since = f"{between}{duration(now - server.state_since)}" if server.state_since else ""
     return f"{server.state_text}{since}"
+
+
+def running_text(server: ServerView, now: float) -> str:
+    """For a server that was ready when first seen, how long its process has been running; else empty."""
+    return f", running for {duration(now - server.state_since)}" if server.since_start else ""
 
 
 def no_energy(server: ServerView, host: Host | None) -> str:
@@ -179,7 +186,8 @@ def no_energy(server: ServerView, host: Host | None) -> str:
 def describe_server(server: ServerView, now: float, energy: Energy | None = None) -> list[str]:
     """One server in full, as text; ``energy`` is what its GPUs consumed."""
     lines = [
-        f"{server.name}  {_state(server, now, ' for ')}" + ("  (simulated: no GPU is used)" if server.simulated else "")
+        f"{server.name}  {_state(server, now, ' for ')}{running_text(server, now)}"
+        + ("  (simulated: no GPU is used)" if server.simulated else "")
     ]
     if server.reason:
         lines.append(f"  reason      {server.reason}")

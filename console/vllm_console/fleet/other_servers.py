@@ -63,6 +63,7 @@ class ObservedWatch:
         self._state = State.STARTING
         # Only the start of its process is known, not when it became ready.
         self._since = min(time.time(), started_at(server.start_time))
+        self._since_start = False
         self._reason = ""
         self._probed = False
         # A container's ports are not this machine's: whatever answers there is another server.
@@ -85,13 +86,15 @@ class ObservedWatch:
             name = f"vllm@pid-{server.pid}"
         now = time.time()
         with self._lock:
+            latest = self._timeline.latest
             return ServerView(
                 name=name,
                 state=self._state,
                 state_since=self._since,
+                since_start=self._since_start,
                 ours=False,
                 owner=server.user,
-                model=server.model or "",
+                model=server.model or (latest.model_name if latest is not None else None) or "",
                 engine=simulated_engine() if server.simulated else self._engine,
                 host=server.host,
                 port=self._port,
@@ -101,7 +104,7 @@ class ObservedWatch:
                 probed=self._probed,
                 notice="; ".join(filter(None, (self._exposed, _whose(server)))),
                 exposed=self._exposed,
-                sample=self._timeline.latest,
+                sample=latest,
                 window=self._timeline.window(),
                 series=self._series(time_view, now) if selected == name else None,
             )
@@ -173,6 +176,7 @@ class ObservedWatch:
             self._probed = True
             if state is not self._state:
                 self._state = state
+                self._since_start = state is State.READY and not self.sampled.is_set()
                 if self.sampled.is_set():
                     self._since = time.time()
             self._reason = reason

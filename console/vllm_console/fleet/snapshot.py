@@ -163,6 +163,8 @@ class ServerView(msgspec.Struct, frozen=True):
     name: str
     state: State
     state_since: float
+    since_start: bool = False
+    """Whether it was ready when first seen: ``state_since`` is then the start of its process."""
     ours: bool = True
     owner: str = ""
     preset: str = ""

@@ -9,6 +9,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 
 from vllm_console.attached import Endpoint
 from vllm_console.settings import Config
+from vllm_console.ui.panes.finding import event_line
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.preemptions import preemption_lines
@@ -23,6 +24,7 @@ from vllm_console.ui.panes.servers import (
     state_counts,
 )
 from vllm_console.ui.panes.sparks import SPARKS, spark_lines
+from vllm_console.ui.screens.describe import describe_facts
 from vllm_launchers.keeper.records import State
 
 
@@ -81,6 +83,15 @@ def test_an_owner_has_a_column_where_there_is_another_one(fakes):
 def test_an_age_that_does_not_fit_is_given_in_its_largest_unit(fakes, age, shown):
     server = replace(fakes.docs(fakes.NOW), state=State.STARTING, state_since=fakes.NOW - age)
     assert shown in row(server, columns_for([server], 120), fakes.NOW, 120, False).text
+
+
+def test_the_age_of_a_process_is_not_how_long_it_has_been_ready(fakes):
+    server = replace(fakes.observed(fakes.NOW), state_since=fakes.NOW - 167, since_start=True)
+    text = row(server, columns_for([server], 120), fakes.NOW, 120, False).text
+    assert " ready " in text
+    assert "2m" not in text
+    assert describe_facts(server, fakes.NOW)["state"] == "ready, running for 2m47s"
+    assert "ready, running since " in event_line(server, None, fakes.NOW, 120).text
 
 
 def test_how_long_a_server_has_been_unresponsive_is_reported_before_the_reason(fakes):

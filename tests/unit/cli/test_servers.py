@@ -38,6 +38,12 @@ def test_server_not_probed_is_running_not_starting() -> None:
     assert describe_server(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
 
 
+def test_age_of_a_process_is_not_how_long_it_has_been_ready() -> None:
+    theirs = replace(THEIRS, since_start=True)
+    assert describe_server(theirs, NOW)[0] == "vllm@8001  ready, running for 1m30s"
+    assert "1m30s" not in servers_table((OURS, theirs), NOW)[2]
+
+
 def test_running_tuner_is_shown(fakes: ModuleType) -> None:
     server = fakes.tuned(fakes.NOW)
     sentence = server.tuner.sentence(fakes.NOW)

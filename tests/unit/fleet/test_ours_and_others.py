@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.endpoint import FakeEndpoint
+from vllm_console.attached import Endpoint, attached_folder, first_record
 from vllm_console.fleet import other_servers
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ObservedWatch
@@ -208,6 +209,55 @@ def test_only_a_server_of_this_user_is_asked_for_its_version() -> None:
     assert watches[0].view(None, ()).engine is None
     assert [path for _, path, _ in fake.asked].count("/version") == 1
     fake.close()
+
+
+def observed(fake: FakeEndpoint, user: str = "anna", model: str | None = "m") -> ObservedServer:
+    """A server of another user at a fake endpoint."""
+    own = procfs.stat(os.getpid())
+    assert own is not None
+    port = urlsplit(fake.url).port
+    return ObservedServer(own.pid, own.start_time, user, ("vllm", "serve"), port, "127.0.0.1", model)
+
+
+def test_it_is_unknown_since_when_a_server_was_ready_that_was_ready_when_first_seen() -> None:
+    fake = FakeEndpoint()
+    fake.answers["/metrics"] = (404, b"", {})
+    later, found = ObservedWatch(observed(fake), 0.05), FakeEndpoint()
+    ready = ObservedWatch(observed(found), 0.05)
+    assert until(lambda: ready.view(None, ()).state is Seen.READY)
+    assert ready.view(None, ()).since_start
+    assert until(later.sampled.is_set)
+    fake.answers["/metrics"] = found.answers["/metrics"]
+    assert until(lambda: later.view(None, ()).state is Seen.READY)
+    assert not later.view(None, ()).since_start
+    for one in (later, ready, fake, found):
+        one.close()
+
+
+def test_model_that_no_command_line_names_is_read_from_the_metrics() -> None:
+    """With ``vllm serve --config FILE``; nothing but metrics is requested from another user's server."""
+    fake = FakeEndpoint()
+    watch = ObservedWatch(observed(fake, model=None), 0.05)
+    assert until(lambda: watch.view(None, ()).state is Seen.READY)
+    assert watch.view(None, ()).model == "far-model"
+    watch.close()
+    assert {path for _, path, _ in fake.asked} == {"/metrics"}
+    fake.close()
+
+
+def test_server_that_is_also_attached_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEndpoint()
+    monkeypatch.setattr(ProcessScanner, "scan", lambda *_: [observed(fake, user_name(os.getuid()))])
+    fleet = LocalFleet(tmp_path, gpus=False, read_only=True)
+    (alone,) = fleet.snapshot().servers
+    folder = attached_folder(tmp_path, "far")
+    folder.mkdir(parents=True, mode=0o700)
+    folders.write_record(folder, first_record("far", Endpoint(fake.url), time.time()))
+    names = [server.name for server in fleet.snapshot().servers]
+    fleet.close()
+    fake.close()
+    assert alone.name.startswith("vllm@")
+    assert names == ["far"]
 
 
 def test_sampling_error_of_a_foreign_server_is_shown_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:

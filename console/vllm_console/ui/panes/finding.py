@@ -52,7 +52,8 @@ def event_line(server: ServerView, event: tuple[float, str] | None, now: float, 
     elif event is not None:
         text = f"{since_text(event[0], now).removeprefix('since ')}  {plain(event[1])}"
     else:
-        text = f"{plain(server.name)}  {server.state_text} {since_text(server.state_since, now)}"
+        running = ", running" if server.since_start else ""
+        text = f"{plain(server.name)}  {server.state_text}{running} {since_text(server.state_since, now)}"
     return line((fit(f" · {text}", width).rstrip(), DIM))
 
 

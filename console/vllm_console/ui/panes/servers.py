@@ -410,6 +410,8 @@ def _state_cell(server: ServerView, now: float, width: int) -> Cell:
         return RUNNING, DIM
     if server.tuning:
         return server.tuning, ACCENT
+    if server.since_start:
+        return server.state_text, STATE_STYLE[server.state]
     return _with_age(server.state_text, now - server.state_since, width), STATE_STYLE[server.state]
 
 

@@ -134,9 +134,9 @@ def _beside(server: ServerView, now: float, width: int) -> list[Strip]:
 
 def describe_facts(server: ServerView, now: float) -> Mapping[str, str]:
     """Facts about a server by name; empty where unknown."""
-    engine = server.engine
+    engine, age = server.engine, duration(now - server.state_since)
     return {
-        "state": f"{server.state_text} for {duration(now - server.state_since)}",
+        "state": f"{server.state_text}{', running' if server.since_start else ''} for {age}",
         "owner": _owner(server),
         "attached": server.foreign.removeprefix("is attached ") if server.attached is not None else "",
         "preset": server.preset,
