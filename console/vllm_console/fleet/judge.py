@@ -37,9 +37,11 @@ from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
 from vllm_launchers.host.gpu.topology import link_level
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details
+from vllm_launchers.launch.earlier_starts import start_of_log
 from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.engine_report import blocks_without_override
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, draft_model, max_tokens_per_mm_item
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
@@ -156,7 +158,8 @@ class Judge:
         probe: Path | None = None,
     ) -> None:
         """``earlier_runs`` returns the runs before the record's current run, newest first; called only if a finding has
-        a fix that changes flags. ``log`` is read only if requests were refused. ``probe`` is the folder in which its
+        a fix that changes flags. ``log`` is read only if requests were refused, or if the
+        number of KV cache blocks is set. ``probe`` is the folder in which its
         probe may have recorded; its steps are read only if tokens come late.
         """
         self._name = name
@@ -318,6 +321,7 @@ class Judge:
             weights_gib=details.predicted.get("weights_gib"),
             cache_gib=details.predicted.get("kv_gib"),
             cache_free_gib=facts.cache_free_gib,
+            blocks_without_override=facts.blocks_without_override,
             silent_seconds=self._request.silent_seconds,
             idle_seconds=self._idle_seconds,
             earlier_reuse=self._earlier_reuse(record),
@@ -346,7 +350,10 @@ class Judge:
         gpu = self._moments[-1].gpus[0] if self._moments else None
         key = (record.current.number, gpu.name if gpu else None)
         if self._facts is None or self._facts[0] != key:
-            self._facts = (key, _facts(details, gpu))
+            facts = _facts(details, gpu)
+            if BLOCKS in details.flags and self._log is not None:
+                facts = replace(facts, blocks_without_override=blocks_without_override(start_of_log(self._log, record)))
+            self._facts = (key, facts)
         return self._facts[1]
 
     def _earlier_reuse(self, record: ServerRecord) -> float | None:
@@ -358,6 +365,7 @@ class Judge:
 class _Facts(msgspec.Struct, frozen=True):
     model: ModelFacts | None = None
     cache_free_gib: float | None = None
+    blocks_without_override: float | None = None
     max_context: int | None = None
     compute_capability: tuple[int, int] | None = None
     batch_sizes: tuple[int, int] = SMALL_BATCHES

@@ -35,8 +35,9 @@ from vllm_launchers import values
 from vllm_launchers.host.board import Board, Claim
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
 from vllm_launchers.host.gpu.sharing import GpuShare
+from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
-from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.budget.budget import CONTEXT_GIB, GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
@@ -44,6 +45,7 @@ from vllm_launchers.presets.model import Objectives
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.read import model_facts
 
 NOW = 2_000_000.0
@@ -182,6 +184,22 @@ def test_late_tokens_are_explained_by_recorded_steps(tmp_path: Path) -> None:
     watched.close()
     assert found.code == "slow_tokens"
     assert "180 of 180 such steps computed no prompt: other work on this GPU is likely." in found.cause
+
+
+def test_full_cache_of_a_cpu_build_is_freed_from_its_block_override(folder: Path) -> None:
+    (folder / LOG).write_text(
+        "INFO 11-20 10:01:38 [kv_cache_utils.py:2619] Overriding num_gpu_blocks=3200 with num_gpu_blocks_override=160\n"
+    )
+    seen = record(flags={"num-gpu-blocks-override": 160})
+    engine = Engine(EngineKind.VLLM, (), "0.32.0", "cpu", "")
+    details = replace(unpack(seen.current.spec.details), engine=engine, gpus=())
+    spec = values.replace(seen.current.spec, details=pack(details))
+    seen = values.replace(seen, generations=(values.replace(seen.current, spec=spec),))
+    watched = WatchedServer(folder, interactive=False)
+    (found,) = watched.view(seen, NOW, selected=True, load="", context=JudgeContext()).findings
+    watched.close()
+    assert (found.code, found.fixes[0].changes) == ("kv_cache_pressure", Changes(unset=("num-gpu-blocks-override",)))
+    assert "limits the KV cache to 50,000 tokens; 1,000,000 would fit" in found.fixes[0].why
 
 
 def test_health_503_is_a_dead_engine(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ def more_cache(evidence: Evidence) -> list[Fix]:
 
 def free_size(evidence: Evidence) -> Fix | None:
     """Let the KV cache use all available memory, if a flag makes it smaller and nobody else holds that memory."""
+    if evidence.build == "cpu":
+        return _free_blocks(evidence)
     names = tuple(name for name in (BLOCKS, BYTES) if name in evidence.flags)
     now, free = evidence.cache_gib, evidence.cache_free_gib
     if not names or now is None or free is None or free < WORTH_FREEING * now:
@@ -101,6 +103,22 @@ def free_size(evidence: Evidence) -> Fix | None:
     flags = " and ".join(f"--{name}" for name in names)
     why = f"{flags} limits the KV cache to {now:.1f} GiB; {free:.1f} GiB would fit."
     return Fix(Changes(unset=names), why, "The KV cache then takes all memory that gpu-memory-utilization allows.")
+
+
+def _free_blocks(evidence: Evidence) -> Fix | None:
+    """The same for a CPU build, whose memory is not estimated: it logs how many blocks it had memory for."""
+    factor, tokens = evidence.blocks_without_override, evidence.cache_tokens
+    if BLOCKS not in evidence.flags or factor is None or tokens is None or factor < WORTH_FREEING:
+        return None
+    why = f"--{BLOCKS} limits the KV cache to {tokens:,} tokens; {factor * tokens:,.0f} would fit, by vLLM's log."
+    return Fix(Changes(unset=(BLOCKS,)), why, "The KV cache then takes all memory that is set aside for it.")
+
+
+def _growth(evidence: Evidence) -> float:
+    """How many times larger `free_size` makes the KV cache."""
+    if evidence.build == "cpu":
+        return evidence.blocks_without_override or 1.0
+    return (evidence.cache_free_gib or 0.0) / evidence.cache_gib if evidence.cache_gib else 1.0
 
 
 FOR_ROOM = "FP8 weights take half the memory; the KV cache gets the rest."
@@ -182,16 +200,17 @@ def more_memory(evidence: Evidence) -> Fix | None:
     return setting("gpu-memory-utilization", more, why, "Less memory is left for other processes.")
 
 
-def fitting_sequences(evidence: Evidence) -> int:
-    """How many sequences the KV cache of each engine has room for, up to four times the present limit.
+def fitting_sequences(evidence: Evidence, growth: float = 1.0) -> int:
+    """How many sequences the KV cache of each engine, ``growth`` times as large, has room for, up to four times the
+    present limit.
 
     At most what `seen_room` reports, the basis of `fewer_sequences`; otherwise the two fixes would undo each other.
     """
     limit, last, objective = evidence.max_num_seqs, evidence.last(MINUTE), evidence.objectives.kv_cache_usage
     usage = max((frame.usage_max or 0.0 for frame in last), default=0.0)
-    fitting = int(limit * min(4.0, objective / max(usage, 0.01)))
+    fitting = int(limit * min(4.0, growth * objective / max(usage, 0.01)))
     if _enough_ended(evidence) and (room := seen_room(evidence.frames, objective)) is not None:
-        fitting = min(fitting, max(room.fitting, room.ran))
+        fitting = min(fitting, int(growth * max(room.fitting, room.ran)))
     return fitting
 
 
@@ -201,6 +220,9 @@ def no_more_sequences(evidence: Evidence) -> str:
     if fitting >= max(evidence.max_num_seqs + 1, WORTH_MORE * evidence.max_num_seqs):
         return ""
     held = max(fitting, evidence.max_num_seqs)
+    if (free := free_size(evidence)) is not None:
+        flags = " and ".join(f"--{name}" for name in free.changes.unset)
+        return f" The KV cache holds about {held} of these within its objective, because {flags} limits it."
     return f" The KV cache holds about {held} of these within its objective, so a higher limit would not help."
 
 
@@ -226,9 +248,20 @@ def queue_delays(evidence: Evidence) -> bool:
 
 
 def more_sequences(evidence: Evidence) -> Fix | None:
-    """As many as the cache has room for (`fitting_sequences`); None if that exceeds the tokens per step."""
+    """As many as the cache has room for (`fitting_sequences`), if needed without a flag that makes the cache smaller;
+    None if that exceeds the tokens per step.
+    """
+    if (more := _more_sequences(evidence)) is not None or (free := free_size(evidence)) is None:
+        return more
+    if (more := _more_sequences(evidence, _growth(evidence))) is None:
+        return None
+    changes = Changes(more.changes.set, free.changes.unset)
+    return Fix(changes, f"{free.why} {more.why}", f"{free.tradeoff} {more.tradeoff}")
+
+
+def _more_sequences(evidence: Evidence, growth: float = 1.0) -> Fix | None:
     limit, last = evidence.max_num_seqs, evidence.last(MINUTE)
-    fitting, least = fitting_sequences(evidence), max(limit + 1, WORTH_MORE * limit)
+    fitting, least = fitting_sequences(evidence, growth), max(limit + 1, WORTH_MORE * limit)
     wanted = stepped if (stepped := _stepped(fitting)) >= least else fitting
     if wanted < least or wanted > evidence.max_num_batched_tokens:
         return None

@@ -122,6 +122,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """GiB of KV cache on each GPU, if estimated."""
     cache_free_gib: float | None = None
     """GiB that the KV cache would have if no flag fixed its size; None if unknown."""
+    blocks_without_override: float | None = None
+    """How many times more KV cache blocks fit without ``num-gpu-blocks-override``, by its log; None if unknown."""
     build: str | None = None
     """The engine's build: ``cuda``, ``cpu``, …; a CPU build has no GPU to tune for."""
     simulated: bool = False

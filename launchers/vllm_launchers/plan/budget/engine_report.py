@@ -31,6 +31,7 @@ NON_TORCH = lazy_pattern(r"(-?[\d.]+) ?GiB for non-torch memory")
 """Growth of the GPU's memory outside PyTorch until the KV cache was sized. Logged by 0.11 and later,
 but not by 0.32 and 0.33, which add the weights to it."""
 _BLOCKS = lazy_pattern(r"# (?:GPU|CPU|cuda|cpu) blocks: (\d+)")
+_OVERRIDDEN = lazy_pattern(r"Overriding num_gpu_blocks=(\d+) with num_gpu_blocks_override=([1-9]\d*)")
 _BEGINS = lazy_pattern(r"vLLM (?:API )?server version|Initializing an? (?:V[01] )?LLM engine")
 _ANY = lazy_pattern(r"Gi?B|tokens|max_model_len|vLLM |LLM engine")
 _LONGEST_LINE = 4000
@@ -93,6 +94,15 @@ def read_report(lines: Iterable[str]) -> EngineReport:
     for line in lines:
         reader.line(line)
     return reader.report
+
+
+def blocks_without_override(lines: Iterable[str]) -> float | None:
+    """How many times more KV cache blocks the engine had memory for than ``num-gpu-blocks-override`` allowed.
+
+    The least of several engines or workers; None if not logged.
+    """
+    found = [_OVERRIDDEN.search(line[:_LONGEST_LINE]) for line in lines]
+    return min((int(one[1]) / int(one[2]) for one in found if one is not None), default=None)
 
 
 def as_reported(budget: MemoryBudget, report: EngineReport, *, limited: bool = False) -> MemoryBudget:

@@ -13,6 +13,7 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frames
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.presets.model import Objectives
+from vllm_launchers.vllm.flags.changes import Changes
 
 START = 1_000_000.0
 BOUNDS = (0.025, 0.05, 0.1, 0.2, 0.5, math.inf)
@@ -149,3 +150,27 @@ def test_slow_single_steps_offer_more_sequences() -> None:
         fix.changes.set for finding in seen.values() for fix in finding.fixes if "max-num-seqs" in fix.changes.set
     ]
     assert changes == [{"max-num-seqs": 136}], "in one direction"
+
+
+def test_block_override_that_limits_sequences_on_a_cpu_is_removed() -> None:
+    """A second server on another machine was once the only fix, though vLLM had logged room for 400 times more."""
+    flags = {"max-num-seqs": 64, "num-gpu-blocks-override": 160}
+    cpu: dict[str, Any] = {"build": "cpu", "usage": 0.8, "flags": flags, "steady": True}
+    finding = found(FAST, **cpu, blocks_without_override=409.6)["slow_first_token"]
+    assert finding.cause.endswith(
+        "holds about 68 of these within its objective, because --num-gpu-blocks-override limits it."
+    )
+    assert finding.fixes[0].changes == Changes({"max-num-seqs": 256}, unset=("num-gpu-blocks-override",))
+    assert finding.fixes[0].why.startswith(
+        "--num-gpu-blocks-override limits the KV cache to 100,000 tokens; 40,960,000 would fit, by vLLM's log."
+    )
+    for unproven in (None, 1.0):
+        finding = found(FAST, **cpu, blocks_without_override=unproven)["slow_first_token"]
+        assert finding.cause.endswith("so a higher limit would not help.")
+        assert all(fix.changes.empty for fix in finding.fixes)
+
+
+def test_block_override_is_the_first_fix_of_a_full_cache_on_a_cpu() -> None:
+    flags = {"max-num-seqs": 64, "num-gpu-blocks-override": 160}
+    finding = found(FAST, usage=0.95, build="cpu", flags=flags, blocks_without_override=2.0)["oversubscribed_memory"]
+    assert finding.fixes[0].changes == Changes(unset=("num-gpu-blocks-override",))

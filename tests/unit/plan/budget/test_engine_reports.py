@@ -12,6 +12,7 @@ from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBud
 from vllm_launchers.plan.budget.engine_report import (
     ReportReader,
     as_reported,
+    blocks_without_override,
     budget_figures,
     learned_from,
     read_report,
@@ -159,3 +160,10 @@ def test_suggested_kv_cache_size_is_the_smallest_of_all_workers() -> None:
     report = read_report([f"(Worker_TP{rank} pid=9) {text}" for rank, text in enumerate(new)])
     assert report.kv_pin_bytes == 14514713804
     assert learned_from(report_figures(report), {}).report.kv_pin_bytes == 14514713804
+
+
+def test_blocks_without_the_override_are_those_of_the_engine_with_the_fewest() -> None:
+    line = "(EngineCore pid=26030) INFO 11-20 10:01:38 [kv_cache_utils.py:2619] Overriding num_gpu_blocks={} with {}"
+    lines = [line.format(blocks, "num_gpu_blocks_override=160") for blocks in (65536, 32768)]
+    assert blocks_without_override(lines) == 32768 / 160
+    assert blocks_without_override(["INFO GPU KV cache size: 5,120 tokens"]) is None
