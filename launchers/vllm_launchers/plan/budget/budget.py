@@ -42,9 +42,11 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     """Figures of the GPU with the least room for the KV cache, which decides; per GPU, as in vLLM's own log.
 
     A negative ``kv_gib`` is missing memory. ``max_concurrency`` is the number of requests of full ``max_model_len``
-    that fit at once, as logged by vLLM; ``concurrency_p95`` is the same for the workload's 95th percentile. ``source``
-    is ``estimate``, ``estimate, corrected`` (by the report of an earlier start of this model on this GPU) or ``engine``
-    (its report). ``assumed`` has one short sentence for each missing fact and the assumption made instead.
+    that fit at once, and ``kv_tokens`` the cache's size, both as logged by vLLM; if not one request of that length
+    fits, ``kv_tokens`` is the longest one that does. ``concurrency_p95`` is the same for the workload's 95th
+    percentile. ``source`` is ``estimate``, ``estimate, corrected`` (by the report of an earlier start of this model on
+    this GPU) or ``engine`` (its report). ``assumed`` has one short sentence for each missing fact and the assumption
+    made instead.
     """
 
     weights_gib: float

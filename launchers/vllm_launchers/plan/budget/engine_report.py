@@ -159,7 +159,7 @@ def report_figures(report: EngineReport) -> dict[str, float]:
 def budget_figures(budget: MemoryBudget) -> dict[str, float]:
     """The figures of a prediction that are stored with a report."""
     figures = {"weights_gib": budget.weights_gib, "overhead_gib": budget.overhead_gib, "kv_gib": budget.kv_gib}
-    return figures if budget.kv_tokens is None else {**figures, "kv_tokens": float(budget.kv_tokens)}
+    return figures if budget.kv_tokens is None or not budget.fits else {**figures, "kv_tokens": float(budget.kv_tokens)}
 
 
 def learned_from(reported: Mapping[str, float], predicted: Mapping[str, float]) -> EarlierReport:

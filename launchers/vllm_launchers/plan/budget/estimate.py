@@ -189,6 +189,9 @@ def patch_bytes(encoder: Encoder, split: int) -> float:
 
 CPU_CACHE_GIB = 4
 """The CPU build's default KV cache size."""
+NULL_BLOCKS = 1
+"""Blocks that vLLM never gives to a request. It counts them in the size that it logs."""
+
 _MOST_GPUS = 4096
 
 
@@ -377,7 +380,7 @@ def _budget(
     pools = [_pool_gib(rank, least, cache, blocks, bool(override)) for rank in ranks]
     length = settings.max_model_len
     if cache is not None and blocks is not None and settings.fit_length and length is not None:
-        length = _longest(cache, blocks, length)
+        length = max(1, _longest(cache, blocks - NULL_BLOCKS, length))
     per_gpu = [
         GpuBudget(
             index=rank.gpu.index,
@@ -394,7 +397,11 @@ def _budget(
     if cache is not None and blocks is not None:
         per_token = cache.token_bytes(least.stage, length)
         tokens = cache.tokens(blocks, length)
-        concurrency = blocks / cache.request_blocks(length) if length else None
+        if length:
+            needed, usable = cache.request_blocks(length), max(0, blocks - NULL_BLOCKS)
+            concurrency = (blocks if needed <= usable else usable) / needed
+            if needed > usable:  # vLLM does not start, and reports the longest request that would fit
+                tokens = _longest(cache, usable, length)
         if workload is not None:
             p95 = blocks / cache.request_blocks(workload.input_tokens_p95 + workload.output_tokens_p95)
     return MemoryBudget(
@@ -428,8 +435,8 @@ def _pool_gib(rank: _Rank, least: _Rank, cache: CacheLayout | None, blocks: int 
 
 
 def _longest(cache: CacheLayout, blocks: int, limit: int) -> int:
-    """The longest request, up to the limit, that fits in this many blocks; at least one token."""
-    low, high = 1, limit
+    """The longest request, up to the limit, that fits in this many blocks; 0 if none does."""
+    low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
         if cache.request_blocks(middle) <= blocks:

@@ -215,7 +215,7 @@ def longest_context(flags: Flags, memory: MemoryBudget, budget: BudgetFor, suppo
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits_with(budget, {**flags, LENGTH: middle * STEP}) else (low, middle - 1)
     if memory.kv_tokens is not None and 0 < low * STEP - memory.kv_tokens < STEP:
-        low -= 1  # this is for requests of the current length, whose last block is not full
+        low -= 1  # both are estimates, and an earlier start may have corrected one block's worth
     return low * STEP or None
 
 

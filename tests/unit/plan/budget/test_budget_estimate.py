@@ -206,8 +206,9 @@ def test_fixed_cache_size_is_used_unchanged() -> None:
 
 
 def test_block_override_sets_the_cache() -> None:
-    budget = plan(num_gpu_blocks_override=100)
+    budget = plan(num_gpu_blocks_override=100, max_model_len=1024)
     assert budget.kv_tokens == 1600
+    assert plan(num_gpu_blocks_override=100).kv_tokens == 1584, "the longest request, without vLLM's own block"
     assert budget.kv_gib == pytest.approx(100 * 16 * 131072 / GIB)
 
 

@@ -372,6 +372,15 @@ def test_fix_for_a_small_cache_is_the_longest_context(find: Find) -> None:
     assert "kv_too_small" in [one.code for one in find(set={"max-model-len": longest + 512}, **case)]
 
 
+@pytest.mark.parametrize(("length", "small"), [(5088, False), (5089, True), (5120, True), (8191, True)])
+def test_one_block_is_never_used_by_a_request(find: Find, length: int, small: bool) -> None:
+    """Of 160 blocks with 5,120 tokens in total, vLLM 0.32 gives 159 to requests; it was said to hold 5,119 tokens."""
+    asked = {"max-model-len": length, "num-gpu-blocks-override": 160, "block-size": 32}
+    found = [one.message for one in find(set=asked) if one.code == "kv_too_small"]
+    assert bool(found) is small
+    assert all(one.startswith("the KV cache holds 5,088 tokens, not enough for one request of") for one in found)
+
+
 def test_fix_never_exceeds_the_models_context(find: Find) -> None:
     asked = {"max-model-len": 9_999_999}
     found = {one.code: one for one in find(facts=replace(BF16, max_context=4000), set=asked)}
