@@ -225,6 +225,11 @@ def test_name_of_running_server_is_rejected(served):
     assert "chat" in answer.stderr
 
 
+def test_running_server_is_not_removed(served):
+    refused = served("remove", "chat")
+    assert (refused.returncode, refused.stderr) == (4, "vllm-console: chat has not ended yet: stop it first\n")
+
+
 def test_secrets_appear_nowhere(program):
     secret = "sk-very-secret-0123456789"
     server = program.json(

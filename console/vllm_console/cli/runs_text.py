@@ -127,8 +127,8 @@ def _how(run: Run) -> str:
     if run.ended.get("reason") == DETACHED:
         return DETACHED
     removed = " (server removed)" if run.removed else ""
-    if not run.ended:  # an attached endpoint was restarted, or detached by an earlier release
-        return f"ended{removed}"
+    if not run.ended:  # its end was lost, or an attached endpoint was restarted or detached by an earlier release
+        return f"ended, {run.preset}{removed}" if run.preset else f"ended{removed}"
     if run.ended.get("requested"):
         return f"stopped, {run.preset}{removed}"
     cause = run.cause if run.cause != "other" else ""

@@ -675,10 +675,16 @@ class LocalFleet:
 
         ``purge`` keeps nothing, and also deletes histories of earlier servers with this name. Returns whether there is
         a history to replay.
+
+        Raises:
+            OperationError: it has not ended, or the end of its last run or its history can't be kept (a full disk);
+                nothing was removed. ``purge`` removes it also then.
         """
         if purge and self._purged(name):
             return False
-        record = self._recorder.enter(self.access.ours(name))
+        record = self.access.ours(name)
+        client.refuse_running(record)
+        self.history.keep_last(record, even_if_lost=purge)
         self._recorder.judge_past([record])
         self.loads.stop(name)
         self.ramps.stop(name)

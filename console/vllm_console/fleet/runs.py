@@ -16,8 +16,10 @@ from vllm_console.fleet.types import NothingToCompareError
 from vllm_console.runs.keys import run_key
 from vllm_console.text import plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.private import ATTACHED
 from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
@@ -107,10 +109,20 @@ class RunRecorder:
             remember_times(times_store(self._state), folder, record)
 
     def enter(self, record: ServerRecord) -> ServerRecord:
-        """Store all facts of a record that is about to be removed or restarted; return the record."""
+        """Store all facts of a record that is about to be restarted; return the record."""
         if not self.read_only:
             self._write([(record, None)], [])
         return record
+
+    def enter_last(self, record: ServerRecord) -> None:
+        """Store all facts of a record that is about to be deleted.
+
+        Raises:
+            RunStoreError: they can't be stored.
+        """
+        store = self.open()
+        store.enter(list(self._heads(record, None)))
+        self._seen[record.name], self._trouble = _stamp(record), store.notice
 
     def judge_past(self, records: Sequence[ServerRecord]) -> str:
         """Store findings that were open while no console was; return what went wrong or is not allowed, if anything."""
@@ -365,6 +377,24 @@ class RunHistory:
         (run,) = self._filled([_find(store, word)])
         return run
 
+    def keep_last(self, record: ServerRecord, *, even_if_lost: bool) -> None:
+        """Store all facts of a record that is about to be deleted.
+
+        Raises:
+            OperationError: they can't be stored, and may not be lost.
+        """
+        from vllm_console.runs.store import RunStoreError
+
+        try:
+            self._recorder.enter_last(record)
+        except RunStoreError as error:
+            if even_if_lost:
+                return
+            raise OperationError(
+                f"{record.name} was not removed, because the end of its last run can't be recorded: {error} "
+                f"'vllm-console remove {record.name} --purge' removes it nevertheless"
+            ) from error
+
     def keep_measurement(self, word: str, found: Measurement) -> str:
         """Keep a client's measurement with the run named by ``word``; return the run's name.
 
@@ -466,16 +496,36 @@ class RunHistory:
         """Runs, completed from their servers' records for a read-only fleet, which may not store these."""
         from vllm_console.runs.store import changes
 
+        records = self._records.read()[0]
         if not self._recorder.read_only:
-            return found
-        heads = {run_key(record, one): _head(record, one) for record in self._records.read()[0]
+            return self._without_lost(found, records)
+        heads = {run_key(record, one): _head(record, one) for record in records
                  for one in record.generations}  # fmt: skip
-        filled = [_with_head(run, heads.get(run.key)) for run in found]
+        filled = [_with_head(run, heads.get(run.key)) for run in self._without_lost(found, records)]
         for index, run in enumerate(filled):
             earlier = next((one for one in filled[index + 1 :] if one.server == run.server and one.flags), None)
             if run.before is None and earlier is not None:
                 filled[index] = replace(run, before=earlier.id, changed=changes(earlier.flags, run.flags))
         return filled
+
+    def _without_lost(self, found: Sequence[Run], records: Sequence[ServerRecord]) -> list[Run]:
+        """Runs; one whose end was lost with its server's record ended when it was last seen, in an unknown way.
+
+        ``remove --purge`` on a full disk, or deleting a server's folder by hand, can lose it.
+        """
+        known = {run_key(record, one) for record in records for one in record.generations}
+        readable = {record.name for record in records}
+        return [
+            replace(run, ended_at=_last_seen(run))
+            if run.ended_at is None and run.key not in known and (run.server in readable or not self._has(run.server))
+            else run
+            for run in found
+        ]
+
+    def _has(self, name: str) -> bool:
+        """Whether a server or an endpoint has this name now, even if its record can't be read."""
+        places = (folders.servers_folder(self._state), self._state / ATTACHED)
+        return any(folders.has_record(place / name) for place in places)
 
     def _store(self) -> tuple[RunStore, Sequence[str]]:
         """The store, updated from all the servers' records."""
@@ -505,6 +555,11 @@ def _ended(run: Run) -> Run:
     if run.ended_at is None:
         raise OperationError(f"{plain(run.name)} has not ended: the console shows it, and its past with --at TIME")
     return run
+
+
+def _last_seen(run: Run) -> float:
+    """When a run is last known to have been alive (Unix seconds)."""
+    return max(run.started_at, run.ready_at or 0.0, run.last_at or 0.0)
 
 
 def _covers(run: Run, at: float) -> bool:

@@ -139,6 +139,15 @@ def keeper_silence(record: ServerRecord) -> str:
     )
 
 
+def refuse_running(record: ServerRecord) -> None:
+    """Raise an error that says how to stop a server that has not ended: `StillAliveError`, or `SilentError` if a signal
+    has stopped its keeper."""
+    if why := keeper_silence(record):
+        raise SilentError(f"no action taken: {why}")
+    if record.needs_keeper:
+        raise StillAliveError(f"{record.name} has not ended yet: stop it first")
+
+
 def launch(
     root: Path,
     name: str,

@@ -45,7 +45,7 @@ class CannotSleepError(KeeperError):
     """A server that can't go to sleep or wake up in its current state."""
 
 
-class StillAliveError(KeeperError):
+class StillAliveError(KeeperError, RefusedError):
     """The request requires a server that has ended."""
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from vllm_console.cli.runs_text import run_lines
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.markers import MarkerKind
 from vllm_console.fleet.removed import KEPT_SECONDS
@@ -19,6 +23,7 @@ from vllm_console.fleet.types import Replay
 from vllm_console.history.store import HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.runs import store
 from vllm_console.runs.store import FILE_NAME, RunHead, RunName, RunStore
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper import folders
@@ -42,13 +47,13 @@ def head(generation: int, span: tuple[float, float | None], server: str = "chat"
     }  # fmt: skip
     if span[1] is not None:
         known |= {"ended_at": span[1], "ended": {"code": 0, "requested": True, "reason": "stopped as requested"}}
-    return RunHead(f"{server}@{generation}/{span[0]}", server, generation, span[0], **{**known, **more})
+    return RunHead(f"{server}@{generation}/{span[0]:.0f}", server, generation, span[0], **{**known, **more})
 
 
 def enter(state: Path, *heads: RunHead) -> RunStore:
-    store = RunStore(state / FILE_NAME)
-    store.enter(heads)
-    return store
+    runs = RunStore(state / FILE_NAME)
+    runs.enter(heads)
+    return runs
 
 
 def record(place: Path, *spans: tuple[float, float]) -> None:
@@ -71,8 +76,8 @@ def state(tmp_path: Path) -> Path:
     begun = {"id": "1", "began_at": NOW - 6000, "until": NOW - 5900, "rate": 4.0}
     lines = (begun, {"id": "1", "ended_at": NOW - 5900})
     (place / "loads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    store = enter(tmp_path, head(1, FIRST), head(2, SECOND), head(1, (NOW - 50, None), "other"))
-    store.note_findings(RunName(head(1, FIRST).key, "chat", 1), NOW - 5000, ["preempting"], {"preempting": NOW - 5500})
+    runs = enter(tmp_path, head(1, FIRST), head(2, SECOND), head(1, (NOW - 50, None), "other"))
+    runs.note_findings(RunName(head(1, FIRST).key, "chat", 1), NOW - 5000, ["preempting"], {"preempting": NOW - 5500})
     return tmp_path
 
 
@@ -176,7 +181,9 @@ def test_replay_is_named_like_a_run_or_by_a_time(fleet, word, at, name):
         ("other", None, OperationError, "other@1 has not ended"),
     ],
 )
-def test_run_that_cannot_be_replayed_says_why(fleet, word, at, error, why):
+def test_run_that_cannot_be_replayed_says_why(fleet, state, word, at, error, why):
+    running = (Generation(1, LaunchSpec(("vllm",), "127.0.0.1", 1), NOW - 50, NOW - 40),)
+    folders.write_record(folders.prepare(state, "other"), ServerRecord("other", State.STOPPED, NOW, NOW - 50, running))
     with pytest.raises(error, match=why):
         fleet.replays.find(word, at)
 
@@ -276,6 +283,53 @@ def test_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
     assert before <= {path.name for path in place.iterdir()}
     assert fleet.forget("chat", purge=True) is False
     assert not place.exists()
+
+
+@contextmanager
+def locked_runs(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another program writes to the run database all the time."""
+    monkeypatch.setattr(store, "BUSY_TIMEOUT_SECONDS", 0.05)
+    with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def test_server_whose_last_end_cannot_be_recorded_is_not_removed(fleet, present, monkeypatch):
+    key = "chat@2/" + f"{NOW - 400:.0f}"
+    enter(present, replace(head(2, (NOW - 300, None)), key=key))
+    place = present / "servers" / "chat"
+    before = {path.name for path in place.iterdir()}
+    with (
+        locked_runs(present, monkeypatch),
+        pytest.raises(OperationError, match=r"not removed, .*end of its last run.*database is locked.*chat --purge'"),
+    ):
+        fleet.forget("chat")
+    assert before <= {path.name for path in place.iterdir()}
+    assert fleet.forget("chat")
+    (last,) = [run for run in RunStore(present / FILE_NAME).runs("chat") if run.key == key]
+    assert (last.ended_at, last.ended["reason"]) == (NOW - 200, "exit code 1")
+    assert fleet.replays.find("chat").removed
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_run_of_a_removed_server_is_not_shown_as_running(fleet, present, monkeypatch, read_only):
+    """The end of its last run is lost: it was removed with ``--purge`` while the run database was locked."""
+    lost = replace(head(2, (NOW - 300, None), ready_at=NOW - 290), key="chat@2/" + f"{NOW - 400:.0f}")
+    enter(present, lost)
+    with locked_runs(present, monkeypatch):
+        assert fleet.forget("chat", purge=True) is False
+    quiet = LocalFleet(present, observe=False, gpus=False, read_only=read_only)
+    (last,) = [run for run in quiet.history.runs("chat")[0] if run.key == lost.key]
+    assert (last.removed, last.ended_at, last.ended) == (True, NOW - 290, {})
+    assert "ended, chatbot (server removed)" in "\n".join(run_lines([last], NOW))
+    with pytest.raises(OperationError, match="history was deleted with its server"):
+        quiet.replays.find(str(last.id))
+
+
+def test_run_of_a_server_whose_record_cannot_be_read_has_not_ended(fleet, present):
+    enter(present, replace(head(2, (NOW - 300, None)), key="chat@2/" + f"{NOW - 400:.0f}"))
+    (present / "servers" / "chat" / "record.json").write_text("{")
+    assert fleet.history.runs("chat")[0][0].ended_at is None
 
 
 def test_removed_server_is_replayed_as_before(fleet, present):
