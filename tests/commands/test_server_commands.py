@@ -230,6 +230,18 @@ def test_running_server_is_not_removed(served):
     assert (refused.returncode, refused.stderr) == (4, "vllm-console: chat has not ended yet: stop it first\n")
 
 
+@pytest.mark.parametrize("verb", ["remove", "status", "stop", "sleep", "restart"])
+@pytest.mark.parametrize("below", ["file", "file/state"])
+def test_file_in_place_of_the_state_folder_is_reported(program, tmp_path, verb, below):
+    (tmp_path / "file").write_text("text")
+    refused = program("--state", str(tmp_path / below), verb, "chat")
+    assert refused.returncode == 1
+    last = refused.stderr.splitlines()[-1]
+    assert "Not a directory" in last
+    assert "hosts.json" not in last
+    assert "internal error" not in refused.stderr
+
+
 def test_secrets_appear_nowhere(program):
     secret = "sk-very-secret-0123456789"
     server = program.json(

@@ -246,6 +246,36 @@ def test_probe_modules_are_imported_before_first_probe(port):
     assert said == ["connection refused"] * 4
 
 
+@pytest.mark.parametrize("moment", ["before it is read", "before its lock is taken"])
+def test_start_of_a_server_that_is_removed_meanwhile_starts_a_new_one(bench, monkeypatch, port, moment):
+    from vllm_launchers.launch.request import LaunchRequest
+
+    monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
+    bench.launch(bench.spec())
+    bench.stopped()
+    restart, take = client.restart, folders.take_lock
+
+    def removed_first(root, name, *rest, **more):
+        if moment == "before it is read":
+            client.remove(root, name)
+        else:
+            monkeypatch.setattr(folders, "take_lock", removed_then_taken)
+        return restart(root, name, *rest, **more)
+
+    def removed_then_taken(home, *rest):
+        monkeypatch.setattr(folders, "take_lock", take)
+        client.remove(bench.root, home.name)
+        return take(home, *rest)
+
+    monkeypatch.setattr(client, "restart", removed_first)
+    fleet = LocalFleet(bench.root, observe=False, gpus=False)
+    try:
+        fleet.start(LaunchRequest("chatbot", engine="simulated", name="one", port=port))
+    finally:
+        fleet.close()
+    assert bench.wait(State.READY).current.number == 1
+
+
 def test_two_concurrent_consoles_both_see_the_outcome(bench, monkeypatch, port):
     """User actions: start, restart, stop and switch, from two fleets concurrently."""
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")

@@ -11,7 +11,7 @@ from vllm_console.cli.output import complain
 from vllm_console.text import duration_from, plain, round_duration
 from vllm_launchers.errors import UsageError
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.secrets import is_secret_name
+from vllm_launchers.secrets import holds_secret, is_secret_name
 from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def pairs_from(words: Sequence[str]) -> dict[str, str]:
     """The variables set with ``--env``. Raises UsageError if an argument is not ``NAME=VALUE``."""
     pairs = dict(_pair(word) for word in words)
     for name, value in pairs.items():
-        if value and is_secret_name(name):
+        if value and (is_secret_name(name) or holds_secret(value)):
             complain(
                 f"--env {name}=…: every user of this machine can read command lines; "
                 f"set {name} in the environment of vllm-console instead"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vllm_console.fleet.leftovers import lost_server
 from vllm_console.fleet.snapshot import FleetSnapshot
-from vllm_launchers.errors import NotFoundError, RefusedError
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import BadNameError, NoSuchServerError
+from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.errors import read_only_error
 
@@ -63,17 +64,37 @@ class ServerAccess:
         Raises:
             RefusedError: the fleet is read-only, another user started the server, or it runs on another host.
             NotFoundError: there is no server of that name.
+            OperationError: it is being created, or its record can't be read.
         """
         self.refuse_read_only()
-        if self.record(name) is not None:
-            client.adopt(self._state, name)
-            record = client.read(self._state, name)
-            client.refuse_elsewhere(self._state, record)
-            return record
+        if self.record(name) is None:
+            self._refuse_missing(name)
+        client.adopt(self._state, name)
+        record = client.read(self._state, name)
+        client.refuse_elsewhere(self._state, record)
+        return record
+
+    def _refuse_missing(self, name: str) -> None:
+        """Raise an error that says why a server has no record, unless it has got one by now."""
         seen = self._snapshot().server(name)
         if seen is not None and not seen.ours:
             raise RefusedError(f"{name} {seen.foreign}")
         if lost := lost_server(self._state, name):
             raise NotFoundError(f"{lost}; 'vllm-console leftovers --remove' does that")
-        known = ", ".join(client.names(self._state)) or "none yet"
-        raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
+        with contextlib.suppress(BadNameError):
+            if client.keeper_alive(self._state, name) and self.record(name) is None:
+                raise OperationError(f"{name} is being created by another command: try again once it is listed")
+        if self.record(name) is None:
+            known = ", ".join(self._names()) or "none yet"
+            raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
+
+    def _names(self) -> Iterator[str]:
+        """The names of this user's servers; says which of their records can't be read."""
+        for name in client.names(self._state):
+            try:
+                client.read(self._state, name)
+                yield name
+            except NoSuchServerError:
+                continue
+            except KeeperError:
+                yield f"{name} (its record can't be read)"

@@ -684,7 +684,7 @@ class LocalFleet:
             return False
         record = self.access.ours(name)
         client.refuse_running(record)
-        self.history.keep_last(record, even_if_lost=purge)
+        self._recorder.enter_last(record, may_be_lost=purge)
         self._recorder.judge_past([record])
         self.loads.stop(name)
         self.ramps.stop(name)

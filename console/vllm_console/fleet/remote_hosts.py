@@ -123,7 +123,7 @@ def read_hosts(state: Path) -> tuple[RemoteHost, ...]:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
                 raise OperationError(f"{path} belongs to another user")
             hosts = msgspec.json.decode(file.read(1 << 20), type=tuple[RemoteHost, ...])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # also if the state folder is a file, which other reads report
         return ()
     except (OSError, msgspec.DecodeError) as error:
         raise OperationError(f"{path} can't be read: {plain(str(error), 200)}; delete it to start over") from error

@@ -114,14 +114,24 @@ class RunRecorder:
             self._write([(record, None)], [])
         return record
 
-    def enter_last(self, record: ServerRecord) -> None:
+    def enter_last(self, record: ServerRecord, *, may_be_lost: bool) -> None:
         """Store all facts of a record that is about to be deleted.
 
         Raises:
-            RunStoreError: they can't be stored.
+            OperationError: they can't be stored, and they may not be lost.
         """
+        from vllm_console.runs.store import RunStoreError
+
         store = self.open()
-        store.enter(list(self._heads(record, None)))
+        try:
+            store.enter(list(self._heads(record, None)))
+        except RunStoreError as error:
+            if may_be_lost:
+                return
+            raise OperationError(
+                f"{record.name} was not removed, because the end of its last run can't be recorded: {error} "
+                f"'vllm-console remove {record.name} --purge' removes it nevertheless"
+            ) from error
         self._seen[record.name], self._trouble = _stamp(record), store.notice
 
     def judge_past(self, records: Sequence[ServerRecord]) -> str:
@@ -376,24 +386,6 @@ class RunHistory:
         store, _ = self._store()
         (run,) = self._filled([_find(store, word)])
         return run
-
-    def keep_last(self, record: ServerRecord, *, even_if_lost: bool) -> None:
-        """Store all facts of a record that is about to be deleted.
-
-        Raises:
-            OperationError: they can't be stored, and may not be lost.
-        """
-        from vllm_console.runs.store import RunStoreError
-
-        try:
-            self._recorder.enter_last(record)
-        except RunStoreError as error:
-            if even_if_lost:
-                return
-            raise OperationError(
-                f"{record.name} was not removed, because the end of its last run can't be recorded: {error} "
-                f"'vllm-console remove {record.name} --purge' removes it nevertheless"
-            ) from error
 
     def keep_measurement(self, word: str, found: Measurement) -> str:
         """Keep a client's measurement with the run named by ``word``; return the run's name.

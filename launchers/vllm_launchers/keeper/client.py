@@ -368,7 +368,10 @@ def _ask_or_start(
         if not record.needs_keeper and request["do"] == "stop" and not keeper_alive(root, name):
             return read(root, name)
         with _on_disk(home):
-            lock = _take_lock(home)
+            try:
+                lock = _take_lock(home)
+            except FileNotFoundError:
+                lock = None  # its folder was removed: then there is no record, either
         if lock is not None:
             with _held(lock):
                 if read(root, name).needs_keeper:

@@ -93,6 +93,8 @@ def check_ours(path: Path) -> None:
         return
     except PermissionError as error:
         raise NotOursError(f"no access to {path}: it belongs to another user") from error
+    except NotADirectoryError as error:
+        raise NotOursError(f"can't use {path}: {error.strerror}; set {STATE_VARIABLE} to another folder") from error
     if stat_bits.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
         raise NotOursError(f"{path} is a link made by another user (uid {link.st_uid})")
     if not stat_bits.S_ISDIR(status.st_mode):

@@ -16,7 +16,7 @@ import msgspec
 from vllm_launchers import values
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import NameTakenError
+from vllm_launchers.keeper.errors import NameTakenError, NoSuchServerError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
 from vllm_launchers.launch.details import ServerRecords, unpack
 from vllm_launchers.launch.earlier_starts import own_start
@@ -190,7 +190,7 @@ class Launcher:
             request = startable(request, request.nodes)
         with launch_lock(self._state):
             name = self.name_of(request)
-            existing = client.read(self._state, name) if client.exists(self._state, name) else None
+            existing = self._existing(name)
             if existing is not None and existing.needs_keeper:
                 client.refuse_elsewhere(self._state, existing)
                 raise NameTakenError(f"server {name} already exists; restart it, or choose another name")
@@ -283,6 +283,13 @@ class Launcher:
                     "stop one of them before the next"
                 )
 
+    def _existing(self, name: str) -> ServerRecord | None:
+        """The record of a server; None if there is none."""
+        try:
+            return client.read(self._state, name)
+        except NoSuchServerError:
+            return None
+
     def _launch(self, name: str, launch: LaunchPlan) -> ServerRecord:
         """Launch under a name that no running server has."""
         folder = client.folder(self._state, name)
@@ -290,7 +297,8 @@ class Launcher:
         try:
             if client.exists(self._state, name):
                 # A stopped server of that name continues: it keeps its history and generation numbers.
-                return self._again(name, launch, prepared=prepared)
+                with contextlib.suppress(NoSuchServerError):  # another command has just removed it
+                    return self._again(name, launch, prepared=prepared)
             spec = self._spec(name, launch)
             return self._noted(client.launch(self._state, name, spec, launch.secrets, prepared=prepared))
         finally:

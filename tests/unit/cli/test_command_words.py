@@ -190,6 +190,15 @@ def test_server_variables_need_valid_names_and_hide_secrets(
     assert "NAME_1" not in output
 
 
+@pytest.mark.parametrize("value", ["postgres://user:pw@host/db", "Bearer abcdef0123456789", "hf_" + "a" * 20])
+def test_secret_in_the_value_of_a_variable_is_reported(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pairs_from([f"DATABASE={value}", "PLACE=http://host/db"]) == {"DATABASE": value, "PLACE": "http://host/db"}
+    assert capsys.readouterr().err == (
+        "vllm-console: --env DATABASE=…: every user of this machine can read command lines; "
+        "set DATABASE in the environment of vllm-console instead\n"
+    )
+
+
 def test_closed_pipe_ends_a_command_like_sigpipe(tmp_path: Path) -> None:
     script = '"$@" | true; exit "${PIPESTATUS[0]}"'
     program = [sys.executable, "-m", "vllm_console", "presets", "chatbot"]
