@@ -98,7 +98,7 @@ def test_running_server_is_not_removed_or_purged(program):
     program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
     for words in (["remove", "chat"], ["remove", "chat", "--purge"]):
         answer = program(*words)
-        assert (answer.returncode, "stop it first" in answer.stderr) == (1, True)
+        assert (answer.returncode, "stop it first" in answer.stderr) == (4, True)
     assert "servers/history.sqlite" in files(program)
     answer = program("--picture", str(program.home / "no.svg"), "replay", "chat")
     assert (answer.returncode, "chat@1 has not ended" in answer.stderr) == (1, True)
