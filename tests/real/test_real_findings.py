@@ -137,8 +137,9 @@ def until(check: Callable[[], Any], what: str, seconds: float = FINDING_SECONDS,
 
 
 def learned(finding: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The finding, once its fix is based on the lengths of finished responses."""
-    return finding if finding is not None and "still grows" not in finding["fixes"][0]["why"] else None
+    """The finding, once its limit of sequences is based on the lengths of finished responses."""
+    limits = [fix["why"] for fix in finding["fixes"] if "max-num-seqs" in fix["set"]] if finding is not None else []
+    return finding if limits and "still grows" not in limits[0] else None
 
 
 PRESSURE = ("--rate", "6", "--concurrency", "12", "--duration", "150", "--input-p95", "40",
@@ -152,7 +153,8 @@ def preemption(program: Any) -> None:
     assert find(program, "preempting")["severity"] == "critical"
     # The fix improves as responses finish: at first only the concurrency is known.
     finding = until(lambda: learned(named(program).get("preempting")), "a fix by the lengths of answers")
-    assert [set(fix["set"]) for fix in finding["fixes"] if fix["set"]] == [{"max-num-seqs"}], "all there is on a CPU"
+    fixes = [{*fix["set"], *fix["unset"]} for fix in finding["fixes"]]
+    assert fixes[:2] == [{"num-gpu-blocks-override"}, {"max-num-seqs"}], "vLLM's log says that more blocks would fit"
     before = program("status", "chat")["metrics"]["preemptions_total"]
     assert before > 0
     fixed = restarted_with_fix(program)
@@ -171,11 +173,13 @@ def preemption(program: Any) -> None:
 
 
 def restarted_with_fix(program: Any) -> str:
-    """Stage the best fix in the console, restart, and exit; returns the new ``max-num-seqs``."""
+    """Stage the second fix in the console, restart, and exit; returns the new ``max-num-seqs``."""
     console = Terminal([sys.executable, "-m", "vllm_console"], 120, 40, program.env)
     try:
         # The title of the preemptions pane shows the rate per minute.
         console.wait_for(lambda text: re.search(r"2 Preempt[^\n]*?[1-9]\d*/min", text))
+        console.press("f")
+        console.wait_for("--num-gpu-blocks-override 20 → ")
         console.press("f")
         screen = console.wait_for("--max-num-seqs 6 → ")
         console.press("r")
