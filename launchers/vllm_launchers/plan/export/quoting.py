@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from unicodedata import combining
 
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.findings import PlanError
@@ -94,8 +95,9 @@ def yaml_text(text: str) -> str:
 
 
 def _in_yaml(character: str) -> bool:
-    """Whether a character needs no escape: printable ASCII, and letters that no reader takes for a line end."""
-    return " " <= character <= "~" or (character >= "\xa0" and character.isprintable())
+    """Whether a character needs no escape: printable ASCII, and others that neither end a line nor combine with the one
+    before."""
+    return " " <= character <= "~" or (character >= "\xa0" and character.isprintable() and not combining(character))
 
 
 def _yaml_escape(character: str) -> str:
