@@ -106,7 +106,7 @@ class HostileFleet(fake_fleet.FakeFleet):
             "suggest",
             "plan",
             "plan_restart",
-            "leftovers",
+            "find_leftovers",
             "board",
             "compare",
             "compare_again",
