@@ -183,7 +183,7 @@ def test_late_tokens_are_explained_by_recorded_steps(tmp_path: Path) -> None:
     (found,) = watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
     watched.close()
     assert found.code == "slow_tokens"
-    assert "180 of 180 such steps computed no prompt: other work on this GPU is likely." in found.cause
+    assert "180 of 180 such steps computed no prompt. A possible cause is other work on this GPU." in found.cause
 
 
 def test_full_cache_of_a_cpu_build_is_freed_from_its_block_override(folder: Path) -> None:

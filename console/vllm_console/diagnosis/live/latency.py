@@ -397,7 +397,7 @@ def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) ->
     """Describe a few long gaps among many short ones: how many there are, and how many sequences ran then.
 
     Metrics don't show what made them long. So other work is given as a possible cause, except if step times are
-    simulated.
+    simulated; prompts too, unless recorded steps refute that.
     """
     itl = merged(frames, "itl")
     if itl is None:
@@ -415,8 +415,10 @@ def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) ->
         without = 1 - steps.share_above(0)
         count = f"{round(without * len(steps.prompt_tokens)):,} of {len(steps.prompt_tokens):,}"
         if without >= MOSTLY:
-            return f"{text} {count} such steps computed no prompt: other work on this {evidence.hardware} is likely."
-        return f"{text} Few such steps computed long prompts: other work on this {evidence.hardware} is likely."
+            text = f"{text} {count} such steps computed no prompt."
+        else:
+            text = f"{text} Few such steps computed long prompts."
+        return f"{text} A possible cause is other work on this {evidence.hardware}."
     return f"{text} Possible causes: other work on this {evidence.hardware}, steps with long prompts."
 
 

@@ -26,7 +26,7 @@ from vllm_launchers.errors import UsageError
 Answer = TypeVar("Answer")
 
 PAGE = 10
-"""Choices that a page key moves the cursor."""
+"""Number of lines by which a page key moves the cursor in a list."""
 
 
 class DialogAnswer(NamedTuple):

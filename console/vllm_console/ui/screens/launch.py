@@ -37,6 +37,7 @@ from vllm_console.ui.parts.launch_editor import LaunchEditor
 from vllm_console.ui.parts.launch_planner import LaunchPlanner, PlanOutcome
 from vllm_console.ui.parts.model_download import ModelDownloads
 from vllm_console.ui.parts.model_picker import ModelPicker
+from vllm_console.ui.screens.dialogs import PAGE
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, wheel_step
 from vllm_console.ui.terminal.screens import TerminalScreen
@@ -79,9 +80,6 @@ SECTIONS = ("presets", "settings", "plan")
 
 FIRST_PRESET = "chatbot"
 """The preset offered if nothing has run yet."""
-
-PAGE = 10
-"""Lines that a page key moves the cursor."""
 
 MANY = 10_000
 """More lines than any list has."""

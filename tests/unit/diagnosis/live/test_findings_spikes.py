@@ -187,12 +187,12 @@ def test_recorded_steps_refute_prefill() -> None:
     assert "prefill_contention" not in finding
     assert finding["slow_tokens"].fixes == ()
     assert finding["slow_tokens"].cause.endswith(
-        "37 of 40 such steps computed no prompt: other work on this GPU is likely."
+        "37 of 40 such steps computed no prompt. A possible cause is other work on this GPU."
     )
     short = found(4000, running=14, steps=recorded(30, 78, 10))
     assert "prefill_contention" not in short
     assert short["slow_tokens"].cause.endswith(
-        "Few such steps computed long prompts: other work on this GPU is likely."
+        "Few such steps computed long prompts. A possible cause is other work on this GPU."
     )
 
 
