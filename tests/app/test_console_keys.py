@@ -363,7 +363,7 @@ async def test_a_key_that_changes_something_says_that_the_console_is_read_only(c
         for key in ("n", "r", "f"):
             c.app.messages_seen()
             await c.press(key)
-            await c.sees("Nothing is changed: this console is read-only")
+            await c.sees("Nothing was changed: this console is read-only")
         c.app.messages_seen()
         await c.press("i")
         await c.sees("Findings · chat")

@@ -53,6 +53,22 @@ async def test_the_progress_of_the_preparation_is_shown_and_escape_cancels_it(co
         assert fleet.calls == [("restart", "chat", Changes()), ("cancel_restart", "chat")]
 
 
+@pytest.mark.parametrize("other", [{"read_only": True}, {"ours": False, "remote": "box"}], ids=["read-only", "remote"])
+async def test_escape_cancels_no_restart_that_may_not_be_canceled_from_here(console, fleet, other):
+    """It was offered and then refused, so that the key did nothing else while a restart was prepared."""
+    fleet.read_only = other.get("read_only", False)
+    seen = {key: value for key, value in other.items() if key != "read_only"}
+    fleet.now = {"restart": prepared(fleet.at, PreparationStep.CHECKING), **seen}
+    async with console(fleet=fleet, read_only=fleet.read_only) as c:
+        await c.sees("vLLM is checking the flags")
+        assert "esc cancel" not in c.text
+        await c.press("slash", *"chat", "enter")
+        await c.sees("filter")
+        await c.press("escape")
+        await c.until(lambda: not c.app.operations._filter)
+        assert ("cancel_restart", "chat") not in fleet.calls
+
+
 async def test_the_changes_of_a_canceled_restart_are_staged_again(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")

@@ -50,7 +50,7 @@ async def test_the_old_server_is_stopped_only_after_a_yes(console, fleet):
         await c.sees("chat on port 8000, GPU 0 keeps serving until you stop it.")
         await c.sees("The second one starts on another port, on GPUs with room.")
         await c.press("y")
-        await c.sees("chat-2 starts at http://127.0.0.1:8099; chat keeps serving.")
+        await c.sees("chat-2 is starting at http://127.0.0.1:8099; chat keeps serving.")
         assert fleet.calls == [("start_beside", "chat", Changes())]
         fleet.second = State.READY
         await c.sees("chat-2 is ready. Stop chat?")

@@ -46,7 +46,7 @@ def test_stopped_keeper_is_reported_immediately(program):
     keeper = record["keeper"]["pid"]
     os.kill(keeper, signal.SIGSTOP)
     try:
-        said = f"the keeper of nightly is stopped by a signal: resume it with 'kill -CONT {keeper}'"
+        said = f"the keeper of nightly was stopped by a signal: resume it with 'kill -CONT {keeper}'"
         assert said in program("list").stdout
         assert said in program("status", "nightly").stdout
         assert said in program.json("status", "nightly")["notice"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 
+from msgspec.structs import replace
+
 from vllm_console.runs.compare import Recorded
 from vllm_console.runs.store import FlagChange, Run
 from vllm_console.runs.windows import RunWindow
@@ -68,6 +70,35 @@ def minutes(
                 figures[f"{key}_{part}"] = mean * SPREAD[part] * math.exp(chance.gauss(0, noise * calm))
         found.append(RunWindow(begins + index * seconds, seconds, figures))
     return found
+
+
+def preempted(
+    windows: list[RunWindow], seed: int, per_minute: float, drift: tuple[float, float] = (0.0, 0.0)
+) -> list[RunWindow]:
+    """The minutes with a random number of preemptions, Poisson with this mean; ``drift`` as in `minutes`."""
+    chance = random.Random(f"preemptions {seed}")
+    kept, spread = drift
+    level = chance.gauss(0, spread)
+    found = []
+    for window in windows:
+        mean = per_minute * math.exp(level - spread**2 / 2)
+        level = kept * level + math.sqrt(1 - kept**2) * chance.gauss(0, spread)
+        count = _poisson(chance, mean) * window.seconds / 60
+        counted = {
+            "preemptions_per_minute": count * 60 / window.seconds,
+            "preemption_share": count / window.figures["requests"],
+        }
+        found.append(replace(window, figures={**window.figures, **counted}))
+    return found
+
+
+def _poisson(chance: random.Random, mean: float) -> int:
+    """The number of arrivals within one unit of time."""
+    count, passed = 0, chance.expovariate(1.0)
+    while passed < mean:
+        count += 1
+        passed += chance.expovariate(1.0)
+    return count
 
 
 def run(number: int = 1, flags: dict[str, object] | None = None, **more: object) -> Run:

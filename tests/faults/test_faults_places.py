@@ -130,7 +130,7 @@ def test_container_with_shared_home_shows_server_read_only(bench, contained):
         assert f"runs on {os.uname().nodename}, in another container" in shown["notice"]
         for verb in ("stop", "restart", "remove"):
             done = contained(verb, "one")
-            assert (done.returncode, "act on it there" in done.stderr) == (4, True), done.stderr
+            assert (done.returncode, "control it from there" in done.stderr) == (4, True), done.stderr
         assert contained("start", "batch", "--engine", "simulated", "--name", "one").returncode == 4
         assert "process" not in contained("leftovers").stdout.replace("no process", "")
         assert bench.file("record.json").read_bytes() == before

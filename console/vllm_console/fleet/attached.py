@@ -159,8 +159,6 @@ class AttachedServers:
         endpoint = endpoint_of(record)
         if endpoint is None:
             return view
-        from vllm_console.diagnosis.live.engine import without_flags
-
         is_recorded = self._is_recorded(record.name)
         notices = (endpoint.notice, "" if is_recorded else NOT_RECORDED)
         return replace(
@@ -175,7 +173,6 @@ class AttachedServers:
             no_probe="",
             previous_flags=None,
             notice="; ".join(dict.fromkeys(filter(None, (*notices, view.notice)))),
-            findings=without_flags(view.findings),
         )
 
     def _is_recorded(self, name: str) -> bool:

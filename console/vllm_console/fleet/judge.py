@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.attached import endpoint_of
 from vllm_console.diagnosis.accepted import accepted
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
@@ -230,7 +231,7 @@ class Judge:
         hung = silent is not None and silent >= HUNG_AFTER_SECONDS
         idle = self._idle_seconds >= IDLE_SECONDS
         missing = max(0.0, now - newest - FRAME_DELAY_SECONDS) // STEP_SECONDS if newest is not None else None
-        key = (generation, record.state, newest, hung, idle, missing)
+        key = (generation, record.state, newest, hung, idle, missing, unasked)
         if self._found is None or self._found[0] != key:
             evidence = self._evidence(record, details, context, frames, now)
             evidence = replace(evidence, minute=minute, unasked=unasked)
@@ -294,6 +295,7 @@ class Judge:
             ready_at=begun,
             frames=frames,
             flags=details.flags,
+            flags_known=endpoint_of(record) is None,
             preset_objectives=details.objectives,
             workload=details.workload,
             preset=details.preset,

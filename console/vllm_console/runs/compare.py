@@ -39,6 +39,8 @@ missed its objective before counts as major too, since the change was meant to i
 
 SHARES = ("share", "per request")
 """Units in which a change is given in points, since the share itself may be zero."""
+COUNTS = ("per request", "/min")
+"""Units of figures that count events, such as preemptions."""
 WARM_UP = 2
 """Windows left out after a start, while compilation continues and the prefix cache fills."""
 FEWEST = 5
@@ -615,8 +617,8 @@ def _difference(
     before: Sequence[float], after: Sequence[float], unit: str, earlier: Sequence[float]
 ) -> tuple[float, float, float]:
     """A change and its interval; by ratio for latencies and rates, because they scatter multiplicatively."""
-    if unit in SHARES or min(*before, *after) <= 0:
-        return difference(before, after, LEVEL, earlier)
+    if unit in (*SHARES, *COUNTS) or min(*before, *after) <= 0:
+        return difference(before, after, LEVEL, earlier, counts=unit in COUNTS)
     logs = [[math.log(value) for value in values if value > 0] for values in (before, after, earlier)]
     ratios = difference(logs[0], logs[1], LEVEL, logs[2])
     one, other = median(before), median(after)

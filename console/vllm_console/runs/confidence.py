@@ -22,20 +22,27 @@ _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64
 
 
 def difference(
-    before: Sequence[float], after: Sequence[float], level: float, earlier: Sequence[float] = ()
+    before: Sequence[float],
+    after: Sequence[float],
+    level: float,
+    earlier: Sequence[float] = (),
+    *,
+    counts: bool = False,
 ) -> tuple[float, float, float]:
     """The median of ``after`` minus that of ``before``, and the bounds of its confidence interval at ``level``.
 
     Values are in time order, at least three of each. If one series is at least twice as long as the other, it shows
     drift that the short one hides: its autocorrelation and scatter are the minimum for the short one. So does an
-    ``earlier`` series of the same server, unless it scatters far more than either.
+    ``earlier`` series of the same server, unless it scatters far more than either. ``counts``: values are counts of
+    events, or proportional to them. Their variance is proportional to their level (Poisson), so the scatter of a series
+    at a higher level is reduced accordingly: without any events, nothing scatters.
     """
     change = median(after) - median(before)
     both = (before, after)
-    sides = [_Known.of(values, seed) for seed, values in enumerate(both, 1)]
+    sides = [_Known.of(values, seed, counts) for seed, values in enumerate(both, 1)]
     witnesses = list(sides)
     if len(earlier) >= LONGER * min(map(len, both)):
-        known = _Known.of(earlier, 3)
+        known = _Known.of(earlier, 3, counts)
         if known.scatter <= WILDER * max(side.scatter for side in sides):
             witnesses.append(known)
     found = [side.beside(witnesses) for side in sides]
@@ -45,23 +52,34 @@ def difference(
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Statistics of a series: its length, its number of effectively independent values, and its scatter."""
+    """Statistics of a series: its length, its number of effectively independent values, and its scatter.
+
+    ``level`` is its median if values are counts of events; None if their scatter does not depend on it.
+    """
 
     length: int
-    counts: float
+    independent: float
     scatter: float
+    level: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float], seed: int) -> _Known:
+    def of(cls, values: Sequence[float], seed: int, counts: bool) -> _Known:
         count = len(values)
-        return cls(count, max(2.0, count * worth(values)), standard_error(values, seed) * math.sqrt(count))
+        scatter = standard_error(values, seed) * math.sqrt(count)
+        return cls(count, max(2.0, count * worth(values)), scatter, median(values) if counts else None)
 
     def beside(self, witnesses: Sequence[_Known]) -> tuple[float, float]:
         """The standard error of its median and its degrees of freedom, with the longer series' autocorrelation."""
         longer = [other for other in witnesses if other.length >= LONGER * self.length]
-        counts = min([self.counts, *(other.counts * self.length / other.length for other in longer)])
-        scatter = max([self.scatter, *(other.scatter for other in longer)])
-        return scatter / math.sqrt(max(2.0, counts)), max([self.counts, *(other.counts for other in longer)])
+        fewest = min([self.independent, *(other.independent * self.length / other.length for other in longer)])
+        scatter = max([self.scatter, *(other.scatter_at(self.level) for other in longer)])
+        return scatter / math.sqrt(max(2.0, fewest)), max([self.independent, *(other.independent for other in longer)])
+
+    def scatter_at(self, level: float | None) -> float:
+        """The scatter expected of a series at this level, at most its own."""
+        if level is None or self.level is None or self.level <= level:
+            return self.scatter
+        return self.scatter * math.sqrt(level / self.level)
 
 
 def worth(*series: Sequence[float]) -> float:

@@ -122,7 +122,8 @@ def refuse_elsewhere(root: Path, record: ServerRecord) -> None:
     """Raise `ElsewhereError` if a server runs on another machine or in another container."""
     if place := elsewhere(root, record):
         raise ElsewhereError(
-            f"{record.name} runs {place}: act on it there; if that no longer exists, delete {folder(root, record.name)}"
+            f"{record.name} runs {place}: control it from there. If that place no longer exists, delete "
+            f"{folder(root, record.name)}"
         )
 
 
@@ -134,8 +135,8 @@ def keeper_silence(record: ServerRecord) -> str:
     if keeper is None or not location.is_here(record) or not processes.is_stopped(keeper):
         return ""
     return (
-        f"the keeper of {record.name} is stopped by a signal: resume it with 'kill -CONT {keeper.pid}'; "
-        "until then it does nothing and the server's output waits"
+        f"the keeper of {record.name} was stopped by a signal: resume it with 'kill -CONT {keeper.pid}'; "
+        "until then it does nothing, and the server's output is kept but not logged"
     )
 
 
@@ -226,7 +227,6 @@ def sleep(root: Path, name: str, level: int, drain_seconds: float, *, tuning: Op
     """
     from vllm_launchers.keeper import processes
 
-    _refuse_ended(read(root, name))
     console = wire.to_plain(processes.identity(os.getpid()))
     request = {"do": "sleep", "level": level, "drain_seconds": drain_seconds, "console": console}
     return _ask_or_start(root, name, request, tuning)
@@ -237,7 +237,6 @@ def wake(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
 
     Raises `CannotSleepError`, `NoSuchServerError`.
     """
-    _refuse_ended(read(root, name))
     return _ask_or_start(root, name, {"do": "wake"}, tuning)
 
 
@@ -358,10 +357,7 @@ def _ask_or_start(
     home = folder(root, name)
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
-        record = read(root, name)
-        refuse_elsewhere(root, record)
-        if why := keeper_silence(record):
-            raise SilentError(f"no action taken: {why}")
+        record = _read_for(root, name, request)
         answer = _ask(home, request)
         if answer is not None:
             return answer
@@ -382,6 +378,17 @@ def _ask_or_start(
         if time.monotonic() >= deadline:
             raise KeeperError(f"the keeper of {name} does not answer; see {home / KEEPER_LOG}")
         time.sleep(0.02)
+
+
+def _read_for(root: Path, name: str, request: Mapping[str, Any]) -> ServerRecord:
+    """The record, unless the request is refused: by the server's place or state, or because its keeper is stopped."""
+    record = read(root, name)
+    refuse_elsewhere(root, record)
+    if why := keeper_silence(record):
+        raise SilentError(f"no action taken: {why}")
+    if request["do"] in ("sleep", "wake"):
+        _refuse_ended(record)
+    return record
 
 
 def _has_keeper(home: Path) -> bool:

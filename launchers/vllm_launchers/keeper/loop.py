@@ -180,7 +180,8 @@ class Keeper:
                 self._asked(event)
             case LogLost() | LogRecovered():
                 supervisor.note(event.sentence)
-                supervisor.record_writer.change(reason=event.sentence)
+                if supervisor.record.state.alive:  # otherwise the reason says why the server ended
+                    supervisor.record_writer.change(reason=event.sentence)
             case HelperFailed(who, what):
                 supervisor.note(f"internal error in the {who} thread: {what}")
             case Released():

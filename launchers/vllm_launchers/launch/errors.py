@@ -24,12 +24,14 @@ def read_only_error(why: str) -> RefusedError:
 class WayOut(msgspec.Struct, frozen=True):
     """A way to make a launch fit: a change of flags (``fix``), or servers of this user to ``stop``; or only advice.
 
-    ``text`` ends the sentence that says why there is no place.
+    ``text`` ends the sentence that says why there is no place. ``of_command`` says whether it is about options of a
+    command, which means nothing on a screen.
     """
 
     text: str
     fix: Changes | None = None
     stop: tuple[str, ...] = ()
+    of_command: bool = False
 
 
 class NoPlaceError(OperationError):
@@ -46,6 +48,11 @@ class NoPlaceError(OperationError):
     def fix(self) -> Changes | None:
         """The change of flags with which it would fit; None if there is none."""
         return self.ways[0].fix if self.ways else None
+
+    @property
+    def only_of_command(self) -> bool:
+        """Whether the way out in its text is about options of a command."""
+        return bool(self.ways) and self.ways[0].of_command
 
 
 class UnfitError(OperationError):

@@ -91,7 +91,8 @@ def find_place(
     if host is None or not host.gpus:
         if place == AUTO:
             problem = (host.problem if host is not None else "") or "no GPU found on this machine"
-            raise NoPlaceError(f"no GPUs can be chosen: {problem}. Leave --gpus out, or name them")
+            advice = WayOut(". Leave --gpus out, or name them", of_command=True)
+            raise NoPlaceError(f"no GPUs can be chosen: {problem}", ways=(advice,))
         return Place(tuple(gpus))
     ranking = rank_placements(host, wanted.gpus, need_gib=wanted.need, shares=shares)
     sets = ranking.placements
@@ -148,10 +149,10 @@ def find_place_again(
         )
         return replace(found, warnings=(message, *found.warnings))
     if wanted.gpus > len(gpus):
-        raise NoPlaceError(
-            f"needs {wanted.gpus} GPUs but has GPU {spans(list(gpus))}: stop it and start it under the same name with "
-            "--gpus auto, or with that many GPUs named"
+        advice = WayOut(
+            ": stop it and start it under the same name with --gpus auto, or with that many GPUs named", of_command=True
         )
+        raise NoPlaceError(f"needs {wanted.gpus} GPUs but has GPU {spans(list(gpus))}", ways=(advice,))
     return kept
 
 

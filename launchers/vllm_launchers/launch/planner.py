@@ -279,7 +279,7 @@ class Planner:
         try:
             return plan_launch(resolved, inputs, self._reports)
         except NoPlaceError as error:
-            text = str(error).removesuffix(". Leave --gpus out, or name them")
+            text = error.problem if error.only_of_command else str(error)
             raise NoPlaceError(f"no room for a second server beside {record.name}: {text}", error.sets) from error
 
     def suggest(

@@ -50,7 +50,7 @@ def test_server_on_another_machine_is_shown_read_only(bench, monkeypatch, change
             lambda: fleet.forget("one"),
             lambda: fleet.start(LaunchRequest("chatbot", name="one", engine="simulated")),
         ):
-            with pytest.raises(RefusedError, match=f"one runs on {host}, .*: act on it there"):
+            with pytest.raises(RefusedError, match=f"one runs on {host}, .*: control it from there"):
                 verb()
     finally:
         fleet.close()

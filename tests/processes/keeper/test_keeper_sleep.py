@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import httpx
@@ -100,6 +101,25 @@ def test_busy_server_is_not_put_to_sleep(bench: Bench) -> None:
         assert (canceled.state, step_of(canceled)) == (State.READY, SleepStep.CANCELED)
         with pytest.raises(NotPreparingError):
             client.cancel(bench.root, "one")
+
+
+@pytest.mark.parametrize("do", ["sleep", "wake"])
+def test_server_that_ends_meanwhile_can_neither_sleep_nor_wake_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, do: str
+) -> None:
+    """The request was once repeated for ten seconds, and then the keeper "did not answer"."""
+    bench.ready(sleepy(bench))
+    ask = client._ask
+
+    def ask_too_late(*request: Any) -> ServerRecord | None:
+        monkeypatch.setattr(client, "_ask", ask)
+        bench.stopped()
+        return ask(*request)
+
+    monkeypatch.setattr(client, "_ask", ask_too_late)
+    ask_for = partial(client.sleep, level=1, drain_seconds=1.0) if do == "sleep" else client.wake
+    with pytest.raises(CannotSleepError, match="stopped"):
+        ask_for(bench.root, "one", tuning=TUNING)
 
 
 def test_unsupported_sleep_reports_reason(bench: Bench) -> None:

@@ -387,6 +387,29 @@ def test_preemptions_count_above_half_a_percent(made):
     assert "preemptions/req rose from 0 to 0.05" in verdict_text(many)
 
 
+def test_preemptions_that_ended_are_no_chance_because_an_earlier_run_had_more(made):
+    """``preemptions/req … may be chance`` was once shown for a run without a single preemption: it was given the
+    scatter of an earlier, longer run."""
+
+    def figures_of(seed, then, now):
+        drift = (0.0, 0.3)
+        runs = [(60, 30.0), (10, then), (6, now)]
+        earlier, before, after = (
+            made.preempted(made.minutes(3 * seed + n, count), 3 * seed + n, per_minute, drift)
+            for n, (count, per_minute) in enumerate(runs)
+        )
+        found = compare(*made.pair(before, after), Recorded(made.run(3), earlier, 0.0))
+        by_key = {figure.key: figure for figure in found.figures}
+        return by_key["preemption_share"], by_key["preemptions_per_minute"]
+
+    ended = [figures_of(seed, 13.0, 0.0) for seed in range(10)]
+    assert sum(share.verdict is ComparisonVerdict.BETTER for share, _ in ended) >= 7
+    fell = [[figure.high is not None and figure.high < 0 for figure in figures] for figures in ended]
+    assert sum(share == rate for share, rate in fell) >= 9, "both figures count the same events"
+    same = [figures_of(seed, 13.0, 13.0)[0] for seed in range(20)]
+    assert sum(share.verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE) for share in same) <= 2
+
+
 def test_p99_of_a_dozen_requests_is_not_judged(made):
     found = compare(*made.pair(made.minutes(1, rate=0.2), made.minutes(2, rate=0.2)))
     assert "ttft_p99" not in {figure.key for figure in found.judged}

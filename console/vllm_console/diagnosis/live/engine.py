@@ -185,15 +185,12 @@ ELSEWHERE = Fix(Changes(), "Its flags are unknown here, so no flag changes are o
 
 RESTART_THERE = Fix(Changes(), "Restart it where it was started; requests in flight are lost.")
 
-QUEUED = "Requests wait in the queue although the KV cache has room: its limit of running requests may be reached."
-QUEUED_FIRST = "Requests wait in the queue."
-
 OF_DEFAULTS = frozenset({"prefix_cache_idle", "prefix_cache_off", "context_unused"})
 """Findings that follow from a flag's value alone."""
 
 
 def without_flags(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings without anything that follows from a flag, which may be set differently."""
+    """The findings without those and without fixes that follow from a flag, which may be set differently."""
     return tuple(_without_flags(finding) for finding in findings if finding.code not in OF_DEFAULTS)
 
 
@@ -202,15 +199,7 @@ def _without_flags(finding: Finding) -> Finding:
     fixes = tuple(RESTART_THERE if fix == RESTART else fix for fix in kept)
     if finding.severity is not Severity.GOOD and len(fixes) < len(finding.fixes):
         fixes = (*fixes, ELSEWHERE)
-    measures = tuple(
-        Measure(one.name, one.value) if one.source.startswith("max-num-seqs") else one for one in finding.measures
-    )
-    cause = finding.cause
-    if finding.code == "oversubscribed_sequences":
-        cause = QUEUED
-    elif finding.code == "slow_first_token" and "run at once" in cause:
-        cause = QUEUED_FIRST
-    return replace(finding, fixes=fixes, measures=measures, cause=cause)
+    return replace(finding, fixes=fixes)
 
 
 class DraftsRejected(Rule):

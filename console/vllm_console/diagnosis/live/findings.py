@@ -12,7 +12,14 @@ from vllm_console.diagnosis.live.cache import (
     KvCachePressure,
     Preempting,
 )
-from vllm_console.diagnosis.live.engine import DraftsRejected, EngineHung, StarvedByClients, engine_dead, first_request
+from vllm_console.diagnosis.live.engine import (
+    DraftsRejected,
+    EngineHung,
+    StarvedByClients,
+    engine_dead,
+    first_request,
+    without_flags,
+)
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p99, sustained_usage, totals
 from vllm_console.diagnosis.live.gpus import GpuThrottled, PcieNarrow, TensorParallelStalls
 from vllm_console.diagnosis.live.latency import PrefillContention, SlowFirstToken, SlowTokens
@@ -78,6 +85,14 @@ MOST_STALE_SECONDS = 30.0
 
 def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """All open findings, most severe, then oldest first; `Healthy` is added if service is good and only notes hold."""
+    return _as_far_as_known(_findings(evidence, rules), evidence)
+
+
+def _as_far_as_known(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:
+    return found if evidence.flags_known else without_flags(found)
+
+
+def _findings(evidence: Evidence, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     if (dead := engine_dead(evidence)) is not None:
         return (dead,)
     newest = evidence.frames[-1] if evidence.frames else None
@@ -157,15 +172,15 @@ def with_minute(found: Sequence[Finding], evidence: Evidence) -> tuple[Finding, 
     """The newest frame's findings with the current latencies of the last minute; cause and fixes stay."""
     judged = _settled(evidence)
     rules = {rule.code: rule for rule in RULES if rule.of_the_last_minute}
-    return tuple(_renewed(one, rules[one.code], judged) if one.code in rules else one for one in found)
+    renewed = tuple(_renewed(one, rules[one.code], judged) if one.code in rules else one for one in found)
+    return _as_far_as_known(renewed, evidence)
 
 
 def _renewed(found: Finding, rule: Rule, evidence: Evidence) -> Finding:
     now = rule.describe(evidence, found.since)
-    if now.recovering:
+    if now.recovering or found.recovering:
         return now
-    cause = now.cause if found.recovering else found.cause
-    return replace(now, cause=cause, fixes=found.fixes)
+    return replace(now, cause=found.cause, fixes=found.fixes)
 
 
 def _has_flag_fix(finding: Finding) -> bool:
@@ -183,7 +198,7 @@ def _described(rule: Rule, evidence: Evidence, since: float) -> Finding:
         return now
     moments = tuple(moment for moment in evidence.moments if moment.at <= settled) or evidence.moments
     then = rule.describe(replace(evidence, frames=frames, moments=moments, minute=None), since)
-    return replace(now, cause=then.cause, fixes=then.fixes)
+    return now if then.recovering else replace(now, cause=then.cause, fixes=then.fixes)
 
 
 # -- healthy: requests are served, and within the objectives ----------------------------------------------------------

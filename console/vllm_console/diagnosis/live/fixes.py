@@ -173,7 +173,7 @@ def share_prefixes(evidence: Evidence) -> Fix | None:
     why = f"{percent(reuse)} of each prompt repeats ({source}): computed and stored once."
     if evidence.linear_layers:
         return Fix(cached_states(evidence), why, "Blocks become large, so only long prefixes are found.")
-    return setting("enable-prefix-caching", True, why, "Next to nothing.")
+    return setting("enable-prefix-caching", True, why, "Almost none.")
 
 
 def cached_states(evidence: Evidence) -> Changes:

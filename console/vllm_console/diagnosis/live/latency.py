@@ -447,12 +447,13 @@ class SlowFirstToken(SlowTokens):
         if (outside := _outside_engine(evidence, frames)) is not None:
             measures.append(Measure("outside the engine", seconds(outside)))
             cause = (
-                "Most of it passes in the API server: before requests reach the engine, or after their tokens left it."
+                "Most of this time is spent in the API server: before requests reach the engine, or after their tokens "
+                "left it."
             )
             return cause, present((_more_api_servers(evidence), reduce_load(evidence)))
         if queue > prefill:
             running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
-            full = running >= AT_THE_LIMIT * evidence.most_running
+            full = evidence.flags_known and running >= AT_THE_LIMIT * evidence.most_running
             limit = f"{evidence.max_num_seqs} run at once{evidence.each}"
             held = f": only {limit}" if full else " before prefill"
             cause = f"Requests wait in the queue{held}.{no_more_sequences(evidence) if full else ''}"

@@ -149,6 +149,8 @@ class OversubscribedSequences(Rule):
             )
             faster = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence)))
             fixes = (*faster, more_capacity(evidence))
+        if not evidence.flags_known:
+            cause = "Requests wait although the KV cache has room: the limit of running requests may be reached."
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
 
 
@@ -193,7 +195,7 @@ class OversubscribedCompute(Rule):
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How many requests wait, and what makes prompts cheaper."""
         symptom = f"{_queue(evidence)}, though max-num-seqs and the KV cache have room."
-        cause = "Prompts arrive faster than the GPU prefills them."
+        cause = f"Prompts arrive faster than the {evidence.hardware} prefills them."
         offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), chunked(evidence)))
         fixes = (*offered, reduce_load(evidence))
         if not offered:
@@ -201,6 +203,9 @@ class OversubscribedCompute(Rule):
                 f"Demand exceeds what this {evidence.hardware} can serve: prompts arrive faster than it prefills them."
             )
             fixes = (more_capacity(evidence),)
+        if not evidence.flags_known:
+            symptom = f"{_queue(evidence)}, though the KV cache has room."
+            cause = "Either prompts arrive faster than they are prefilled, or the limit of running requests is reached."
         measures = tuple(_measures(evidence, evidence.frames[-1]))
         return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, fixes)
 

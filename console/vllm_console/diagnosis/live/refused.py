@@ -110,7 +110,9 @@ def _if_too_long(evidence: Evidence) -> Fix | None:
     now, fitting = evidence.max_model_len, _fitting(evidence)
     if now is None or fitting is None or fitting < WORTH_MORE_CONTEXT * now:
         return None
-    return Fix(Changes(), f"If it names the maximum context length: --max-model-len can be up to {fitting:,} here.")
+    return Fix(
+        Changes(), f"If the response names the maximum context length: --max-model-len can be up to {fitting:,} here."
+    )
 
 
 def _fitting(evidence: Evidence) -> int | None:

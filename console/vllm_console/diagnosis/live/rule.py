@@ -94,6 +94,8 @@ class Evidence(msgspec.Struct, frozen=True):
     ready_at: float
     frames: Sequence[Frame]
     flags: Flags = msgspec.field(default_factory=dict)
+    flags_known: bool = True
+    """False for endpoints that were attached by URL: no finding may rest on a flag's value then."""
     preset_objectives: Objectives | None = None
     workload: Workload | None = None
     preset: str = ""
@@ -192,7 +194,9 @@ class Evidence(msgspec.Struct, frozen=True):
         return self.engines * self.max_num_seqs
 
     def running(self, count: float, name: str = "running") -> Measure:
-        """Number of running sequences, and the limit."""
+        """Number of running sequences, and the limit if it is known."""
+        if not self.flags_known:
+            return Measure(name, f"{count:.0f}")
         source = f"max-num-seqs of {self.engines} engines" if self.engines > 1 else "max-num-seqs"
         return Measure(name, f"{count:.0f}", str(self.most_running), source, count < self.most_running)
 

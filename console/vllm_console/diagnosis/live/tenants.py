@@ -137,7 +137,7 @@ class GpuMemoryContended(Rule):
         cause = "The KV cache is already allocated; what vLLM allocates while it serves needs the rest."
         scarce = free is not None and free < self.SCARCE
         whom = _whose(grower) if grower is not None else "its owner"
-        talk = Fix(Changes(), f"Agree on shares with {whom} and set yours as [shares] and [reserve].")
+        talk = Fix(Changes(), f"Agree on shares with {whom}; set yours as [shares] and [reserve] in config.toml.")
         if grower is not None and grower.server:
             talk = Fix(Changes(), f"It is yours: stop {whom}, or restart it with a smaller share of the GPU.")
         severity = Severity.WARNING if scarce else Severity.NOTE
@@ -180,8 +180,8 @@ def _who(holder: Holder) -> str:
 
 
 def _whose(holder: Holder) -> str:
-    """The same, shorter: ``anna, pid 2210``."""
-    return f"server {holder.server}" if holder.server else f"{holder.user or 'another user'}, pid {holder.pid}"
+    """Without the command: ``anna (pid 2210)``."""
+    return f"server {holder.server}" if holder.server else f"{holder.user or 'another user'} (pid {holder.pid})"
 
 
 class GpuClaimed(Rule):

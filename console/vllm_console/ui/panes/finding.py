@@ -63,12 +63,17 @@ def preparing(server: ServerView) -> bool:
     return restarting or draining(server)
 
 
+def cancelable(server: ServerView, read_only: bool) -> bool:
+    """Whether `preparing` can be ended from this console."""
+    return preparing(server) and server.ours and not read_only
+
+
 def draining(server: ServerView) -> bool:
     """Whether it will sleep once its requests have finished."""
     return server.sleep is not None and server.sleep.step is SleepStep.DRAINING
 
 
-def restart_line(server: ServerView, now: float, width: int) -> Strip:
+def restart_line(server: ServerView, now: float, width: int, read_only: bool) -> Strip:
     """The progress of preparing a restart, or that it is about to sleep, and the key that cancels it."""
     if server.sleep is not None and draining(server):
         facts = [f"{server.sleep.sentence} · {duration(max(0.0, now - server.sleep.since))}"]
@@ -83,7 +88,8 @@ def restart_line(server: ServerView, now: float, width: int) -> Strip:
         return line()
     text = plain(" · ".join(filter(None, facts)))
     parts: list[Part] = [(" ↻ ", ACCENT), (f"{plain(server.name)}  ", STRONG), text]
-    return _with_keys(parts, [(f"{key_of('clear')} cancel", "clear")], width)
+    hints = [(f"{key_of('clear')} cancel", "clear")] if cancelable(server, read_only) else []
+    return _with_keys(parts, hints, width)
 
 
 def _then(then: StateThen, moment: float) -> str:

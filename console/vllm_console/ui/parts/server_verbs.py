@@ -161,7 +161,7 @@ class RollingUpdates:
             self._started[new.name] = (new.generation, name)
             if self._staging.of(name) == staged:
                 self._staging.put(name, {})
-            return f"{new.name} starts at {new.url}; {name} keeps serving."
+            return f"{new.name} is starting at {new.url}; {name} keeps serving."
 
         def failed(error: Exception) -> bool:
             again = partial(self._start, server, staged, True)
@@ -468,10 +468,13 @@ class ServerVerbs:
         details = []
         for server in able:
             facts = [str(server.state), *_ended_by_stop(server)]
-            if verb is RunningVerb.RESTART and (staged := self._staging.of(server.name)):
-                facts.append(", ".join(change_rows(server, staged)))
-            clauses = [fact[0].lower() + fact[1:].removesuffix(".") for fact in facts]
-            details.append(f"{server.name}: {'; '.join(clauses)}")
+            if verb is RunningVerb.RESTART:
+                facts += _exposure(server)
+                if staged := self._staging.of(server.name):
+                    facts.append(", ".join(change_rows(server, staged)))
+            warned = "! " if any(fact.startswith("! ") for fact in facts) else ""
+            clauses = [_clause(fact.removeprefix("! ")) for fact in facts]
+            details.append(f"{warned}{server.name}: {'; '.join(clauses)}")
         details += [f"{server.name}: {server.state}, left as it is" for server in servers if server not in able]
         number = len(able)
         self.ask(f"{word.capitalize()} {counted(number, 'server')}?", details, f"{word} {number}", doing)
@@ -560,23 +563,23 @@ class ServerVerbs:
         """Put a server to sleep or wake it up, after confirmation; in a standby pair, the other gets its GPUs."""
         server = self.idle(selected)
         other = self._console.server(server.partner) if server.partner else None
-        asleep, target = server, other
+        to_sleep, to_wake = server, other
         if server.state is State.ASLEEP:
-            asleep, target = other if other is not None else server, server
+            to_sleep, to_wake = other if other is not None else server, server
         if server.state not in (State.READY, State.ASLEEP):
             raise RefusalError(f"{server.name} is {server.state}: only a ready server can sleep.", server.name)
         if server.state is State.READY and server.flags.get(SLEEP_MODE) is not True:
             how = f"set --{SLEEP_MODE} ({key_of('edit_flags')}), then restart ({key_of('restart')})"
             raise RefusalError(f"{server.name} can't sleep: {how}.", server.name)
-        if target is None or target.state is not State.ASLEEP:
+        if to_wake is None or to_wake.state is not State.ASLEEP:
             text = "Its weights move to host memory and its GPUs are freed; it serves no requests until woken up."
             details = [*tuner_at_work(server), text, *_draining()]
             self.ask(f"Put {server.name} to sleep?", details, "sleep", partial(self._sleep, server))
         else:
-            details = [f"{target.name} wakes up; its answers are compared with those before it slept."]
-            if asleep is not target and asleep.state is State.READY:
-                details = [f"{asleep.name} goes to sleep first.", *_draining(), *details]
-            self.ask(f"Wake up {target.name}?", details, "wake up", partial(self._wake, target))
+            details = [f"{to_wake.name} wakes up; its answers are compared with those before it slept."]
+            if to_sleep is not to_wake and to_sleep.state is State.READY:
+                details = [f"{to_sleep.name} goes to sleep first.", *_draining(), *details]
+            self.ask(f"Wake up {to_wake.name}?", details, "wake up", partial(self._wake, to_wake))
 
     def _sleep(self, server: ServerView) -> None:
         fleet, name = self._console.fleet, server.name
@@ -774,9 +777,9 @@ def tuner_at_work(server: ServerView) -> list[str]:
     if tuner is None:
         return []
     trial = f" ({tuner.place}: {tuner.changes})" if tuner.place else ""
-    stay = ", and these flags stay" if tuner.place else ""
+    stay = " and leaves these flags" if tuner.place else ""
     return [
-        f"! A tuner is running{trial}: it gives up{stay}.",
+        f"! A tuner is running{trial}: if you continue, it stops{stay}.",
         f"Ctrl+c in its terminal (pid {tuner.pid}) ends it with the original flags.",
     ]
 
@@ -803,19 +806,20 @@ def _downtime(server: ServerView) -> str:
     return f"Expected downtime: about {took(started_in)} (last start)."
 
 
+def _clause(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:].removesuffix(".")
+
+
 def _draining() -> list[str]:
     return [f"Requests get {DRAIN_SECONDS:g}s to finish; if any remain, it keeps serving."]
 
 
 def _exposure(server: ServerView) -> list[str]:
-    """Warning that others can use the server without an API key; repeated before each start."""
+    """Warning that others can use the server without an API key; part of each question before a start."""
     return [f"! {server.exposed}."] if server.exposed else []
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
-
-_FOR_COMMANDS = (": stop it and start it under", ". Leave --gpus")
-"""Where advice to use the command line begins in a message about GPUs."""
 
 
 def refusal_rows(error: OperationError, fix: str) -> list[str]:
@@ -823,10 +827,9 @@ def refusal_rows(error: OperationError, fix: str) -> list[str]:
     if isinstance(error, UnfitError) and error.findings:
         return [_finding(finding, fix) for finding in error.findings]
     text = plain(str(error).strip().partition("\n")[0])
-    for words in _FOR_COMMANDS if isinstance(error, NoPlaceError) else ():
-        if words in text:
-            stop, new = key_of("stop"), key_of("new_server")
-            text = f"{text.partition(words)[0]}. {stop} stops it, then {new} launches it under this name on other GPUs"
+    if isinstance(error, NoPlaceError) and error.only_of_command:
+        stop, new = key_of("stop"), key_of("new_server")
+        text = f"{plain(error.problem)}. {stop} stops it, then {new} launches it under this name on other GPUs"
     return [text.removesuffix(".") + "."]
 
 

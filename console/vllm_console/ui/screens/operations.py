@@ -30,7 +30,15 @@ from vllm_console.ui.findings import edits_of, findings_of, unjudged
 from vllm_console.ui.keymap import changing_keys, key_of
 from vllm_console.ui.panes.bars import header_line, message_lines, notices_of, staged_line
 from vllm_console.ui.panes.base import Pane
-from vllm_console.ui.panes.finding import StagedState, event_line, finding_lines, finding_rows, preparing, restart_line
+from vllm_console.ui.panes.finding import (
+    StagedState,
+    cancelable,
+    event_line,
+    finding_lines,
+    finding_rows,
+    preparing,
+    restart_line,
+)
 from vllm_console.ui.panes.gpus import GpusPane
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines, on_log_scale
@@ -221,7 +229,7 @@ class OperationsScreen(PartialRepaintScreen):
     def on_key(self, event: events.Key) -> None:
         """Explain why a mutating key does nothing in read-only mode."""
         if self.console.read_only and event.key in changing_keys(self.SCOPE):
-            self.console.say(f"Nothing is changed: this console is read-only{self._read_only_by}.", WARN)
+            self.console.say(f"Nothing was changed: this console is read-only{self._read_only_by}.", WARN)
 
     @property
     def _read_only_by(self) -> str:
@@ -522,7 +530,7 @@ class OperationsScreen(PartialRepaintScreen):
             empty,
             self._tuning.display,
             actions_of(self._finding.lines),
-            bool(self._filter) and not (server is not None and preparing(server)),
+            bool(self._filter) and not (server is not None and cancelable(server, self.console.read_only)),
         )
 
     @property
@@ -572,7 +580,7 @@ class OperationsScreen(PartialRepaintScreen):
             found = finding_lines(server, staged, server.moment, width, most)
             return found or [event_line(server, None, server.moment, width)]
         lines = [tuner_line(server, snapshot.at, width)] if server.tuner is not None else []
-        lines += [restart_line(server, snapshot.at, width)] if preparing(server) else []
+        lines += [restart_line(server, snapshot.at, width, self.console.read_only)] if preparing(server) else []
         room = most - len(lines)
         change = self.changes.lines(server, snapshot.at, width, 1)
         kept = room > 2 or (room == 2 and self.changes.judged(server))  # "too little data" replaces no fix
@@ -849,7 +857,7 @@ class OperationsScreen(PartialRepaintScreen):
     # -- order and marks -------------------------------------------------------------------------------------------
 
     def action_sort_by(self, title: str) -> None:
-        """Sort by a column. A second call reverses the order, a third restores the fleet's order."""
+        """Sort by a column. A second call reverses the order, a third restores the default order."""
         self._order = self._order.after(title)
         self.redraw()
 
@@ -916,7 +924,7 @@ class OperationsScreen(PartialRepaintScreen):
         if self._filter_line.display:
             self._filter = ""
             self._filter_done()
-        elif server is not None and preparing(server):
+        elif server is not None and cancelable(server, self.console.read_only):
             self.verbs.cancel_restart(server)
         elif server is not None and (staged := self.staging.of(server.name)):
             self._drop_staged(server, staged)
@@ -1276,7 +1284,7 @@ def _no_log(server: ServerView) -> str:
     if server.removed:
         return f"The log of {server.name} was deleted with its server."
     if server.remote:
-        return f"The log of {server.name} is there: vllm-console logs {server.name}"
+        return f"The log of {server.name} is on {server.remote}; read it with: vllm-console logs {server.name}"
     if server.attached is not None:
         return f"{server.name} is attached: its log is on its own machine."
     return f"{server.name} was not started here: no log."
@@ -1292,7 +1300,7 @@ def _run_note(run: Run) -> str:
 def _order_note(order: Order, title: str) -> str:
     after = order.after(title)
     if not after.title:
-        return "back to the fleet's order"
+        return "back to the default order"
     numbers = title not in TEXTS or title in ("GPU", "PORT")
     if numbers:
         return "largest first" if after.descending else "smallest first"

@@ -128,6 +128,25 @@ def test_prompt_rate_above_capacity_has_no_flag_fix() -> None:
     assert helped["oversubscribed_compute"].fixes[0].changes.set == {"enable-chunked-prefill": True}
 
 
+@pytest.mark.parametrize("running", [20, 64, 300])
+def test_unknown_flags_are_no_evidence(running: float) -> None:
+    """An attached endpoint was once said to have room for more sequences, by vLLM's default of max-num-seqs."""
+    for steady in (False, True):
+        for finding in found(FAST, running=running, flags={}, flags_known=False, steady=steady).values():
+            assert "max-num-seqs" not in f"{finding.symptom} {finding.cause}"
+            assert all(not one.limit and not one.source for one in finding.measures if one.name == "running")
+            assert all(fix.changes.empty for fix in finding.fixes)
+    growing = found(FAST, running=running, flags={}, flags_known=False)
+    (code,) = {"oversubscribed_compute", "oversubscribed_sequences"} & set(growing)
+    assert "limit of running requests" in growing[code].cause
+
+
+def test_cpu_build_is_not_told_about_a_gpu_that_prefills() -> None:
+    flags = {"max-num-seqs": 64, "enable-chunked-prefill": False}
+    finding = found(FAST, running=20, flags=flags, build="cpu")["oversubscribed_compute"]
+    assert finding.cause == "Prompts arrive faster than the machine prefills them."
+
+
 def test_cpu_build_is_not_advised_to_add_a_gpu() -> None:
     finding = found(SLOW, build="cpu")["oversubscribed_sequences"]
     assert "this machine can serve" in finding.cause
