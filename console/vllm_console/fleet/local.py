@@ -182,16 +182,16 @@ class LocalFleet:
 
     # -- snapshot --------------------------------------------------------------------------------------------------
 
-    def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
+    def snapshot(self, selected: str | None = None, time_view: TimeView = LIVE) -> FleetSnapshot:
         """Return all servers as of now; start a new keeper for each server that lost its own. One snapshot at a time.
 
         One bad server never makes it raise. ``selected`` is a server name, or `FIRST` for the first one with a record;
-        that server also gets its chart series over the range of ``time``. If ``time`` names a moment, the snapshot
+        that server also gets its chart series over the range of ``time_view``. If that names a moment, the snapshot
         includes the server's state at that moment; if a GPU, that GPU's chart over the range; if a run, that run as
         ``replay``.
         """
         with self._snapshot_lock:
-            return self._take_snapshot(selected, time)
+            return self._take_snapshot(selected, time_view)
 
     def _take_snapshot(self, selected: str | None, view: TimeView) -> FleetSnapshot:
         now = time.time()
@@ -223,8 +223,8 @@ class LocalFleet:
                 self._gpus.claims = gpu_claims(self._board.latest())
             problems += [self._board.trouble] if self._board.trouble else []
         views[len(records) : len(records)] = attached_views
-        elsewhere, more = self.attached.host_views(selected)
-        views, problems = [*views, *elsewhere], problems + more
+        remote_views, more = self.attached.host_views(selected)
+        views, problems = [*views, *remote_views], problems + more
         if self._report_leftovers:
             problems += self.leftovers.notices()
         replay = None
@@ -271,7 +271,7 @@ class LocalFleet:
             return None
         return self._gpu_charts.chart(gpu, now, view)
 
-    def _view(self, record: ServerRecord, now: float, selected: str | None, time: TimeView = LIVE) -> ServerView:
+    def _view(self, record: ServerRecord, now: float, selected: str | None, time_view: TimeView = LIVE) -> ServerView:
         name, key = record.name, record_identity(record)
         if key not in self._watched:
             self._watched[key] = WatchedServer(client.folder(self._state, name), interactive=self._interactive)
@@ -282,16 +282,16 @@ class LocalFleet:
         load, chosen = self.loads.describe(name), selected == name
         view = watched.view(record, now, selected=chosen, load=load, context=context)
         if chosen and self._interactive:
-            view = watched.in_time(view, record, now, time, self.loads.spans(name))
+            view = watched.in_time(view, record, now, time_view, self.loads.spans(name))
         if result := self.loads.result(name):
             view = replace(view, load_result=result)
         held = self._releases.notice(name) if self._releases is not None else ""
-        elsewhere = client.elsewhere(self._state, record)
-        if elsewhere:
+        shown_as = ""
+        if place := client.elsewhere(self._state, record):
             # Its pids belong to another machine.
-            view = replace(view, elsewhere=elsewhere, pid=None, tuner=None, load_test=None)
-            elsewhere = f"runs {elsewhere}: read-only here, shown as last recorded there"
-        notices = [*filter(None, (elsewhere, client.keeper_silence(record), held))]
+            view = replace(view, elsewhere=place, pid=None, tuner=None, load_test=None)
+            shown_as = f"runs {place}: read-only here, shown as last recorded there"
+        notices = [*filter(None, (shown_as, client.keeper_silence(record), held))]
         return replace(view, notice="; ".join(filter(None, (*notices, view.notice)))) if notices else view
 
     def _earlier(

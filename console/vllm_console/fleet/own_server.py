@@ -149,10 +149,9 @@ class WatchedServer:
         if self._judge is None and context is not None and (selected or self._interactive):
             from vllm_console.fleet.judge import Judge
 
-            self._judge, self._sequence = (
-                Judge(record.name, self._earlier_runs, self._folder / LOG, self._probe_folder),
-                None,
-            )
+            self._judge = Judge(record.name, self._earlier_runs, self._folder / LOG, self._probe_folder)
+            self._timeline.clear()  # both are filled again from the recent past
+            self._sequence = None
             if details.gpus and (context.gpus is None or not context.gpus.recorded):
                 self._recall(self._judge, details.gpus, context, now)
         history_problem = self._read_history(now) or self._not_recorded(record, now)
@@ -214,7 +213,7 @@ class WatchedServer:
             stages=stages,
             startup=startup,
             folder=str(self._folder),
-            log_path=str(self._folder / "server.log"),
+            log_path=str(self._folder / LOG),
             sample=self._timeline.latest if answered else None,
             window=self._window if answered else None,
             last_window=self._last_window(record),
@@ -238,7 +237,7 @@ class WatchedServer:
             self._probe.close()
 
     def in_time(
-        self, view: ServerView, record: ServerRecord, now: float, time: TimeView, loads: Sequence[LoadSpan] = ()
+        self, view: ServerView, record: ServerRecord, now: float, time_view: TimeView, loads: Sequence[LoadSpan] = ()
     ) -> ServerView:
         """Add charts over the requested range, and event markers."""
         if self._charts is None:
@@ -251,7 +250,7 @@ class WatchedServer:
         if self._markers is not None:
             view = replace(view, markers=self._markers.markers(record, view.findings, loads, now))
         try:
-            series, probe = self._cached_chart(self._charts, record, now, time)
+            series, probe = self._cached_chart(self._charts, record, now, time_view)
             return replace(view, series=series, probe=probe)
         except HistoryError as error:
             return _with_notice(view, error)
@@ -278,7 +277,7 @@ class WatchedServer:
         )
 
     def _cached_chart(
-        self, charts: ChartHistory[HistoryEntry, Timeline], record: ServerRecord, now: float, time: TimeView
+        self, charts: ChartHistory[HistoryEntry, Timeline], record: ServerRecord, now: float, time_view: TimeView
     ) -> tuple[Series, ProbeView]:
         """Chart series and probe records over the requested range.
 
@@ -286,12 +285,17 @@ class WatchedServer:
         returned, so nothing needs to be redrawn.
         """
         until = self._newest_complete(now)
-        key = (time, record.current.number, record.state.alive, until)
-        if self._chart_cache is None or self._chart_cache[0] != key or time.requests or self._chart_cache[1][0].loading:
-            self._chart_cache = (key, self._read_chart(charts, record, now, until, time))
+        key = (time_view, record.current.number, record.state.alive, until)
+        if (
+            self._chart_cache is None
+            or self._chart_cache[0] != key
+            or time_view.requests
+            or self._chart_cache[1][0].loading
+        ):
+            self._chart_cache = (key, self._read_chart(charts, record, now, until, time_view))
             return self._chart_cache[1]
         series, probe = self._chart_cache[1]
-        last = self._probe_of(record).last if time.at is None else None
+        last = self._probe_of(record).last if time_view.at is None else None
         return series, replace(probe, last=last) if probe.last is not last else probe
 
     def _newest_complete(self, now: float) -> float:
@@ -309,20 +313,20 @@ class WatchedServer:
         record: ServerRecord,
         now: float,
         until: float,
-        time: TimeView,
+        time_view: TimeView,
     ) -> tuple[Series, ProbeView]:
         last = self._series(record, now)
-        end = time.end if time.end is not None else last.as_of
+        end = time_view.end if time_view.end is not None else last.as_of
         first = charts.recorded_from(now)
         age = (end if end is not None else now) - first if first is not None else 0.0
-        span = range_for(time.range, age)
-        found = last if span.step == CHART_STEP_SECONDS and time.end is None else charts.series(span, now, end)
-        if time.end is None and last.as_of is None and span.step == CHART_STEP_SECONDS:
+        span = range_for(time_view.range, age)
+        found = last if span.step == CHART_STEP_SECONDS and time_view.end is None else charts.series(span, now, end)
+        if time_view.end is None and last.as_of is None and span.step == CHART_STEP_SECONDS:
             found = ended(found, until)
-        points = points_shown(time.range, age, span.step)
+        points = points_shown(time_view.range, age, span.step)
         shown = replace(newest_points(found, points), recorded_from=first)
-        shown = replace(shown, as_of=last.as_of if time.end is None else None)
-        return self._probe_of(record).in_time(shown, span, now, time, end)
+        shown = replace(shown, as_of=last.as_of if time_view.end is None else None)
+        return self._probe_of(record).in_time(shown, span, now, time_view, end)
 
     def _moment(self, record: ServerRecord, at: float) -> Moment | None:
         if self._history is None:
@@ -559,7 +563,7 @@ class WatchedServer:
         if self._failure is None or self._failure[0] != key:
             from vllm_console.fleet.failure import diagnosed_part
 
-            log, code = self._folder / "server.log", record.exit.status if record.exit else None
+            log, code = self._folder / LOG, record.exit.status if record.exit else None
             found = diagnosed_part(log, code, details, record.log_inode, record.log_offset)
             self._failure = (key, found)
         return self._failure[1]
@@ -578,7 +582,7 @@ class WatchedServer:
         if self._restart is None:
             from vllm_console.fleet.failure import LastRestart
 
-            self._restart = LastRestart(self._folder / "server.log")
+            self._restart = LastRestart(self._folder / LOG)
         return self._restart
 
     def _startup_progress(
@@ -592,7 +596,7 @@ class WatchedServer:
             from vllm_console.fleet.startup_progress import StartupProgress, earlier_times
 
             earlier = earlier_times(self._folder.parents[1], details)
-            self._startup = (key, StartupProgress(self._folder / "server.log", record, details, earlier))
+            self._startup = (key, StartupProgress(self._folder / LOG, record, details, earlier))
         return self._startup[1].update(record, now)
 
     def _startup_advice(

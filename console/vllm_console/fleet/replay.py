@@ -31,6 +31,7 @@ from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.sample import Series
 from vllm_console.text import clock, plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
+from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.budget.engine_report import learned_from
@@ -61,7 +62,7 @@ class ReplayedRun:
     def __init__(self, replayed: Replay, run: Run, past: PastRun, place: Path) -> None:
         self.replayed = replayed
         self._run, self._record = run, record_of_run(run)
-        self._log = place / "server.log"
+        self._log = place / LOG
         self._history = HistoryReader(place / HISTORY)
         self._charts = ChartHistory(server_source(place / HISTORY, run.generation))
         self._markers: tuple[Marker, ...] = replay_markers(

@@ -17,6 +17,7 @@ from vllm_console.runs.keys import run_key
 from vllm_console.text import plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper import folders
+from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.records import Generation, ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.private import ATTACHED
@@ -227,7 +228,7 @@ class RunRecorder:
         until = current.ready_at or current.ended_at
         if until is None:
             return replace(head, attempts=record.attempt, cause=cause)
-        lines = start_of_log(record_folder(self._state, record) / "server.log", record)
+        lines = start_of_log(record_folder(self._state, record) / LOG, record)
         first = current.warm_up.at if current.warm_up is not None else None
         watch = watched(lines, current.started_at, first)
         found = watch.stages(until, current.ready_at, current.ready_at is None) if lines else ()

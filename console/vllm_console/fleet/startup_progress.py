@@ -24,6 +24,7 @@ from vllm_console.logs.startup import (
 )
 from vllm_console.logs.startup_facts import Stage
 from vllm_console.text import percent, size
+from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.earlier_starts import START_LOG_BYTES, launch_settings, start_of_log
@@ -166,7 +167,7 @@ def times_store(state: Path) -> StartupReportStore:
 def remember_times(times: StartupReportStore, folder: Path, record: ServerRecord) -> bool:
     """Store the durations of a server that is ready; return whether there was anything to store."""
     details, ready_at = unpack(record.current.spec.details), record.current.ready_at
-    lines = start_of_log(folder / "server.log", record)
+    lines = start_of_log(folder / LOG, record)
     if details.engine is None or ready_at is None or not lines:
         return False
     warm_up = record.current.warm_up

@@ -311,7 +311,7 @@ def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int, held
         record = _new_record(folder.name, request["spec"], recording, shell)
         keeper = Keeper(context, record, secrets, lock, events)
         if held is not None:
-            keeper.supervisor.have_prepared(held.process, record.current.spec)
+            keeper.supervisor.use_prepared(held.process, record.current.spec)
         keeper.supervisor.start(recording)
         return keeper
     record = folders.read_record(folder)
@@ -319,7 +319,7 @@ def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int, held
         spec = wire.from_plain(LaunchSpec, request["spec"])
         keeper = Keeper(context, replace(record, inherited=shell), secrets, lock, events)
         if held is not None:
-            keeper.supervisor.have_prepared(held.process, spec)
+            keeper.supervisor.use_prepared(held.process, spec)
         keeper.supervisor.start_next(spec)
         return keeper
     if record.inherited is not None:  # not the environment of whichever console started this keeper

@@ -179,7 +179,7 @@ class Supervisor:
 
     # -- start and adoption ----------------------------------------------------------------------------------------
 
-    def have_prepared(self, process: PreparedProcess, spec: LaunchSpec) -> None:
+    def use_prepared(self, process: PreparedProcess, spec: LaunchSpec) -> None:
         """Use this process, prepared before the server existed, for the first start with these flags."""
         self._preparation.have(process, spec)
 
@@ -211,7 +211,7 @@ class Supervisor:
             attempt=0,
             downtime_seconds=None,
             preparation=preparation,
-            sleep=_of_this_start(record),
+            sleep=_unusable_sleep(record),
         )
 
     def adopt(self) -> None:
@@ -233,9 +233,9 @@ class Supervisor:
             self._adopt_dead()
             return
         self._ended = False
-        self._group.refresh(self._apart())
+        self._group.refresh(self._other_children())
         _watch_exit(server, self._epoch, self._post)
-        self.record_writer.change(**_me(), adopted=True, start_pending=False, reason=ADOPTED)
+        self.record_writer.change(**_this_keeper(), adopted=True, start_pending=False, reason=ADOPTED)
         self._adopt_sidecar()
         if record.state is State.STOPPING:
             report = record.current.warm_up
@@ -246,8 +246,8 @@ class Supervisor:
         elif record.current.spec.node is not None:
             self._end_with_nodes(LINK_LOST)
         else:
-            self._aim()
-            self._sleeper.resume(*self._to_own(record, server))
+            self._start_probing()
+            self._sleeper.resume(*self._request_target(record, server))
 
     def _adopt_waiting(self) -> None:
         """The server failed and is waiting for its automatic restart: continue the wait."""
@@ -260,7 +260,7 @@ class Supervisor:
         self.note(f"restarts in {seconds:.1f}s")
         self._retry_at = time.monotonic() + seconds
         self._keep_port()
-        self.record_writer.change(**_me(), next_attempt_at=time.time() + seconds)
+        self.record_writer.change(**_this_keeper(), next_attempt_at=time.time() + seconds)
 
     def _adopt_dead(self) -> None:
         """The server ended (or was never started) while no keeper was watching: record that and end its leftovers."""
@@ -273,7 +273,7 @@ class Supervisor:
         self._stop = Stop(
             sequence, self.note, requested=found.exit.requested, next_spec=found.next_spec, retry=found.retry
         )
-        self._write_exit(found.exit, **_me(), start_pending=found.start_pending)
+        self._write_exit(found.exit, **_this_keeper(), start_pending=found.start_pending)
 
     def _adopt_sidecar(self) -> None:
         sidecar = self.record.sidecar
@@ -300,7 +300,7 @@ class Supervisor:
         generation = replace(begun, started_at=started_at, ready_at=None, ended_at=None, exit=None, warm_up=None)
         fields |= {
             "server": None,
-            **_me(),
+            **_this_keeper(),
             "adopted": False,
             "next_attempt_at": None,
             "log_inode": inode,
@@ -337,7 +337,7 @@ class Supervisor:
         self._ended = False
         self._record_started()
         self._group = ProcessGroup.born(self._context.folder, server, ray=begun.spec.ray)
-        self._aim()
+        self._start_probing()
         self._sidecar.want(self._sidecar_command())
 
     def _record_started(self) -> None:
@@ -406,7 +406,7 @@ class Supervisor:
 
     # -- health ----------------------------------------------------------------------------------------------------
 
-    def _aim(self) -> None:
+    def _start_probing(self) -> None:
         spec, tuning = self.record.current.spec, self._context.tuning
         if spec.node is not None and spec.node.headless:
             return  # it serves no HTTP; its process and the link to node 0 show that it is alive
@@ -422,7 +422,7 @@ class Supervisor:
         record = self.record
         before = self._health.reason
         transition = self._health.transition(event, record.state, record.current.spec.port)
-        standing = ADOPTED if record.adopted else ""
+        usual = ADOPTED if record.adopted else ""
         match transition:
             case Transition.ANSWERED:
                 self._reservation.release()
@@ -431,14 +431,14 @@ class Supervisor:
                 else:
                     self._begin_warm_up()
             case Transition.RECOVERED:
-                self.record_writer.move(transition, standing)
+                self.record_writer.move(transition, usual)
             case Transition.UNANSWERED:
                 self.record_writer.move(transition, self._health.reason)
             case _ if event.foreign and self._health.reason != record.reason:
                 self.note(self._health.reason)
                 self.record_writer.change(reason=self._health.reason)
             case _ if event.healthy and before and record.reason == before:  # it is our process that answers again
-                self.record_writer.change(reason=standing)
+                self.record_writer.change(reason=usual)
 
     def _begin_warm_up(self) -> None:
         """/health answers: send the warm-up request, which must complete before the server is ready."""
@@ -446,14 +446,14 @@ class Supervisor:
         warm_up, server = spec.warm_up, record.server
         if warm_up is None or server is None:
             return
-        target, key = self._to_own(record, server)
+        target, key = self._request_target(record, server)
         generation = replace(record.current, warm_up=WarmUpReport(time.time()))
         self.record_writer.change(reason=WARMING_UP, generations=(*record.generations[:-1], generation))
         begun, golden = record.current.warm_up is not None, spec.sleep_mode
         self._warm_up = WarmUpRun(target, warm_up, key, self._post, begun=begun, golden=golden, ray=spec.ray)
         self._warm_up.start()
 
-    def _to_own(self, record: ServerRecord, server: ProcessIdentity) -> tuple[ProbeTarget, str]:
+    def _request_target(self, record: ServerRecord, server: ProcessIdentity) -> tuple[ProbeTarget, str]:
         """Where to send requests for the server's own process, and the API key for them."""
         spec = record.current.spec
         found = secrets_of_process(record) | known_secrets(spec, self._secrets, self._context.environment)
@@ -495,11 +495,11 @@ class Supervisor:
             downtime, self._left_ready_at = self._health.since - self._left_ready_at, None
         recording, self._recording = self._recording, None  # applies to this start only
         generation = replace(generation, ready_at=recording.ready_at if recording is not None else time.time())
-        standing = ADOPTED if record.adopted else ""
-        self.record_writer.move(Transition.ANSWERED, standing, generation, downtime_seconds=downtime)
+        usual = ADOPTED if record.adopted else ""
+        self.record_writer.move(Transition.ANSWERED, usual, generation, downtime_seconds=downtime)
         if recording is not None:
             self.record_writer.change(state_since=recording.ready_at)
-        self._aim()
+        self._start_probing()
         if self._nodes is not None and generation.spec.node is not None and not generation.spec.node.headless:
             self._nodes.ready()
         if self._group is not None:
@@ -602,7 +602,7 @@ class Supervisor:
             stop.sequence.server_ended(time.monotonic())
             self._preparation.server_stopped()
         if self._node_lost:
-            ended = replace(ended, reason=f"{self._node_lost}; stopped ({_how(ended)})")
+            ended = replace(ended, reason=f"{self._node_lost}; stopped ({_exit_text(ended)})")
         elif not requested:
             ended = self._with_raylet(self._with_first_request(ended))
         self._leave_nodes(ended.reason, requested=requested)
@@ -630,7 +630,7 @@ class Supervisor:
             was = "was " if ended.signal else ""
             return replace(ended, reason=f"/health answered; on the first request it {was}{ended.reason}")
         if report is not None and report.outcome is WarmUpOutcome.FAILED:
-            return replace(ended, reason=f"{unfit(report)}; stopped ({_how(ended)})")
+            return replace(ended, reason=f"{unfit(report)}; stopped ({_exit_text(ended)})")
         return ended
 
     def _keep_port(self) -> None:
@@ -704,7 +704,7 @@ class Supervisor:
             return StopSequence.starting(now, timeouts)
         return StopSequence.serving(now, timeouts, self.record.current.spec.drain_seconds)
 
-    def _gone(self, stop: Stop) -> None:
+    def _continue_after_end(self, stop: Stop) -> None:
         """Take the next step once nothing of the server is left. Raises `UnwrittenError` to wait for the record."""
         self._group = None
         unread = self._empty_output()
@@ -721,7 +721,7 @@ class Supervisor:
         elif stop.retry and (earlier := self._earlier_flags()) is not None:
             self._roll_back(earlier, reason)
         else:
-            self._lost(reason, stop.retry)
+            self._retry_or_fail(reason, stop.retry)
         self._stop = None
 
     def _empty_output(self) -> str:
@@ -732,7 +732,7 @@ class Supervisor:
         self.note(unread)
         return unread
 
-    def _lost(self, reason: str, retry: bool) -> None:
+    def _retry_or_fail(self, reason: str, retry: bool) -> None:
         back = self.record.current.rollback
         if back is not None and self.record.current.ready_at is None:
             retry = False
@@ -829,7 +829,7 @@ class Supervisor:
         self._sleeper.check(wake=order.wake)
         record = self.record
         if record.server is not None:
-            self._sleeper.begin(order, *self._to_own(record, record.server))
+            self._sleeper.begin(order, *self._request_target(record, record.server))
 
     def slept(self, event: SleepProgress) -> None:
         """Handle a step of going to sleep or waking up; restart a server that can't continue afterwards."""
@@ -899,14 +899,14 @@ class Supervisor:
         elif record.attempt and record.state is State.READY and now - self._health.since >= self._context.tuning.steady:
             self.record_writer.change(attempt=0)
         elif self._group is not None and not self._ended:
-            self._group.poll(now, self._apart())
+            self._group.poll(now, self._other_children())
 
     def _go_on_stopping(self, stop: Stop, now: float) -> None:
-        clean = stop.advance(self._group, self._apart(), self._ended, now)
+        clean = stop.advance(self._group, self._other_children(), self._ended, now)
         if clean and self._sidecar.gone:
             if stop.next_spec is None or not self.record_writer.trouble:  # else wait until it can be written
                 with contextlib.suppress(UnwrittenError):
-                    self._gone(stop)
+                    self._continue_after_end(stop)
         elif stop.stuck:
             pids = ", ".join(map(str, stop.stuck))
             reason = f"survives SIGKILL (pid {pids}): the kernel or a driver holds it"
@@ -914,22 +914,22 @@ class Supervisor:
                 self.note(reason)
                 self.record_writer.change(reason=reason)
 
-    def _apart(self) -> list[int]:
+    def _other_children(self) -> list[int]:
         """Pids of this keeper's children that do not belong to the server."""
         others = (self._sidecar.process, self._preparation.process)
         return [process.pid for process in others if process is not None]
 
 
-def _how(ended: Exit) -> str:
+def _exit_text(ended: Exit) -> str:
     return f"exit code {ended.code}" if ended.code is not None else ended.signal or "exit code unknown"
 
 
-def _me() -> dict[str, Any]:
+def _this_keeper() -> dict[str, Any]:
     """The fields in which a record describes the keeper that writes it."""
     return {"keeper": processes.identity(os.getpid()), "location": location.here()}
 
 
-def _of_this_start(record: ServerRecord) -> Sleep | None:
+def _unusable_sleep(record: ServerRecord) -> Sleep | None:
     """The previous generation's sleep, if the new one keeps it: it says why the server had to be restarted."""
     sleep = record.sleep
     if sleep is None or sleep.step not in UNUSABLE:
