@@ -7,6 +7,7 @@ standard error is widened by the windows' autocorrelation, and the interval is b
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from statistics import NormalDist, median
@@ -112,30 +113,31 @@ def standard_error(values: Sequence[float], seed: int) -> float:
     """The standard error of the median of independent values, at least two."""
     count = len(values)
     ordered = sorted(values)
-    medians = [(ordered[low] + ordered[high]) / 2 for low, high in _resampled_medians(count, seed)]
-    mean = math.fsum(medians) / len(medians)
-    variance = math.fsum([(value - mean) ** 2 for value in medians]) / (len(medians) - 1)
+    medians = [((ordered[low] + ordered[high]) / 2, times) for low, high, times in _resampled_medians(count, seed)]
+    mean = math.fsum(value * times for value, times in medians) / RESAMPLES
+    variance = math.fsum((value - mean) ** 2 * times for value, times in medians) / (RESAMPLES - 1)
     # A sample's spread underestimates the population's by this factor.
     return math.sqrt(variance * count / (count - 1))
 
 
 @cache
-def _resampled_medians(count: int, seed: int) -> tuple[tuple[int, int], ...]:
-    """For each resample of ``count`` ordered values, the two (often equal) ranks whose values average to its median.
+def _resampled_medians(count: int, seed: int) -> tuple[tuple[int, int, int], ...]:
+    """The medians of `RESAMPLES` resamples of ``count`` ordered values: for each, the two (often equal) ranks whose
+    values average to it, and how often it occurred.
 
     Resampling ranks is equivalent to resampling values. A linear congruential generator (Knuth's MMIX) makes it
     reproducible.
     """
     state = seed * 0x9E3779B97F4A7C15 & _MASK
-    found = []
+    found = Counter[tuple[int, int]]()
     for _ in range(RESAMPLES):
         picked = []
         for _ in range(count):
             state = (state * _MULTIPLIER + _INCREMENT) & _MASK
             picked.append((state >> 33) % count)
         picked.sort()
-        found.append((picked[(count - 1) // 2], picked[count // 2]))
-    return tuple(found)
+        found[picked[(count - 1) // 2], picked[count // 2]] += 1
+    return tuple((low, high, times) for (low, high), times in found.items())
 
 
 def student(share: float, freedom: float) -> float:

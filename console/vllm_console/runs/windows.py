@@ -86,7 +86,7 @@ def quantile_in(figures: Mapping[str, float], key: str) -> Quantile | None:
 
     Windows recorded by a version that stored no buckets have only values.
     """
-    value, low, high = (figures.get(name) for name in (key, f"{key}_above", f"{key}_below"))
+    value, low, high = figures.get(key), figures.get(f"{key}_above"), figures.get(f"{key}_below")
     if value is not None and high is None:
         return Quantile(value, value, value)
     if low is None and high is None:

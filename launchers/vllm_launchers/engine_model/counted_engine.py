@@ -92,9 +92,7 @@ class CountedEngine:
         count = len(self._ends)
         if not count or self._prompt or self._leaving or count > self._limits.max_num_batched_tokens:
             return 0
-        if self._could_admit():
-            return 0
-        most = min(most, self._ends[0][0] - self._iteration)
+        most = self._before_admission(min(most, self._ends[0][0] - self._iteration))
         free = self._pool.free
         if count * -(-most // self._size) > free:
             while most and self._growth(most) > free:
@@ -196,13 +194,25 @@ class CountedEngine:
             request.blocks = []
         self._leaving = []
 
-    def _could_admit(self) -> bool:
+    def _before_admission(self, most: int) -> int:
+        """Number of next iterations, up to ``most``, before one might admit a request although none has ended."""
         if not self.waiting or self.full:
-            return False
+            return most
         request = self.waiting[0]
         if self._blocks_for(request.prompt_length) <= self._pool.free:
-            return True  # regardless of how much of it is cached
-        return self._fits(request, self._find_prefix(request))
+            return 0  # regardless of how much of it is cached
+        reused = self._find_prefix(request)
+        return 0 if self._fits(request, reused) else self._before_shared(request, len(reused), most)
+
+    def _before_shared(self, waiting: Request, found: int, most: int) -> int:
+        """Number of next iterations, up to ``most``, before one completes the block that would extend the ``found``
+        cached blocks of a waiting request, so that it might fit."""
+        if found < min(len(waiting.hashes), (waiting.prompt_length - 1) // self._size):
+            for last, request in self._unnamed:
+                if len(request.hashes) > found and request.hashes[found] == waiting.hashes[found]:
+                    computed = request.prompt_length + request.output_length - 1 - (last - self._iteration)
+                    most = min(most, max(0, (found + 1) * self._size - computed - 1))
+        return most
 
     def _admit(self, budget: int, now: float) -> None:
         places = self._limits.max_num_seqs - self.running - len(self._leaving)

@@ -353,8 +353,14 @@ class Scheduler:
         have ended that it can't replace.
         """
         running, count = self.running, len(self.running)
-        if not running or self._leaving or count > self.limits.max_num_batched_tokens or self._could_admit():
+        if not running or self._leaving or count > self.limits.max_num_batched_tokens:
             return 0
+        if self.waiting and not self.full:
+            first = self.waiting[0]
+            reused = self._find_prefix(first)
+            if self._fits(first, reused):
+                return 0
+            most = self._before_shared(first, len(reused), most)
         for request in running:
             if request.prompt_length + request.generated - request.computed != 1 or request.under_way:
                 return 0
@@ -389,11 +395,16 @@ class Scheduler:
             self._leave()
         return usage
 
-    def _could_admit(self) -> bool:
-        if not self.waiting or self.full:
-            return False
-        request = self.waiting[0]
-        return self._fits(request, self._find_prefix(request))
+    def _before_shared(self, waiting: Request, found: int, most: int) -> int:
+        """Number of next iterations, up to ``most``, before one completes the block that would extend the ``found``
+        cached blocks of a waiting request, so that it might fit."""
+        size = self.limits.block_size
+        if found < min(len(waiting.hashes), (waiting.length - 1) // size):
+            wanted = waiting.hashes[found]
+            for request in self.running:
+                if len(request.hashes) > found and request.hashes[found] == wanted:
+                    most = min(most, max(0, (found + 1) * size - request.computed - 1))
+        return most
 
     def _schedule_running(self, batch: Batch) -> int:
         budget, size, caching = self.limits.max_num_batched_tokens, self.limits.block_size, self.pool.caching

@@ -76,6 +76,13 @@ NOISES = st.builds(StepNoise, POINTS, POINTS, st.sampled_from([0.0, 0.37, 2.9]),
     seqs=3, budget=64, blocks=32, caching=True, chunked=True, cost=COST, noise=NO_NOISE, since=0.0, length=math.inf,
     ahead=False,
 )  # fmt: skip
+@example(  # a waiting request fits once a running one has generated the block that they share
+    drawn=[(0.0, 24, 43, 0, 0), (0.0703125, 40, 15, 0, 0), (0.0, 37, 6, 0, 0), (0.125, 2, 18, 0, 0),
+           (0.078125, 1, 16, 0, 1), (0.0, 24, 16, 0, 0), (0.0, 1, 12, 0, 1), (0.0, 41, 8, 0, 1), (0.0, 1, 4, 1, 1),
+           (0.0, 33, 1, 1, 1)],
+    seqs=6, budget=1, blocks=50, caching=True, chunked=False, cost=COSTS[1],
+    noise=StepNoise((), ((0.0, 1.25, 0.0),), 0.0, 0.0), since=0.0, length=math.inf, ahead=False,
+)  # fmt: skip
 @given(
     drawn=ARRIVALS, seqs=st.integers(1, 8), budget=st.integers(1, 80), blocks=st.integers(32, 80),
     caching=st.booleans(), chunked=st.booleans(), cost=st.sampled_from(COSTS), noise=NOISES, since=st.floats(0, 1),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +69,23 @@ SERVED = record(
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A day of history: full until generation 2 began, calm since. The last half hour has one-second rows."""
+    path = tmp_path_factory.mktemp("day") / HISTORY
+    with closing(HistoryWriter(path)) as writer:
+        for second in range(-6000, 0, 2):
+            number, usage = (1, 0.95) if second < -3000 else (2, 0.3)
+            engine = EngineSample(0.0 if usage < 0.5 else 9.0, 0.0, usage, generation_tokens_total=6000.0 + second)
+            writer.append(Sample(NOW + second, {"0": engine}), number)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, day: Path) -> Path:
     folder = tmp_path / "servers" / "chat"
     folder.mkdir(parents=True)
-    writer = HistoryWriter(folder / HISTORY)
-    for second in range(-6000, 0, 2):
-        number, usage = (1, 0.95) if second < -3000 else (2, 0.3)
-        engine = EngineSample(0.0 if usage < 0.5 else 9.0, 0.0, usage, generation_tokens_total=6000.0 + second)
-        writer.append(Sample(NOW + second, {"0": engine}), number)
-    writer.close()
+    shutil.copyfile(day, folder / HISTORY)
     return folder
 
 

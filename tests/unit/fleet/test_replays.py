@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -58,13 +60,21 @@ def enter(state: Path, *heads: RunHead) -> RunStore:
 
 def record(place: Path, *spans: tuple[float, float]) -> None:
     """Record the metrics of the runs: a full KV cache in the first, a calm one in the second."""
-    writer = HistoryWriter(place / "history.sqlite")
-    for number, (begin, end) in enumerate(spans, 1):
-        for at in range(int(begin) + 60, int(end), 2):
-            usage = 0.95 if number == 1 else 0.3
-            engine = EngineSample(9.0, 0.0, usage, generation_tokens_total=10.0 * (at - begin))
-            writer.append(Sample(float(at), {"0": engine}), number)
-    writer.close()
+    (place / "history.sqlite").write_bytes(recorded(spans))
+
+
+@cache
+def recorded(spans: tuple[tuple[float, float], ...]) -> bytes:
+    """The file of `record`; many tests use the same one."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "history.sqlite"
+        with closing(HistoryWriter(path)) as writer:
+            for number, (begin, end) in enumerate(spans, 1):
+                for at in range(int(begin) + 60, int(end), 2):
+                    usage = 0.95 if number == 1 else 0.3
+                    engine = EngineSample(9.0, 0.0, usage, generation_tokens_total=10.0 * (at - begin))
+                    writer.append(Sample(float(at), {"0": engine}), number)
+        return path.read_bytes()
 
 
 @pytest.fixture
