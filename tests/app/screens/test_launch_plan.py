@@ -279,7 +279,7 @@ async def test_a_launch_waits_for_the_plan_of_what_stands_now(screen, fleet, wai
         fleet.held = threading.Event()
         fleet.findings = (TOO_SMALL,)
         await pilot.press("tab", "down", "space", "ctrl+s")
-        await wait_until(pilot, lambda: "planning first" in screen.text())
+        await wait_until(pilot, lambda: "Planning first" in screen.text())
         assert starts(fleet) == []
         fleet.held.set()
         await wait_until(pilot, lambda: "Not launched: one request does not fit" in screen.text())

@@ -201,7 +201,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         found = await answer_for(self, partial(first_fitting, self._fleet, requests), "first preset")
         chosen = draft.preset is not opened or draft.any_touched or self._section != "presets"
         if found is not None and found.preset != opened.name and not chosen:
-            self._say(f"{opened.name} does not fit now; {found.preset} does.")
+            self._say(f"{opened.name} does not fit now; {found.preset} does and is selected.")
             self._take_preset(draft, presets[found.preset])
 
     def _take_preset(self, draft: LaunchDraft, preset: Preset) -> None:
@@ -279,7 +279,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         draft = self.planner.draft
         text, style = self._message
         if draft is None:
-            self._show_note(text or "reading presets…", style or DIM)
+            self._show_note(text or "Reading presets…", style or DIM)
             return
         self._move_to(self._under)
         self._cursor = min(self._cursor, len(draft.names) - 1)
@@ -531,7 +531,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._say("")
             self.redraw()
         elif self.downloads.running:
-            self._say("canceling the download…")
+            self._say("Canceling the download…")
             self.downloads.cancel()
             self.redraw()
         elif self._launching:
@@ -661,7 +661,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._launch_planned()
         else:
             self._launch_next = True
-            self._say("planning first…")
+            self._say("Planning first…")
             self.planner.plan_now()
         self.redraw()
 
@@ -684,7 +684,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         elif self.planner.draft is not None:
             self._launching = True
             self.planner.hand_over()
-            self._say("launching…")
+            self._say("Launching…")
             request = self.planner.draft.request(force=bool(errors))
             self.run_worker(self._start(request), name="start", group="start")
 
