@@ -247,13 +247,19 @@ class CountedEngine:
 
     def _name_decoded(self, iteration: int) -> None:
         """Make shared blocks of generated tokens findable if they are full after ``iteration``."""
-        left = []
-        for last, request in self._unnamed:
+        full = []
+        for order, (last, request) in enumerate(self._unnamed):
             computed = request.prompt_length + request.output_length - 1 - (last - iteration)
-            self._pool.name(request.blocks, request.hashes[: computed // self._size])
-            if len(request.blocks) < len(request.hashes) and last > iteration:
-                left.append((last, request))
-        self._unnamed = left
+            for count in range(len(request.blocks) + 1, min(computed // self._size, len(request.hashes)) + 1):
+                full.append((count * self._size - computed, order, count, request))
+        full.sort()  # by when they were full: if requests compute the same block, the first one is found
+        for _, _, count, request in full:
+            self._pool.name(request.blocks, request.hashes[:count])
+        self._unnamed = [
+            (last, request)
+            for last, request in self._unnamed
+            if len(request.blocks) < len(request.hashes) and last > iteration
+        ]
 
     def _fits(self, request: Request, reused: Sequence[int]) -> bool:
         """Whether the blocks for its prompt are free, including ``reused``."""

@@ -378,18 +378,21 @@ class Scheduler:
         """Account for ``steps`` iterations allowed by `decode_steps`; return KV cache usage before requests end."""
         size, caching = self.limits.block_size, self.pool.caching
         any_ended = False
+        filled: list[Request] = []
         for request in self.running:
             tokens = request.computed + steps
             if tokens > len(request.blocks) * size:
                 self._grow(request, steps)
             request.computed = tokens
             if caching and tokens // size > request.remembered:
-                self._remember(request)
+                filled.append(request)
             request.generated += steps
             request.last_token_at = now
             if request.generated >= request.output_length:
                 request.finished = FinishReason.LENGTH
                 any_ended = True
+        if filled:
+            self._remember_in_order(filled)
         usage = self.pool.usage
         if any_ended:
             self._leave()
@@ -502,6 +505,25 @@ class Scheduler:
             self._hash(request, full * size)
             self.pool.remember(request.blocks[since:full], request.hashes[since:full])
             request.remembered = full
+
+    def _remember_in_order(self, requests: Sequence[Request]) -> None:
+        """Make blocks that were filled in several iterations findable in the order in which they were full.
+
+        If requests compute the same block, the first one is found.
+        """
+        if len(requests) == 1:
+            self._remember(requests[0])
+            return
+        size, blocks = self.limits.block_size, list[tuple[int, int, int, int]]()
+        for order, request in enumerate(requests):
+            since, full = request.remembered, request.computed // size
+            self._hash(request, full * size)
+            for index in range(since, full):
+                left = request.computed - (index + 1) * size  # tokens computed since it was full
+                blocks.append((-left, order, request.blocks[index], request.hashes[index]))
+            request.remembered = full
+        blocks.sort()
+        self.pool.remember([block for _, _, block, _ in blocks], [value for _, _, _, value in blocks])
 
     def _hash(self, request: Request, length: int) -> None:
         size, hashes = self.limits.block_size, request.hashes
