@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Mapping
@@ -184,8 +185,6 @@ def read_endpoint(folder: Path) -> tuple[ServerRecord, Endpoint]:
 
 def is_recorded(folder: Path) -> bool:
     """Whether a recorder is running for an endpoint."""
-    import fcntl
-
     try:
         opened = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

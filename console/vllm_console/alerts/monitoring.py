@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,8 +34,6 @@ def ask_prometheus(url: str) -> Monitoring:
 
 
 def _data(client: Any, url: str) -> dict[str, Any]:
-    import json
-
     body = b""
     with client.stream("GET", url) as response:
         for piece in response.iter_bytes():

@@ -29,6 +29,7 @@ from vllm_console.diagnosis.finding import Severity, title_of_code
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.settings import Alerts
 from vllm_console.text import plain
+from vllm_launchers.addresses import is_loopback
 from vllm_launchers.private import open_file, open_regular, own_folder
 
 if TYPE_CHECKING:
@@ -249,8 +250,6 @@ class Webhook:
 
     @property
     def _local(self) -> bool:
-        from vllm_launchers.addresses import is_loopback
-
         return is_loopback(urlsplit(self._url).hostname or "")
 
 

@@ -20,6 +20,7 @@ from vllm_console.cli.runs import keep
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_launchers.errors import OperationError, RefusedError, UsageError
+from vllm_launchers.plan.flags import served_name, token_count
 from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
@@ -134,8 +135,6 @@ def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -
 
 def _words(args: argparse.Namespace, target: Target, server: ServerView) -> list[str]:
     """The command line, with lengths that fit the server's context."""
-    from vllm_launchers.plan.flags import served_name, token_count
-
     served = served_name(server.flags, server.model)
     longest = token_count(server.flags.get("max-model-len"))
     fits = longest - max(16, longest // 16) if longest else None  # its prompts are text, which may have more tokens

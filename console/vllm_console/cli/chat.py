@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from vllm_console.cli.console import open_on
 from vllm_console.cli.load_target import find_target, warn_of_tuner
 from vllm_console.cli.options import add_json, count_from, number_type
@@ -244,8 +246,6 @@ def _whole(text: str) -> str:
 
 
 def _document(client: ChatClient, answer: Answer) -> Document:
-    from msgspec import to_builtins
-
     from vllm_console.chat.answer import PartKind
 
     calls = [part for part in answer.parts if part.kind is PartKind.TOOL_CALL]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_changes, add_json, count_from, timeout_from
 from vllm_console.cli.output import print_json
@@ -63,8 +65,6 @@ def _document(kept: KeptPrediction | None) -> Document | None:
     """What was predicted for the change, next to what was measured."""
     if kept is None:
         return None
-    import msgspec
-
     from vllm_console.prediction.score import outcomes
 
     return {

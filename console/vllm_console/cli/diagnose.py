@@ -17,6 +17,7 @@ from vllm_console.logs.file import lines_before
 from vllm_console.text import plain, redrawn
 from vllm_launchers.errors import OperationError, RefusedError, UsageError
 from vllm_launchers.keeper.records import State
+from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
     from vllm_console.diagnosis.finding import Diagnosis
@@ -57,7 +58,6 @@ def _diagnosis(args: argparse.Namespace) -> tuple[Diagnosis, bool]:
     """
     from vllm_console.diagnosis.failure.diagnose import diagnose
     from vllm_console.logs.vllm_lines import parse_lines
-    from vllm_launchers.secrets import redact
 
     name: str = args.logfile
     here = os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - false if the name is too long

@@ -20,8 +20,10 @@ from vllm_console.alerts.prometheus import (
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
+from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES, objectives_of
 from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
+from vllm_launchers.plan.export.quoting import ExportError
 from vllm_launchers.plan.flags import served_name
 from vllm_launchers.vllm.flags.changes import Changes
 
@@ -74,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
 def _export_for_proxy(args: argparse.Namespace) -> int:
     """Print servers as a proxy configuration; stopped ones too, as they last ran."""
     from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy, proxy_warning
-    from vllm_launchers.plan.export.quoting import ExportError
 
     if not args.name:
         raise UsageError(f"export {args.form} needs a server's name; see 'vllm-console list --ours'")
@@ -101,8 +102,6 @@ def _target(args: argparse.Namespace) -> tuple[AlertTarget, Scrape]:
 
     A server takes precedence over a preset of the same name.
     """
-    from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES, objectives_of
-
     try:
         match = checked_match(args.match) if args.match is not None else None
     except MatchError as error:

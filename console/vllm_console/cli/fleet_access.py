@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.output import complain
 from vllm_console.text import plain
 from vllm_launchers.launch.errors import read_only_error
+from vllm_launchers.private import check
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,8 +128,6 @@ def check_state(args: argparse.Namespace, config: Settings) -> list[str]:
 
     The messages go to standard error, and are returned so that the caller can also show them.
     """
-    from vllm_launchers.private import check
-
     warnings = [plain(one) for one in check(state_of(args), fix=not read_only_by(args, config))]
     for sentence in warnings:
         complain(sentence)

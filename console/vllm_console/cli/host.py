@@ -25,6 +25,7 @@ from vllm_console.text import UNKNOWN, plain
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, format_share
+from vllm_launchers.host.gpu.topology import legend, row_text, topology_rows
 from vllm_launchers.plan.placement import Placement, rank_placements
 
 
@@ -86,7 +87,6 @@ def run_topology(args: argparse.Namespace) -> int:
     from vllm_console.host_text import format_islands, format_links
     from vllm_launchers.host.gpu.document import encode_host
     from vllm_launchers.host.gpu.hardware_warnings import hardware_warnings
-    from vllm_launchers.host.gpu.topology import legend, row_text, topology_rows
 
     host = load_host(args)
     if args.json:

@@ -9,6 +9,7 @@ from vllm_console.cli.load_target import add_shape, find_target, shaped, warn_of
 from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.progress import ProgressLine
+from vllm_console.load.spans import noted
 from vllm_console.text import duration, plain
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.units import counted
@@ -102,7 +103,6 @@ def run(args: argparse.Namespace) -> int:
     rate = args.rate if args.rate is not None or args.concurrency else 1.0
     from vllm_console.load.run import run_load_sync
     from vllm_console.load.shape import Exact
-    from vllm_console.load.spans import noted
 
     target = find_target(args, "--remote", others_allowed=args.remote, remote_allowed=args.remote)
     warn_of_tuner(target, "this load")

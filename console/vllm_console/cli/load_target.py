@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from vllm_console.attached import AddressError, base_of
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
 from vllm_console.cli.output import complain
 from vllm_console.fleet.attached import endpoint_access
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
+from vllm_launchers.addresses import is_loopback
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.presets.model import Workload
@@ -120,8 +122,6 @@ def warn_of_tuner(target: Target, what: str) -> None:
 
 def _attached_at(fleet: LocalFleet, url: str) -> ServerView | None:
     """The attached endpoint at a URL, whose key is used; a server of this user's own takes precedence."""
-    from vllm_console.attached import AddressError, base_of
-
     try:
         base = base_of(url)
     except AddressError:
@@ -145,8 +145,6 @@ def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> 
     Raises:
         RefusedError: the port belongs to such a server, and that is not allowed.
     """
-    from vllm_launchers.addresses import is_loopback
-
     with contextlib.suppress(ValueError):  # the client reports an invalid URL
         parts = urlsplit(url)
         if allowed or not is_loopback(parts.hostname or ""):
@@ -158,7 +156,6 @@ def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> 
 
 def _whose(servers: Sequence[ServerView]) -> str:
     """Whose server is on a port of this machine, if not this user's; ``servers`` have that port number."""
-    from vllm_launchers.addresses import is_loopback
     from vllm_launchers.host.ports import user_name
 
     own = any(server.ours for server in servers)

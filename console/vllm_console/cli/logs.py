@@ -10,6 +10,7 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import print_json
 from vllm_launchers.errors import RefusedError, UsageError
+from vllm_launchers.secrets import redact
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the end of the log, and follow it if requested."""
     from vllm_console.logs.file import LogFile
-    from vllm_launchers.secrets import redact
 
     if args.follow and args.json:
         raise UsageError("--follow prints lines as they come, and can't be combined with --json")

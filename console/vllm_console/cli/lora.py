@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import print_json, table_lines
@@ -43,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         found = open_fleet(args).adapters(args.name)
         if args.json:
-            from msgspec import to_builtins
-
             print_json(to_builtins(found))
         else:
             print("\n".join(_lines(found)))
@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         done = fleet.unload_adapter(args.name, args.adapter)
     if args.json:
-        from msgspec import to_builtins
-
         print_json(to_builtins(done))
         return 0
     print(plain(f"{done.server}: {done.name} is {'served' if args.action == 'load' else 'unloaded'}"))

@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from vllm_console import __version__
 from vllm_console.cli.output import OutputError, forget, guard, refuse_closed_output
 from vllm_console.cli.picture_options import add_picture_arguments
+from vllm_console.text import plain
 
 
 class Command(NamedTuple):
@@ -153,7 +155,6 @@ class _Parser(argparse.ArgumentParser):
     """Reports a bad command line without the secrets typed into it."""
 
     def error(self, message: str) -> NoReturn:
-        from vllm_console.text import plain
         from vllm_launchers.secrets import redact
 
         super().error(plain(redact(message)))
@@ -252,8 +253,6 @@ def _refresh(text: str) -> float:
 
 def _moment(text: str) -> float:
     """Parse ``--at`` into Unix seconds."""
-    import time
-
     from vllm_console.history.time_view import moment_from
 
     try:
@@ -296,7 +295,6 @@ def _run(words: Sequence[str]) -> int:
     """Parse and run; report errors and turn them into an exit code."""
     args = parse(words)
     run = implementation(args.command or "console", "run")
-    from vllm_console.text import plain
     from vllm_launchers.errors import OperationError
 
     try:

@@ -32,6 +32,7 @@ from vllm_console.text import plain
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.secrets import is_secret_name
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -144,8 +145,6 @@ def _judged(fleet: LocalFleet, request: LaunchRequest) -> Plan:
 
 def _left_out(plan: Plan) -> list[str]:
     """Variables of this shell that vLLM reads and would inherit here, but that an export does not contain."""
-    from vllm_launchers.secrets import is_secret_name
-
     reads = ("VLLM_", "HF_", "NCCL_", "CUDA_", "TORCH_")
     held = {*plan.environment, *plan.secrets}
     return sorted(n for n in os.environ if n.startswith(reads) and n not in held and not is_secret_name(n))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, print_json
@@ -56,8 +58,6 @@ def _purpose(preset: Preset) -> str:
 
 def preset_document(preset: Preset) -> Document:
     """A preset as JSON."""
-    import msgspec
-
     document: Document = msgspec.to_builtins(preset)
     return document
 

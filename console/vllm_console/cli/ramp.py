@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import textwrap
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from vllm_console.cli.load import MOST_SECONDS
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
@@ -16,13 +19,16 @@ from vllm_console.cli.options import add_json, duration_type, number_type
 from vllm_console.cli.output import ask, complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.runs_text import step_heading, step_line
+from vllm_console.history.energy import cost_line, energy_text
+from vllm_console.load.spans import noted, read_spans
+from vllm_console.runs.measurement import RAMP, Measurement, plots
 from vllm_console.text import duration, objectives_text, plain, rate
 from vllm_launchers.errors import OperationError, RefusedError
+from vllm_launchers.private import locked
 
 if TYPE_CHECKING:
     from vllm_console.load.ramp import EnergyMeter, Ramp, RampOptions, RampProgress, RampStep
     from vllm_console.load.spans import LoadNote
-    from vllm_console.runs.measurement import Measurement
     from vllm_launchers.presets.model import Objectives
 
 HIGHEST_RATE = 10_000.0
@@ -76,8 +82,6 @@ def _rates(text: str) -> tuple[float, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print and store. Exit code 1 if no rate held, it was canceled, or the server stopped responding."""
-    from msgspec.structs import asdict
-
     from vllm_console.diagnosis.live.rule import objectives_of
     from vllm_console.load.ramp import RampOptions
 
@@ -149,7 +153,6 @@ def confirm_load(args: argparse.Namespace, target: Target, cost: str = MAKES_WAI
 def _others(target: Target) -> str:
     """Why a server seems to have other clients, as a sentence without a period; empty if it does not."""
     from vllm_console.load.ramp import traffic_of_others
-    from vllm_console.load.spans import read_spans
 
     if target.folder is not None and any(span.ended_at is None for span in read_spans(target.folder, time.time())):
         return f"{_name(target)} is already receiving load"
@@ -168,9 +171,6 @@ def only_one(target: Target, rate: float | None = None) -> Iterator[LoadNote]:
     Raises:
         RefusedError: another one is running.
     """
-    from vllm_console.load.spans import noted
-    from vllm_launchers.private import locked
-
     if target.folder is None:
         with noted(None, rate, MOST_SECONDS) as note:
             yield note
@@ -237,8 +237,6 @@ def _meter(target: Target) -> Iterator[EnergyMeter | None]:
 
 def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> None:
     """Print an event. If the reader is gone, set ``stop``, so that the ramp ends and keeps its results."""
-    import json
-
     try:
         print(json.dumps({kind: content}), flush=True)
     except BrokenPipeError:
@@ -266,8 +264,6 @@ class _Reports:
 
     def progress(self, progress: RampProgress) -> None:
         if self._args.events:
-            from msgspec.structs import asdict
-
             _event("progress", asdict(progress), self._stop)
             return
         what = "warming up at" if progress.warming_up else "measuring"
@@ -277,9 +273,6 @@ class _Reports:
 
 
 def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
-    from vllm_console.history.energy import cost_line, energy_text
-    from vllm_console.runs.measurement import plots
-
     lines = (
         ["! the objectives do not hold at this rate", ""] if any(not one.outcome.ok for one in found.steps) else [""]
     )
@@ -298,10 +291,6 @@ def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
 
 
 def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
-    from msgspec.structs import asdict
-
-    from vllm_console.runs.measurement import RAMP, Measurement
-
     document = found.document()
     return Measurement(
         RAMP,

@@ -13,6 +13,7 @@ from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
+from vllm_console.metrics.window import format_unserved, in_order, metrics_document, window_document
 from vllm_console.text import UNKNOWN, count, duration, percent, plain, seconds, took
 from vllm_launchers.errors import NotFoundError
 from vllm_launchers.keeper.records import State
@@ -304,16 +305,12 @@ def _describe_window(server: ServerView, now: float) -> list[str]:
 
 def _unserved(window: Window, span: str) -> list[str]:
     """The number of requests that were not served; empty if all were, or if unknown."""
-    from vllm_console.metrics.window import format_unserved
-
     found = format_unserved(window.responses)
     return [f"  not served  {found} {span}"] if found else []
 
 
 def rank_lines(server: ServerView) -> list[str]:
     """A line per data-parallel rank; empty for a server with just one."""
-    from vllm_console.metrics.window import in_order
-
     engines = server.sample.engines if server.sample is not None else {}
     return [
         f"  {f'rank {label}':<11} {percent(one.kv_cache_usage)} KV cache, {count(one.requests_running)} running, "
@@ -347,8 +344,6 @@ def server_document(server: ServerView) -> Document:
 
 def status_document(server: ServerView) -> Document:
     """A server as ``status`` and ``list`` print it (a contract), with its exit and its metrics."""
-    from vllm_console.metrics.window import metrics_document, window_document
-
     return server_document(server) | {
         "env": dict(server.environment),
         "exit": as_dict(server.exit) if server.exit else None,

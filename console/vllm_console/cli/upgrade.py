@@ -17,6 +17,8 @@ from vllm_console.text import duration, plain
 from vllm_console.text import seconds as latency
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.errors import NoPlaceError
+from vllm_launchers.plan.findings import Level
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes
@@ -99,9 +101,7 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
     Raises:
         UnfitError: vLLM would reject the remaining flags.
     """
-    from vllm_launchers.launch.errors import NoPlaceError
     from vllm_launchers.launch.refusal import refuse_unfit
-    from vllm_launchers.plan.findings import Level
 
     snapshot = fleet.snapshot()
     used = {server.name for server in snapshot.servers}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from vllm_console import sqlite_files
 from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_launchers.keeper.errors import KeeperError
@@ -188,8 +189,6 @@ def _move(home: Path, kept: Path) -> None:
 
 def _settle(history: Path) -> None:
     """Make SQLite store everything in one file. While a console still reads it, this is left to a later call."""
-    from vllm_console import sqlite_files
-
     with contextlib.suppress(OSError, *sqlite_files.ERRORS):
         with contextlib.closing(sqlite_files.open_database(history, timeout=0.25, follow_links=True)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")

@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 
 from vllm_console.attached import record_folder
 from vllm_console.fleet.types import NothingToCompareError
+from vllm_console.history.store import HistoryError
 from vllm_console.runs.keys import run_key
 from vllm_console.text import plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
@@ -138,7 +139,6 @@ class RunRecorder:
     def judge_past(self, records: Sequence[ServerRecord]) -> str:
         """Store findings that were open while no console was; return what went wrong or is not allowed, if anything."""
         from vllm_console.fleet.backfill import judge_past
-        from vllm_console.history.store import HistoryError
         from vllm_console.runs.store import RunName, RunStoreError
 
         store, now = self.open(), time.time()

@@ -14,6 +14,7 @@ from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
 from vllm_launchers.launch.standby import one_switch, partner_of
 from vllm_launchers.plan.flags import SLEEP_MODE
+from vllm_launchers.vllm.release_defaults import default_utilization
 
 if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Host
@@ -179,7 +180,6 @@ class Sleeping:
 def wanted_gib(host: Host, name: str, details: Details) -> dict[int, float]:
     """GiB that must be free on each GPU before waking a server: its share, less what it still holds."""
     from vllm_launchers.plan.budget.budget import needed_gib
-    from vllm_launchers.vllm.release_defaults import default_utilization
 
     share = details.flags.get("gpu-memory-utilization")
     if not isinstance(share, int | float):

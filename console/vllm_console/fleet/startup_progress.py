@@ -24,6 +24,7 @@ from vllm_console.logs.startup import (
 )
 from vllm_console.logs.startup_facts import Stage
 from vllm_console.text import percent, size
+from vllm_launchers.host.hub_folders import cache_folder
 from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
@@ -119,8 +120,6 @@ class _ModelCache:
     """Tracks how much of a model is on disk while it downloads."""
 
     def __init__(self, details: Details) -> None:
-        from vllm_launchers.host.hub_folders import cache_folder
-
         self._model = details.model
         folder = details.flags.get("download-dir")
         self._folder = Path(folder) if isinstance(folder, str) else cache_folder({**os.environ, **details.environment})

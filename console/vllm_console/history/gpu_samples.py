@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from vllm_launchers.private import open_file, open_regular, replace_file
 from vllm_launchers.secrets import redact
 from vllm_launchers.typed_decoding import decode_json
@@ -127,8 +129,6 @@ class GpuSampleStore:
 
 def read_gpu_samples(path: Path, since: float) -> list[Host]:
     """Undamaged samples after ``since`` (Unix seconds), oldest first; empty without a readable file."""
-    import msgspec
-
     from vllm_launchers.host.gpu.host import Host
 
     found = []

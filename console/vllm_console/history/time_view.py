@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from vllm_console.text import plain
@@ -84,7 +86,6 @@ def moment_from(text: str, now: float) -> float:
     Raises:
         ValueError: the text has none of these forms, is not a valid date, or is in the future (one sentence).
     """
-    import re
     from datetime import datetime, timedelta  # charts need neither
 
     found = re.fullmatch(_MOMENT, text.strip(), re.ASCII)

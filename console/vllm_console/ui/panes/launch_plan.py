@@ -26,6 +26,7 @@ from vllm_launchers.plan.command_line import assignments, line_word
 from vllm_launchers.plan.engine_verdict import EngineAnswer, format_verdict
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, change_text
@@ -422,8 +423,6 @@ def command_lines(plan: Plan, width: int) -> list[Strip]:
 
 def _words(plan: Plan) -> list[str]:
     """Variables, program and flags; each flag together with its value."""
-    from vllm_launchers.secrets import redact_argv, redact_environment
-
     words = assignments(redact_environment(plan.environment))
     words += [f'{name}="${name}"' for name in plan.secrets]
     for word in redact_argv(plan.argv):

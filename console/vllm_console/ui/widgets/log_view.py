@@ -27,6 +27,7 @@ from vllm_console.ui.threads import begin_worker, in_thread, woken
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.log_pager import AccessLines, Filter, LogPage, LogPager
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.secrets import redact
 
 _ENGINE = r"Engine (\d+): "
 _STATISTICS = (
@@ -389,7 +390,7 @@ class LogView(LineView):
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
                 self._pager.log.close()
-            self._pager = LogPager(LogFile(path, clean=_redact()), size[0], access=AccessLines.FOLDED, wrap=size[1])
+            self._pager = LogPager(LogFile(path, clean=redact), size[0], access=AccessLines.FOLDED, wrap=size[1])
         for command in commands[:-1]:
             command(self._pager)
         if commands:
@@ -475,12 +476,6 @@ class LogView(LineView):
         elif not self._compact and not self.wrap and event.y < len(self.page.lines):
             self._selected = self.page.lines[event.y].offset
             self._do(LogPager.hold)
-
-
-def _redact() -> Callable[[str], str]:
-    from vllm_launchers.secrets import redact
-
-    return redact
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,8 @@ from vllm_console.diagnosis.failure.fixes.advice import ADVICE, advice
 from vllm_console.diagnosis.finding import Cause, Fix
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.releases import RELEASES, release_table, variable_releases
+from vllm_launchers.vllm.release_defaults import parse_release
 
 _PORT = lazy_pattern(r"\('[^']*', (?P<port>\d+)\)")
 _ADDRESS = lazy_pattern(r"connect to \(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<port>\d+)(?!, \d|[\d:.]*\d)")
@@ -59,9 +61,6 @@ def engine_died(case: Case) -> tuple[Fix, ...]:
 
 def _variable(case: Case, name: str, value: int, what_for: str) -> tuple[Fix, ...]:
     """Advice to set a variable, if the log's vLLM reads it; for an unknown version, with the first one that does."""
-    from vllm_launchers.vllm.flags.releases import variable_releases
-    from vllm_launchers.vllm.release_defaults import parse_release
-
     span = variable_releases(name)
     if span is None:
         return ()
@@ -167,8 +166,6 @@ _IN_MAIN_MEMORY = ("swap-space", "cpu-offload-gb", "kv-offloading-size")
 
 def _flags_of(case: Case, names: tuple[str, ...]) -> list[str]:
     """Those of the flags that the log's vLLM accepts; if its version is unknown, the newest release's."""
-    from vllm_launchers.vllm.flags.releases import RELEASES, release_table
-
     table = release_table(case.version or RELEASES[-1])
     return [f"--{name}" for name in names if table is not None and name in table.flags]
 

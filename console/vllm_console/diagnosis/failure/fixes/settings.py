@@ -18,6 +18,7 @@ from vllm_launchers.plan.flags import normalise, parse_value
 from vllm_launchers.presets.rules import FLAG_NAME
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import NEWEST, online_fp8
 from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS, removed_value
@@ -90,8 +91,6 @@ def _given(text: str) -> dict[str, FlagValue]:
 
 def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
     """The change to the present spelling of a removed flag, or to the flag with the most similar name."""
-    from vllm_launchers.vllm.flags.releases import RELEASES, release_table
-
     table = release_table(case.version or RELEASES[-1])
     if table is None:
         return None
