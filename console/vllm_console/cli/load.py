@@ -86,13 +86,9 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
               args.output_p95, args.prefix_reuse)  # fmt: skip
     if any(one is not None for one in others):
         raise UsageError("--from-requests sets arrivals and lengths; it can only be combined with --concurrency")
-    from vllm_console.load.shape import RecordedRequest, RecordedTraffic
+    from vllm_console.load.shape import RecordedTraffic, served_requests
 
-    found = [
-        RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
-        for one in fleet.probes.requests_of(args.from_requests)
-        if one.prompt_tokens and one.output_tokens
-    ]
+    found = served_requests(fleet.probes.requests_of(args.from_requests))
     if not found:
         raise OperationError(f"no finished request of {args.from_requests} is recorded")
     return RecordedTraffic(found, speed=args.speed, seed=args.seed)

@@ -15,6 +15,7 @@ from vllm_launchers.secrets import holds_secret, is_secret_name
 from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
+    from vllm_launchers.launch.request import LaunchRequest
     from vllm_launchers.plan.choices.nodes import NodesRequest
 
 
@@ -168,6 +169,29 @@ def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help="environment variable of the server")
 
 
+def request_from(args: argparse.Namespace, place: str = "") -> LaunchRequest:
+    """The launch requested with `add_request`, `add_changes`, `add_probe` and `add_nodes`.
+
+    ``place`` is `LaunchRequest.place` without ``--gpus``. Raises UsageError if an argument is invalid.
+    """
+    from vllm_launchers.launch.request import LaunchRequest
+
+    return LaunchRequest(
+        preset=args.preset,
+        model=args.model,
+        engine=args.engine,
+        vllm=args.vllm,
+        port=args.port,
+        changes=changes_from(args),
+        environment=pairs_from(args.env),
+        gpus=gpus_from(args.gpus),
+        place=place_from(args.gpus, place),
+        standby_of=args.standby_of or "",
+        probe=args.probe,
+        nodes=nodes_from(args),
+    )
+
+
 def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
     """Add the options that choose the engine; ``note`` is prepended to the help texts."""
     parser.add_argument(
@@ -252,7 +276,7 @@ def gpus_from(text: str | None) -> tuple[int, ...]:
         raise UsageError(f"--gpus {text}: expected auto, none, or indices with commas such as 0,1") from error
 
 
-def place_from(text: str | None, default: str = "") -> str:
+def place_from(text: str | None, default: str) -> str:
     """`LaunchRequest.place` for ``--gpus``: empty for indices, ``default`` without the option."""
     if text is None:
         return default

@@ -20,22 +20,18 @@ from vllm_console.cli.options import (
     add_nodes,
     add_probe,
     add_request,
-    changes_from,
-    gpus_from,
-    nodes_from,
-    pairs_from,
-    place_from,
+    request_from,
     text_from,
 )
 from vllm_console.cli.output import complain, print_json
 from vllm_console.text import plain
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.errors import NoPlaceError
-from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.secrets import is_secret_name
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
+    from vllm_launchers.launch.request import LaunchRequest
     from vllm_launchers.plan.model import Plan
 
 FORMS = (
@@ -101,22 +97,8 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> LaunchRequest:
     from vllm_launchers.launch.planner import FIRST_PORT
 
-    return LaunchRequest(
-        preset=args.preset,
-        model=args.model,
-        engine=args.engine,
-        vllm=args.vllm,
-        port=FIRST_PORT if args.export and args.port is None else args.port,
-        changes=changes_from(args),
-        environment=pairs_from(args.env),
-        gpus=gpus_from(args.gpus),
-        place=place_from(args.gpus, "offered"),
-        standby_of=args.standby_of or "",
-        vllm_version=args.vllm_version,
-        probe=args.probe,
-        from_hub=args.hub,
-        nodes=nodes_from(args),
-    )
+    request = replace(request_from(args, "offered"), vllm_version=args.vllm_version, from_hub=args.hub)
+    return replace(request, port=FIRST_PORT) if args.export and args.port is None else request
 
 
 def plan_of(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:

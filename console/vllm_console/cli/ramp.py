@@ -21,7 +21,7 @@ from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.runs_text import step_heading, step_line
 from vllm_console.history.energy import cost_line, energy_text
 from vllm_console.load.spans import noted, read_spans
-from vllm_console.runs.measurement import RAMP, Measurement, plots
+from vllm_console.runs.measurement import Measurement, plots
 from vllm_console.text import duration, objectives_text, plain, rate
 from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.private import locked
@@ -291,17 +291,7 @@ def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
 
 
 def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
-    document = found.document()
-    return Measurement(
-        RAMP,
-        time.time(),
-        tuple(document["steps"]),
-        found.ceiling,
-        found.goodput,
-        document["limited_by"],
-        found.sentence,
-        asdict(objectives),
-    )
+    return Measurement.of_ramp(found.document(), time.time(), asdict(objectives))
 
 
 def keep_ramp(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:

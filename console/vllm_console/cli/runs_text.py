@@ -13,7 +13,7 @@ from vllm_console.diagnosis.finding import title_of_code
 from vllm_console.history.energy import Tariff
 from vllm_console.metrics.quantile import p99_in, text_of
 from vllm_console.runs.compare import Comparison, ComparisonVerdict, Side
-from vllm_console.runs.measurement import Measurement, limit_text, newest_ramp, plots
+from vllm_console.runs.measurement import Measurement, attained_text, limit_text, newest_ramp, plots
 from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
@@ -68,7 +68,7 @@ def step_heading() -> str:
 
 def step_line(step: Mapping[str, Any]) -> str:
     """One step of a measurement, marked at its end if the objectives do not hold."""
-    rate, attained = step["rate"], step["attained"]
+    rate = step["rate"]
     cells = (
         three_digits(rate) if rate is not None else UNKNOWN,
         count(step["sent"]),
@@ -79,7 +79,7 @@ def step_line(step: Mapping[str, Any]) -> str:
         percent(step["kv_cache_usage"]),
         count(step["preemptions"]),
         count(step["waiting"]),
-        percent(attained, 1) if attained is None or attained < 0.9995 else "100%",
+        attained_text(step["attained"]),
     )
     text = "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _STEP_COLUMNS, strict=True))
     return f"{text} !" if step["ok"] is False else text

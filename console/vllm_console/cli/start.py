@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from msgspec.structs import replace
+
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import (
     add_changes,
@@ -13,11 +15,7 @@ from vllm_console.cli.options import (
     add_probe,
     add_request,
     add_warm_up,
-    changes_from,
-    gpus_from,
-    nodes_from,
-    pairs_from,
-    place_from,
+    request_from,
     text_from,
     timeout_from,
 )
@@ -27,7 +25,6 @@ from vllm_console.text import plain
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import recorded_hosts
 from vllm_launchers.keeper.records import State
-from vllm_launchers.launch.request import LaunchRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,24 +61,13 @@ def run(args: argparse.Namespace) -> int:
             f"--host after start is the address to bind. For a recorded host: vllm-console --host {args.host} start …"
         )
     fleet = open_fleet(args)
-    request = LaunchRequest(
-        preset=args.preset,
-        model=args.model,
-        engine=args.engine,
-        vllm=args.vllm,
+    request = replace(
+        request_from(args),
         name=args.name,
         host=args.host,
-        port=args.port,
-        changes=changes_from(args),
-        environment=pairs_from(args.env),
         restart=args.restart,
-        gpus=gpus_from(args.gpus),
-        place=place_from(args.gpus),
-        standby_of=args.standby_of or "",
         force=args.force,
         warm_up=args.warm_up,
-        probe=args.probe,
-        nodes=nodes_from(args),
     )
     server = fleet.start(request, warn_of_plan)
     _say_what_ends_it()

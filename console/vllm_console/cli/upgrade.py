@@ -140,16 +140,12 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
 
 def _traffic(fleet: LocalFleet, args: argparse.Namespace) -> _Traffic:
     """The server's newest recorded requests, or else its preset's traffic."""
-    from vllm_console.load.shape import RecordedRequest, RecordedTraffic, suggested_rate
+    from vllm_console.load.shape import RecordedTraffic, served_requests, suggested_rate
 
     server = fleet.snapshot().server(args.before)
     workload = (server.workload if server is not None else None) or Workload(1000, 200, 0.0, 8)
     try:
-        found = [
-            RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
-            for one in fleet.probes.requests(args.before)
-            if one.prompt_tokens and one.output_tokens
-        ]
+        found = served_requests(fleet.probes.requests(args.before))
     except OperationError:  # it has no probe
         found = []
     newest = max((one.arrived_at for one in found), default=0.0)

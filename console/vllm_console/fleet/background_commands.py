@@ -296,10 +296,8 @@ class _Ramp:
             begin = event["begin"]
             self._change(limits=begin["objectives"], budget_seconds=begin["budget_seconds"])
         elif "result" in event:
-            found = event["result"]
-            steps = tuple(found["steps"])
-            figures = (found["ceiling_requests_per_second"], found["goodput"], found["limited_by"], found["sentence"])
-            self._change(steps=steps, result=Measurement(RAMP, time.time(), steps, *figures, view.limits))
+            result = Measurement.of_ramp(event["result"], time.time(), view.limits)
+            self._change(steps=result.steps, result=result)
 
 
 class Ramps:

@@ -7,11 +7,15 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from vllm_console.text import duration
 from vllm_launchers.presets.model import Workload
+
+if TYPE_CHECKING:
+    from vllm_console.history.probe_records import FinishedRequest
 
 ANY_VOCABULARY = range(20, 276)
 """Token ids for prompts if the server's tokenizer is unknown: beyond the special ids at the start of most."""
@@ -224,6 +228,15 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None = None
+
+
+def served_requests(found: Iterable[FinishedRequest]) -> list[RecordedRequest]:
+    """Requests that can be sent again: those with known lengths."""
+    return [
+        RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
+        for one in found
+        if one.prompt_tokens and one.output_tokens
+    ]
 
 
 class RecordedTraffic:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.text import seconds
+from vllm_console.text import percent, seconds
 from vllm_launchers.units import three_digits
 
 RAMP = "ramp"
@@ -30,6 +30,11 @@ def limit_text(name: str) -> str:
     return _LIMITS.get(name, name)
 
 
+def attained_text(share: float | None) -> str:
+    """The share of requests that met the objectives: ``99.2%``."""
+    return "100%" if share is not None and share >= 0.9995 else percent(share, 1)
+
+
 class Measurement(msgspec.Struct, frozen=True):
     """One measurement. ``kind`` is ``ramp``, ``vllm bench serve`` or ``guidellm``; ``at`` when it ended (Unix seconds).
 
@@ -45,6 +50,12 @@ class Measurement(msgspec.Struct, frozen=True):
     sentence: str = ""
     limits: Mapping[str, float] = msgspec.field(default_factory=dict)
     """The objectives of a ramp."""
+
+    @classmethod
+    def of_ramp(cls, found: Mapping[str, Any], at: float, limits: Mapping[str, float]) -> Measurement:
+        """A finished ramp, from what ``ramp --json`` prints."""
+        ceiling, limited_by = found["ceiling_requests_per_second"], found["limited_by"]
+        return cls(RAMP, at, tuple(found["steps"]), ceiling, found["goodput"], limited_by, found["sentence"], limits)
 
     def document(self) -> dict[str, Any]:
         """The measurement as printed by ``runs --json``."""

@@ -11,6 +11,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.background_commands import RampView
 from vllm_console.metrics.quantile import p99_in
+from vllm_console.runs.measurement import attained_text
 from vllm_console.text import count, duration, percent, rate, seconds
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
@@ -183,7 +184,6 @@ def _curves(view: RampView, width: int, height: int) -> list[Strip]:
 
 
 def _row(step: Mapping[str, Any], limits: Mapping[str, float]) -> list[Value]:
-    attained, ok = step["attained"], step["ok"]
     ttft, itl = (_p99(step[latency], limits.get(limit)) for _, latency, limit in _CURVES)
     return [
         three_digits(step["rate"]),
@@ -194,8 +194,8 @@ def _row(step: Mapping[str, Any], limits: Mapping[str, float]) -> list[Value]:
         count(step["tokens_per_second"]),
         percent(step["kv_cache_usage"]),
         count(step["waiting"]),
-        percent(attained, 1) if attained is None or attained < 0.9995 else "100%",
-        ("yes", OK) if ok else ("no", BAD),
+        attained_text(step["attained"]),
+        ("yes", OK) if step["ok"] else ("no", BAD),
     ]
 
 
