@@ -7,7 +7,7 @@ import time
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
-from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.output import complain, print_json, show
 from vllm_console.cli.servers import describe_server, servers_table, status_document
 from vllm_console.text import plain
 from vllm_launchers.errors import UsageError
@@ -80,10 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if server is None:
         complain(f"{plain(name)} was detached meanwhile")
         return 1
-    if args.json:
-        print_json(status_document(server))
-    else:
-        print("\n".join(describe_server(server, snapshot.at)))
+    show(args, lambda: status_document(server), lambda: describe_server(server, snapshot.at))
     return 0
 
 

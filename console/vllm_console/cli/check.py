@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_changes, add_engine, add_json, changes_from, duration_type
-from vllm_console.cli.output import complain, fields, print_json
+from vllm_console.cli.output import complain, fields, show
 from vllm_console.text import duration, plain
 from vllm_launchers.errors import RefusedError, UsageError
 from vllm_launchers.launch.request import LaunchRequest
@@ -79,10 +79,7 @@ def _judge(args: argparse.Namespace) -> int:
     if not server.recorded:
         raise RefusedError(f"{args.name} was not started by vllm-console: no recorded history to judge")
     report = check_server(server, snapshot.at, args.window or WINDOW_SECONDS, allow_idle=args.allow_idle)
-    if args.json:
-        print_json(report_document(report))
-    else:
-        print("\n".join(_report_lines(report)))
+    show(args, lambda: report_document(report), lambda: _report_lines(report))
     # Cron often runs while no console is open: record the findings that no console saw.
     if trouble := fleet.history.judge_past(args.name):
         complain(trouble)
@@ -118,11 +115,9 @@ def check_launch(args: argparse.Namespace) -> int:
     plan = plan_of(fleet, request, ask=False)
     items = checklist(plan, preset.workload, _surroundings(args, fleet, plan, preset))
     failed = any(item.status != "ok" for item in items)
-    if args.json:
-        document = {"preset": plan.preset, "model": plan.model, "port": plan.port, "ok": not failed}
-        print_json(document | {"items": [fields(item, "name status message fix codes") for item in items]})
-    else:
-        print("\n".join(line for item in items for line in _item_lines(item)))
+    document = {"preset": plan.preset, "model": plan.model, "port": plan.port, "ok": not failed}
+    document["items"] = [fields(item, "name status message fix codes") for item in items]
+    show(args, lambda: document, lambda: (line for item in items for line in _item_lines(item)))
     return 1 if failed else 0
 
 

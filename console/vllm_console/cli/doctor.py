@@ -6,7 +6,7 @@ import argparse
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import print_json
+from vllm_console.cli.output import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +28,5 @@ def run(args: argparse.Namespace) -> int:
     engines = tuple(open_fleet(args, found, check=False).engines())
     mistakes = [*found.mistakes, *filter(None, [keys_problem(found)])]
     document = examine(state, config, engines, this_host(args), engine_problems(found.vllm), mistakes)
-    if args.json:
-        print_json(document)
-    else:
-        print("\n".join(format_report(document)))
+    show(args, lambda: document, lambda: format_report(document))
     return 1 if document["problems"] else 0

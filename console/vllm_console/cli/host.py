@@ -17,7 +17,7 @@ from statistics import fmean
 from vllm_console.cli.fleet_access import settings_from, state_of
 from vllm_console.cli.host_source import add_host, host_from_matrix, load_host, recorded_host
 from vllm_console.cli.options import add_json, count_from
-from vllm_console.cli.output import Document, fields, print_json
+from vllm_console.cli.output import Document, fields, print_json, show
 from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts, cards, history_path
 from vllm_console.history.gpu_history import FIGURES
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
@@ -57,19 +57,13 @@ def run(args: argparse.Namespace) -> int:
     if args.history is not None:
         return _show_history(args)
     host = load_host(args)
-    if args.json:
-        print_json(encode_host(host))
-    else:
-        print("\n".join(plain(line) for line in describe_host(host)))
+    show(args, lambda: encode_host(host), lambda: (plain(line) for line in describe_host(host)))
     return 0
 
 
 def _show_history(args: argparse.Namespace) -> int:
     charts = read_charts(args, range_named(args.history), recorded_host(args))
-    if args.json:
-        print_json(history_document(charts))
-    else:
-        print("\n".join(gpu_history_lines(charts)))
+    show(args, lambda: history_document(charts), lambda: gpu_history_lines(charts))
     return 0
 
 

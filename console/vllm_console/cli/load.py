@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.load_target import add_shape, find_target, shaped, warn_of_tuner
 from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
-from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.output import complain, show
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.load.spans import noted
 from vllm_console.text import duration, plain
@@ -126,10 +126,7 @@ def run(args: argparse.Namespace) -> int:
             lookup=target.lookup,
             on_progress=lambda progress: line.show(_progress_text(progress), progress.elapsed),
         )
-    if args.json:
-        print_json(report.document())
-    else:
-        print(report.summary())
+    show(args, report.document, lambda: [report.summary()])
     if report.failed:
         complain(f"{report.failed:,} of {counted(report.sent, 'request')} failed: {report.failure}")
     return 0 if report.completed and report.failed_share <= args.max_failed else 1

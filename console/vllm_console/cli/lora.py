@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import print_json, table_lines
+from vllm_console.cli.output import print_json, show, table_lines
 from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.text import count, plain, size
 from vllm_launchers.errors import UsageError
@@ -44,10 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"lora {args.action} takes {NAMES[args.action]}")
     if args.action == "list":
         found = open_fleet(args).adapters(args.name)
-        if args.json:
-            print_json(to_builtins(found))
-        else:
-            print("\n".join(_lines(found)))
+        show(args, lambda: to_builtins(found), lambda: _lines(found))
         return 0
     refuse_read_only(args)
     fleet = open_fleet(args)

@@ -13,7 +13,7 @@ from vllm_launchers.private import open_standard_streams
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from vllm_launchers.plan.model import Plan
 
@@ -124,6 +124,14 @@ def fields(value: object, names: str) -> Document:
 def print_json(document: object) -> None:
     """Write one JSON document to standard output."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def show(args: argparse.Namespace, document: Callable[[], object], lines: Callable[[], Iterable[str]]) -> None:
+    """Print a result: a JSON document with ``--json``, otherwise lines of text. Only the printed one is made."""
+    if args.json:
+        print_json(document())
+    else:
+        print("\n".join(lines()))
 
 
 def prose(text: str, indent: str = "") -> str:

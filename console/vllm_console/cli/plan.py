@@ -23,7 +23,7 @@ from vllm_console.cli.options import (
     request_from,
     text_from,
 )
-from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.output import complain, show
 from vllm_console.text import plain
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.errors import NoPlaceError
@@ -86,11 +86,8 @@ def run(args: argparse.Namespace) -> int:
                 continue
             where = "this would not start" if finding in everywhere else "on this machine now"
             print(f"vllm-console: {where}: {plain(finding.message)} [{finding.code}]", file=sys.stderr)
-    elif args.json:
-        print_json(plan_document(plan))
     else:
-        for line in plan_lines(plan, ascii_only=args.ascii):
-            print(line)
+        show(args, lambda: plan_document(plan), lambda: plan_lines(plan, ascii_only=args.ascii))
     return 1 if failed else 0
 
 

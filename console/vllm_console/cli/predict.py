@@ -11,7 +11,7 @@ import msgspec
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_changes, add_json, changes_from, number_type
-from vllm_console.cli.output import Document, print_json
+from vllm_console.cli.output import Document, show
 from vllm_console.text import UNKNOWN, percent, plain, seconds
 from vllm_launchers.errors import UsageError
 from vllm_launchers.units import counted
@@ -56,10 +56,8 @@ def run(args: argparse.Namespace) -> int:
     found = open_fleet(args).predictions.predict(args.name, changes, args.traffic_scale, keep=not args.draft)
     if args.draft:
         print(msgspec.json.encode(found).decode())
-    elif args.json:
-        print_json(prediction_document(found))
     else:
-        print("\n".join(_lines(args.name, found)))
+        show(args, lambda: prediction_document(found), lambda: _lines(args.name, found))
     return 1 if found.prediction.predicted.ttft_seconds.p50.value is None else 0
 
 

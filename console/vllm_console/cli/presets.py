@@ -8,7 +8,7 @@ import msgspec
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
-from vllm_console.cli.output import Document, complain, print_json
+from vllm_console.cli.output import Document, complain, print_json, show
 from vllm_console.text import objectives_text, plain
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.presets.model import Preset
@@ -28,10 +28,7 @@ def run(args: argparse.Namespace) -> int:
         complain(problem.message)
     if args.name:
         chosen = fleet.preset(args.name)
-        if args.json:
-            print_json(preset_document(chosen))
-        else:
-            print("\n".join(describe_preset(chosen)))
+        show(args, lambda: preset_document(chosen), lambda: describe_preset(chosen))
         return 0
     if args.json:
         print_json([preset_document(preset) for preset in presets])

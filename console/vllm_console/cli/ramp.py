@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from vllm_console.cli.load import MOST_SECONDS
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, duration_type, number_type
-from vllm_console.cli.output import ask, complain, print_json
+from vllm_console.cli.output import ask, complain, show
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.runs_text import step_heading, step_line
 from vllm_console.history.energy import cost_line, energy_text
@@ -105,10 +105,8 @@ def run(args: argparse.Namespace) -> int:
         keep_ramp(target, server.name, found, objectives)
     if args.events:
         _event("result", found.document())
-    elif args.json:
-        print_json(found.document())
     else:
-        print("\n".join(_result_lines(found, objectives)))
+        show(args, found.document, lambda: _result_lines(found, objectives))
     return 0 if found.complete and any(step.outcome.ok for step in found.steps) else 1
 
 

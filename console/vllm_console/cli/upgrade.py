@@ -11,7 +11,7 @@ import msgspec
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import changes_from
-from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.output import complain, show
 from vllm_console.cli.waiting import is_settled, undone_at_end, wait_until
 from vllm_console.text import duration, plain
 from vllm_console.text import seconds as latency
@@ -85,10 +85,7 @@ def run_upgrade(args: argparse.Namespace) -> int:
             turns = {at: _play(fleet, args, sides[at], traffic, number) for at in order}
             rounds.append((turns[0], turns[1]))
     found = compare_engines(rounds)
-    if args.json:
-        print_json(_document(args.before, sides, notes, traffic, found))
-    else:
-        print("\n".join(_result(sides, found)))
+    show(args, lambda: _document(args.before, sides, notes, traffic, found), lambda: _result(sides, found))
     return 0 if found.verdict in ("faster", "no significant difference") else 1
 
 
