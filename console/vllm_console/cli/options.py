@@ -40,9 +40,9 @@ def changes_from(args: argparse.Namespace) -> Changes:
             option also names.
     """
     from vllm_launchers.plan.common_flags import parse_set
-    from vllm_launchers.plan.flags import normalise
+    from vllm_launchers.plan.flags import normalize
 
-    pairs, unset = dict(parse_set(word) for word in args.set), tuple(normalise(word) for word in args.unset)
+    pairs, unset = dict(parse_set(word) for word in args.set), tuple(normalize(word) for word in args.unset)
     if both := next((name for name in unset if name in pairs), None):
         raise UsageError(f"--set and --unset both name {plain(both, 80)}")
     return Changes(set=pairs, unset=unset)

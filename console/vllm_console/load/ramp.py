@@ -259,7 +259,7 @@ class _Signals:
             return None
 
     async def collect(self, into: list[Sample]) -> None:
-        """Sample until cancelled."""
+        """Sample until canceled."""
         while True:
             began = time.perf_counter()
             if (sample := await self.sample()) is not None:

@@ -143,7 +143,7 @@ _INDENTED = rf"\s+(?={PROCESS}|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d)"
 _OF_A_BRACKET = (_KUBECTL, _RANK, _STAGE, _GLOG, _PLACE, _LOGGING, _JOURNAL_MONOTONIC)
 _OF_A_CAPITAL = (_RECORD, _UVICORN, _GLOG, _JOURNAL, _JOURNAL_FULL, _COMPOSE)
 _OF_A_DIGIT = (_JOURNAL_ISO, _LOKI, _KUBERNETES, _LOGGING, _DESKTOP, _COMPOSE)
-_SPELT = r"(?:\^\[|[\ufffd\u241b\u2190?]|#033|\\(?:x1b|u001b|033|e))?\[(?:\d{1,3}(?:;\d{1,3})*)?m"
+_SPELLED = r"(?:\^\[|[\ufffd\u241b\u2190?]|#033|\\(?:x1b|u001b|033|e))?\[(?:\d{1,3}(?:;\d{1,3})*)?m"
 """Colors as spelled out by editors, syslog, pastes and broken terminals, or with the escape character lost."""
 _COLOR = lazy_pattern(r"\[[\d;]*m")
 _OF_OTHERS = (_COMPOSE, _WARNING)
@@ -210,7 +210,7 @@ def parse_line(number: int, raw: str, carriers: re.Pattern[str] | None = None) -
 def _clean(raw: str) -> str:
     """The line as a terminal would show it, without colors."""
     text = plain(redrawn(raw), LONGEST)
-    return _compiled(_SPELT).sub("", text) if _COLOR.search(text) else text
+    return _compiled(_SPELLED).sub("", text) if _COLOR.search(text) else text
 
 
 def _parse(number: int, text: str, carriers: re.Pattern[str] | None = None) -> LogLine:

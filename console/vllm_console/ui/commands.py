@@ -35,7 +35,7 @@ from vllm_console.ui.theme import THEMES
 from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.command_line import line_of
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import flag_words, normalise, not_set
+from vllm_launchers.plan.flags import flag_words, normalize, not_set
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.vllm.flags.changes import Changes
 
@@ -541,7 +541,7 @@ class ServerCommands:
         name = text.strip().lstrip("-").replace("_", "-")
         after = self._screen.staging.flags_of(server)
         try:
-            name = name if name in after else normalise(name)
+            name = name if name in after else normalize(name)
         except FlagError as error:
             raise RefusalError(str(error)) from error
         if refusal := not_set(server.name, name, after):

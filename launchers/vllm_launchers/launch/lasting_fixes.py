@@ -18,7 +18,7 @@ from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.checks.memory import TOO_LITTLE
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import QUANTIZATION, TENSOR, normalise_setting
+from vllm_launchers.plan.flags import QUANTIZATION, TENSOR, normalize_setting
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
@@ -54,7 +54,7 @@ def _leads_out(way: WayOut, tried: PlanTried) -> bool:
 
 def with_fix(changes: Changes, fix: Changes) -> Changes:
     """The changes of a request with a fix applied."""
-    given = dict(normalise_setting(name, value) for name, value in changes.set.items())
+    given = dict(normalize_setting(name, value) for name, value in changes.set.items())
     kept = {name: value for name, value in {**given, **fix.set}.items() if name not in fix.unset}
     return Changes(kept, tuple(dict.fromkeys((*changes.unset, *fix.unset))))
 

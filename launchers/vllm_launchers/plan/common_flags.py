@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import normalise, normalise_setting, parse_value, quoted
+from vllm_launchers.plan.flags import normalize, normalize_setting, parse_value, quoted
 from vllm_launchers.presets.rules import FLAG_NAME, refused_flag
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.flag_table import ValueKind
@@ -129,7 +129,7 @@ def flag_name(text: str) -> str:
     Raises:
         FlagError: it is not a valid name, or has an option of its own.
     """
-    name = normalise(text.strip().lower() if "." not in text else text)
+    name = normalize(text.strip().lower() if "." not in text else text)
     if refusal := refused_flag(name):
         raise FlagError(f"{name} cannot be set here: {refusal}")
     return name
@@ -145,7 +145,7 @@ def parse_set(word: str) -> tuple[str, FlagValue]:
     if not equals or not text.strip():
         hint = " (to drop a flag of the preset: --unset FLAG)" if equals else ""
         raise FlagError(f"--set {quoted(word)}: expected FLAG=VALUE, such as {_example(name.strip())}{hint}")
-    return normalise_setting(name, parse_value(text.strip(), name=normalise(name)))
+    return normalize_setting(name, parse_value(text.strip(), name=normalize(name)))
 
 
 _EXAMPLES = {
@@ -162,8 +162,8 @@ def _example(name: str) -> str:
     plain = name.lstrip("-")
     if not FLAG_NAME.fullmatch(plain):
         return "max-num-seqs=128"
-    spec = assumed_table().get(normalise(plain))
+    spec = assumed_table().get(normalize(plain))
     if spec is not None and spec.kind is ValueKind.BOOL:
         return f"{plain}=true"
     words = (*spec.choices, *spec.words) if spec is not None else ()
-    return f"{plain}={_EXAMPLES.get(normalise(plain), next(iter(words), '…'))}"
+    return f"{plain}={_EXAMPLES.get(normalize(plain), next(iter(words), '…'))}"

@@ -97,7 +97,7 @@ _FLOAT = lazy_pattern(
 )
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     """Normalize a flag's name: no leading dashes, ``-`` instead of ``_``, no ``no-``, no alias.
 
     ``--enable_prefix_caching``, ``no-enable-prefix-caching`` → ``enable-prefix-caching``; ``-tp`` →
@@ -145,7 +145,7 @@ def _split(name: str) -> tuple[str, bool]:
     return plain, negated
 
 
-def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
+def normalize_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
     """Normalize the name and value of a flag to set; ``no-x`` = true becomes ``x`` = false.
 
     Raises:

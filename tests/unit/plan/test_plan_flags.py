@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vllm_launchers.plan.common_flags import parse_set
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import flag_words, normalise, normalise_setting, served_name, token_count
+from vllm_launchers.plan.flags import flag_words, normalize, normalize_setting, served_name, token_count
 from vllm_launchers.vllm.flags.changes import FlagValue, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates, speculation_flags
 
@@ -137,7 +137,7 @@ VALUES = st.one_of(
 @given(NAMES)
 def test_every_spelling_of_a_name_is_normalized(name: str) -> None:
     written = {name, f"--{name}", name.replace("-", "_"), f"--no-{name}", f"no_{name}", f"  {name} "}
-    assert {normalise(word) for word in written} == {name}
+    assert {normalize(word) for word in written} == {name}
 
 
 @given(NAMES, VALUES)
@@ -145,7 +145,7 @@ def test_values_round_trip(name: str, value: FlagValue) -> None:
     read = parse_set(f"{name}={value}")
     assert read[0] == name
     assert str(read[1]).lower() == str(value).lower() or float(read[1]) == float(value)
-    assert normalise_setting(*read) == read
+    assert normalize_setting(*read) == read
 
 
 @given(st.text(max_size=40))
@@ -156,7 +156,7 @@ def test_any_text_is_a_setting_or_an_error(text: str) -> None:
         message = str(error)
     else:
         message = ""
-        assert normalise(name) == name
+        assert normalize(name) == name
     assert message.isprintable()
 
 
@@ -174,9 +174,9 @@ def test_context_of_minus_one_means_auto() -> None:
 
 def test_vllms_aliases_are_their_flags() -> None:
     """They have one dash, and vLLM refuses them with two."""
-    assert normalise("-ac.backend") == "attention-config.backend"
-    assert normalise("-dc") == "diffusion-config"
-    assert (normalise("-n"), normalise("-r"), normalise("-dpl")) == ("nnodes", "node-rank", "data-parallel-size-local")
+    assert normalize("-ac.backend") == "attention-config.backend"
+    assert normalize("-dc") == "diffusion-config"
+    assert (normalize("-n"), normalize("-r"), normalize("-dpl")) == ("nnodes", "node-rank", "data-parallel-size-local")
 
 
 @pytest.mark.parametrize(

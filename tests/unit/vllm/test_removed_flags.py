@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakes.flag_history import last_release
-from vllm_launchers.plan.flags import normalise_setting
+from vllm_launchers.plan.flags import normalize_setting
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table, variable_releases
 from vllm_launchers.vllm.release_defaults import parse_release
@@ -219,7 +219,7 @@ def test_replacements_are_flags_that_can_be_set(flag: Any) -> None:
         return
     for name, value in changes.set.items():
         assert NEWEST.get(name) is not None
-        assert normalise_setting(name, value) == (name, value)
+        assert normalize_setting(name, value) == (name, value)
 
 
 def test_removal_kinds() -> None:

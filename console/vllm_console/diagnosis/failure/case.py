@@ -16,7 +16,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import normalise, token_count
+from vllm_launchers.plan.flags import normalize, token_count
 from vllm_launchers.python_source import parse_literal
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue
 from vllm_launchers.vllm.modelfacts.facts import split_quantization
@@ -242,7 +242,7 @@ def _plain_values(read: Mapping[object, object]) -> dict[str, FlagValue]:
         given = json.dumps(value) if isinstance(value, dict) and _is_json(value) else value
         if isinstance(name, str) and isinstance(given, bool | int | float | str):
             try:
-                values[normalise(name)] = given
+                values[normalize(name)] = given
             except FlagError:
                 continue
     return values

@@ -90,4 +90,4 @@ def _not_retryable() -> tuple[NotRetryable, ...]:
 
 
 NOT_RETRYABLE: tuple[NotRetryable, ...] = _not_retryable()
-"""Expressions, matched anywhere in the log of a start, each with one sentence for users (without its full stop)."""
+"""Expressions, matched anywhere in the log of a start, each with one sentence for users (without its period)."""

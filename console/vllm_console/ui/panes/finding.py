@@ -285,7 +285,7 @@ def _findings_hint(top: ServerFinding, others: int, *, wide: bool) -> list[Hint]
 
 
 def _fix_hint(server: ServerView, top: ServerFinding, state: StagedState, *, wide: bool) -> list[Hint]:
-    """The key for the next step towards a fix; if there is room, also what is already staged."""
+    """The key for the next step toward a fix; if there is room, also what is already staged."""
     fixes = top.flag_fixes
     if state.read_only or not server.ours or server.moment is not None:
         return []

@@ -10,7 +10,7 @@ from vllm_console.text import plain
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_launchers.plan.common_flags import COMMON_FLAGS, CommonFlag, common_flag, flag_name
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import normalise_setting, parse_value
+from vllm_launchers.plan.flags import normalize_setting, parse_value
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.check_value import problem
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
@@ -73,7 +73,7 @@ class FlagCatalog:
         spec, text = self.table.get(name), text.strip()
         if not text:
             raise FlagError(f"--{name} needs a value" + (f": {expected(spec)}" if spec is not None else ""))
-        value = normalise_setting(name, _typed(name, spec, text))[1]
+        value = normalize_setting(name, _typed(name, spec, text))[1]
         if not self.table.assumed and (refused := self.unknown(name) or problem(self.table, name, value)):
             raise FlagError(refused)
         return value

@@ -21,7 +21,7 @@ from vllm_launchers.plan.flags import (
     PREFIX,
     SEQUENCES,
     TENSOR,
-    normalise_setting,
+    normalize_setting,
     spellings,
 )
 from vllm_launchers.presets.model import FlagSetting, Workload
@@ -75,7 +75,7 @@ def overlay(
         for name, setting in preset_flags.items()
         if name not in unset
     }
-    for name, value in dict(normalise_setting(name, value) for name, value in changes.set.items()).items():
+    for name, value in dict(normalize_setting(name, value) for name, value in changes.set.items()).items():
         if name not in found or not same_value(found[name].value, value):
             found[name] = Choice(name, value, YOU_SET_IT, Source.YOU)
     return found

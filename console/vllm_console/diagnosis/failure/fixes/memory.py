@@ -85,7 +85,7 @@ class HeldByOthers(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """Who holds how much, without a full stop."""
+        """Who holds how much, without a period."""
         pids, many = ", ".join(self.pids), len(self.pids) > 1
         if self.sure:
             who = f"Other processes ({pids}) hold" if many else f"Another process ({pids}) holds"

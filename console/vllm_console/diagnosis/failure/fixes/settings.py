@@ -14,7 +14,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.checks.hardware import TURING
 from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import normalise, parse_value
+from vllm_launchers.plan.flags import normalize, parse_value
 from vllm_launchers.presets.rules import FLAG_NAME
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
@@ -166,7 +166,7 @@ def _named(case: Case) -> str | None:
         spoken = list(flags_in(case.text))
         word = next((name for name in spoken if name in case.flags), spoken[0] if spoken else "")
     try:
-        return normalise(word) if word else None
+        return normalize(word) if word else None
     except FlagError:
         return None
 
