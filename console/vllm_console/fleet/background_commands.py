@@ -163,15 +163,14 @@ class Loads:
                 return
             if not load.result:
                 self._remember(name, load)
-        if load.process.poll() is None:
-            import subprocess
+        import subprocess
 
-            load.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                load.process.wait(5)
-            if load.process.poll() is None:
-                load.process.kill()
-                load.process.wait()
+        load.process.terminate()  # does nothing if it has ended
+        try:
+            load.process.wait(5)
+        except subprocess.TimeoutExpired:
+            load.process.kill()
+            load.process.wait()
         load.output.close()
         load.errors.close()
 
@@ -271,8 +270,7 @@ class _Ramp:
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # some other line
                     self._take(json.loads(line))
         self.process.wait()
-        self._errors.seek(0)
-        problem = _last_message(self._errors.read(64 * 1024).decode(errors="replace"))
+        problem = _last_message(_read(self._errors))
         self._errors.close()
         view = self.view
         if view.others or (view.canceled and view.result is None):
