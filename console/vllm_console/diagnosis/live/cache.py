@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, present
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, tokens_p99, totals
-from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgement, Rule, above
+from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, above
 from vllm_console.history.frames import Frame, merged
 from vllm_console.metrics.sample import Histogram
 from vllm_console.metrics.window import preemptions_per_request
@@ -38,14 +38,14 @@ class KvCachePressure(Rule):
     explained_by = ("preempting", "oversubscribed_memory")
     of_traffic = through_pauses = True
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the highest usage in each frame; while nothing runs, the cache says nothing about requests."""
         objective, found, quiet = evidence.objectives.kv_cache_usage, [], 0
         for frame in evidence.frames:
             verdict = above(frame.usage_max, objective, objective - USAGE_MARGIN)
             quiet = quiet + 1 if _is_quiet(frame) else 0
-            if quiet and verdict is not Judgement.UNKNOWN:
-                verdict = Judgement.SILENT if quiet >= MINUTE else Judgement.BETWEEN
+            if quiet and verdict is not Judgment.UNKNOWN:
+                verdict = Judgment.SILENT if quiet >= MINUTE else Judgment.BETWEEN
             found.append(verdict)
         return found
 
@@ -95,7 +95,7 @@ class Preempting(Rule):
     code = "preempting"
     of_traffic = through_pauses = True
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by preemptions per request and per minute, over the minute up to each frame."""
         frames = evidence.frames
         counted = zip(totals(frames, "preemptions_total"), totals(frames, "requests_finished_total"), strict=True)
@@ -110,21 +110,21 @@ class Preempting(Rule):
         ]
 
     @staticmethod
-    def _verdict(objective: float, count: float | None, share: float | None, length: float) -> Judgement:
+    def _verdict(objective: float, count: float | None, share: float | None, length: float) -> Judgment:
         if count is None:
-            return Judgement.UNKNOWN
+            return Judgment.UNKNOWN
         if not count:
-            return Judgement.SILENT
+            return Judgment.SILENT
         rate = count * 60 / length
         if rate > MOST_PREEMPTIONS or (share is not None and share > objective and count >= FEWEST_PREEMPTIONS):
-            return Judgement.BAD
+            return Judgment.BAD
         few = share is not None and share <= objective / 2
-        return Judgement.SILENT if few and rate <= MOST_PREEMPTIONS / 2 else Judgement.BETWEEN
+        return Judgment.SILENT if few and rate <= MOST_PREEMPTIONS / 2 else Judgment.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How many preemptions, and the effect on streams; for the last burst if preemption has paused."""
         found = self.verdicts(evidence)
-        last = next((at for at in reversed(range(len(found))) if found[at] is not Judgement.SILENT), len(found) - 1)
+        last = next((at for at in reversed(range(len(found))) if found[at] is not Judgment.SILENT), len(found) - 1)
         if last == len(found) - 1:
             return self._described(evidence, since)
         then = self._described(replace(evidence, frames=evidence.frames[: last + 1], minute=None), since)
@@ -192,25 +192,25 @@ class ContextUnused(Rule):
     LONG, MUCH = 8192, 0.05
     """A context that could take a smaller fraction of the KV cache than this is not worth mentioning."""
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the p99 of prompt plus output, over all frames so far."""
         frames, context = evidence.frames, evidence.max_model_len
         if context is None:
-            return [Judgement.UNKNOWN] * len(frames)
+            return [Judgment.UNKNOWN] * len(frames)
         cache = evidence.cache_tokens
         if context < self.LONG and (cache is None or context < self.MUCH * cache):
-            return [Judgement.GOOD] * len(frames)
+            return [Judgment.GOOD] * len(frames)
         seen = (observed(frames, key, len(frames)) for key in ("prompt_tokens", "generation_tokens"))
         return [self._verdict(prompt, answer, context) for prompt, answer in zip(*seen, strict=True)]
 
-    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, context: int) -> Judgement:
+    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, context: int) -> Judgment:
         if prompt is None or answer is None:
-            return Judgement.UNKNOWN
+            return Judgment.UNKNOWN
         longest, answered = _longest(prompt, answer), min(prompt.count, answer.count)
         if answered < self.REQUESTS:
-            return Judgement.BETWEEN
+            return Judgment.BETWEEN
         if longest is None or self._fitting(longest) >= context:
-            return Judgement.GOOD  # requests may have any length, or there is nothing to shorten
+            return Judgment.GOOD  # requests may have any length, or there is nothing to shorten
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
 
     def _fitting(self, longest: float) -> int:

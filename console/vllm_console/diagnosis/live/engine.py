@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since, moments_within
+from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule, holds_since, moments_within
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import ACCEPTED
 from vllm_console.text import duration, percent
@@ -54,15 +54,15 @@ def first_request(evidence: Evidence) -> Finding:
     return Finding(FIRST_REQUEST, Severity.NOTE, since, symptom, cause, measures)
 
 
-def _silence(frames: Sequence[Frame]) -> list[Judgement]:
+def _silence(frames: Sequence[Frame]) -> list[Judgment]:
     """Bad for frames in which an engine that is stuck now was already stuck, with requests running."""
     still = frames[-1].still if frames else ()
     found = []
     for frame in frames:
         if frame.grown.generation_tokens_total is None or frame.running_max is None:
-            found.append(Judgement.UNKNOWN)
+            found.append(Judgment.UNKNOWN)
         else:
-            found.append(Judgement.BAD if set(still).intersection(frame.still) else Judgement.GOOD)
+            found.append(Judgment.BAD if set(still).intersection(frame.still) else Judgment.GOOD)
     return found
 
 
@@ -74,7 +74,7 @@ def in_part(frames: Sequence[Frame]) -> bool:
 def suspected_hang(frames: Sequence[Frame]) -> float | None:
     """Since when (Unix seconds) requests run without progress, or None. To be confirmed by a one-token request."""
     verdicts = _silence(frames)
-    if not verdicts or verdicts[-1] is not Judgement.BAD:
+    if not verdicts or verdicts[-1] is not Judgment.BAD:
         return None
     return holds_since(verdicts, frames)
 
@@ -87,22 +87,22 @@ class EngineHung(Rule):
 
     code = "engine_hung"
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by frames without progress, once the request has proved that it is not a pause."""
         silent = evidence.silent_seconds
         if evidence.unasked:
             return self._suspected(_silence(evidence.frames))
         if silent is None or silent < HUNG_AFTER_SECONDS:
-            return [Judgement.GOOD] * len(evidence.frames)
+            return [Judgment.GOOD] * len(evidence.frames)
         return _silence(evidence.frames)
 
     @staticmethod
-    def _suspected(silence: Sequence[Judgement]) -> list[Judgement]:
+    def _suspected(silence: Sequence[Judgment]) -> list[Judgment]:
         """Bad from the fourth consecutive silent frame on."""
         found, row = [], 0
         for verdict in silence:
-            row = row + 1 if verdict is Judgement.BAD else 0
-            found.append(Judgement.BETWEEN if 0 < row < SUSPECTED_FRAMES else verdict)
+            row = row + 1 if verdict is Judgment.BAD else 0
+            found.append(Judgment.BETWEEN if 0 < row < SUSPECTED_FRAMES else verdict)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -146,22 +146,22 @@ class StarvedByClients(Rule):
     PAUSES = 2
     """With this many frames without a request in a minute, traffic is not steady."""
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by GPU utilization and the queue, in minutes of steady traffic; unknown without GPU samples."""
         found, served = [], [bool(frame.running_max or frame.waiting_max) for frame in evidence.frames]
         for at, (frame, moments) in enumerate(moments_within(evidence)):
             busy = [gpu.utilization for moment in moments for gpu in moment.gpus if gpu.utilization is not None]
             minute = served[max(0, at - MINUTE + 1) : at + 1]
             if not busy or frame.waiting_max is None:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
             elif frame.waiting_max >= 1 or minute.count(False) >= self.PAUSES:
-                found.append(Judgement.GOOD)
+                found.append(Judgment.GOOD)
             elif sum(minute) < MINUTE:
-                found.append(Judgement.BETWEEN)
+                found.append(Judgment.BETWEEN)
             else:
                 used = sum(busy) / len(busy)
                 bad = used < self.IDLE
-                found.append(Judgement.BAD if bad else Judgement.GOOD if used > self.BUSY else Judgement.BETWEEN)
+                found.append(Judgment.BAD if bad else Judgment.GOOD if used > self.BUSY else Judgment.BETWEEN)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -215,20 +215,20 @@ class DraftsRejected(Rule):
     LOW, ENOUGH, SPAN, DRAFTS = 0.1, 0.2, 5 * MINUTE, 500
     """Accepted tokens per draft (bad below, good above), frames, and the minimum number of drafts in them."""
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by accepted tokens per draft over five minutes, if there were enough drafts."""
         found = []
         for at, accepted in enumerate(observed(evidence.frames, ACCEPTED, self.SPAN)):
             per_draft = mean(accepted)
             if accepted is None:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
             elif per_draft is None:
-                found.append(Judgement.OVER)
+                found.append(Judgment.OVER)
             elif accepted.count < self.DRAFTS or at + 1 < self.SPAN:
-                found.append(Judgement.BETWEEN)
+                found.append(Judgment.BETWEEN)
             else:
                 bad, good = per_draft < self.LOW, per_draft > self.ENOUGH
-                found.append(Judgement.BAD if bad else Judgement.GOOD if good else Judgement.BETWEEN)
+                found.append(Judgment.BAD if bad else Judgment.GOOD if good else Judgment.BETWEEN)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

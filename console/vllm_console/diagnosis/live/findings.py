@@ -32,7 +32,7 @@ from vllm_console.diagnosis.live.queue import (
 )
 from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.refused import RequestsRefused
-from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgement, Rule, holds_since
+from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, holds_since
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import Frame, merged
 from vllm_console.history.timeline import IDLE_SECONDS
@@ -144,9 +144,9 @@ def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, f
     return held, codes
 
 
-def _is_calm(found: Sequence[Judgement]) -> bool:
+def _is_calm(found: Sequence[Judgment]) -> bool:
     """Whether the subject of these verdicts has paused for a minute; it then explains no ongoing problem."""
-    return all(verdict is Judgement.SILENT for verdict in found[-MINUTE:])
+    return all(verdict is Judgment.SILENT for verdict in found[-MINUTE:])
 
 
 def _served(frames: Sequence[Frame]) -> int:
@@ -213,20 +213,20 @@ class Healthy(Rule):
 
     code = "healthy"
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge the minute up to each frame."""
         frames, objectives = evidence.frames, evidence.objectives
         minutes = (totals(frames, "generation_tokens_total"), observed(frames, "ttft"), observed(frames, "itl"))
         found = []
         for at, (tokens, ttft, itl) in enumerate(zip(*minutes, strict=True)):
             if tokens is None:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
                 continue
             worst = max(_share(p99(ttft), objectives.ttft_p99_seconds), _share(p99(itl), objectives.itl_p99_seconds))
             served = tokens > 0
-            well = Judgement.BAD if worst <= 1.0 else Judgement.BETWEEN if worst <= NEARLY else Judgement.GOOD
+            well = Judgment.BAD if worst <= 1.0 else Judgment.BETWEEN if worst <= NEARLY else Judgment.GOOD
             full = (sustained_usage(frames, at) or 0.0) > objectives.kv_cache_usage
-            found.append(well if served and not full else Judgement.GOOD)
+            found.append(well if served and not full else Judgment.GOOD)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

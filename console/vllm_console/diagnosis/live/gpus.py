@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import present, setting
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, moments_within
+from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule, moments_within
 from vllm_console.text import UNKNOWN, percent, seconds, temperature
 from vllm_launchers.host.gpu.hardware_warnings import HOT
 from vllm_launchers.host.gpu.host import Gpu
@@ -17,36 +17,36 @@ from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 from vllm_launchers.vllm.release_defaults import default_utilization
 
-Judge = Callable[[Gpu], Judgement]
+Judge = Callable[[Gpu], Judgment]
 
 
-def by_gpu(evidence: Evidence, judge: Judge) -> list[Judgement]:
+def by_gpu(evidence: Evidence, judge: Judge) -> list[Judgment]:
     """Per frame, the worst judgment of any GPU in more than half of its samples."""
     found = []
     for _, moments in moments_within(evidence):
         judged = [_worst(judge(gpu) for gpu in moment.gpus) for moment in moments]
         if not judged:
-            found.append(Judgement.UNKNOWN)
-        elif 2 * judged.count(Judgement.BAD) > len(judged):
-            found.append(Judgement.BAD)
-        elif all(one is Judgement.GOOD for one in judged):
-            found.append(Judgement.GOOD)
+            found.append(Judgment.UNKNOWN)
+        elif 2 * judged.count(Judgment.BAD) > len(judged):
+            found.append(Judgment.BAD)
+        elif all(one is Judgment.GOOD for one in judged):
+            found.append(Judgment.GOOD)
         else:
-            unknown = all(one is Judgement.UNKNOWN for one in judged)
-            found.append(Judgement.UNKNOWN if unknown else Judgement.BETWEEN)
+            unknown = all(one is Judgment.UNKNOWN for one in judged)
+            found.append(Judgment.UNKNOWN if unknown else Judgment.BETWEEN)
     return found
 
 
-def _worst(verdicts: Iterator[Judgement]) -> Judgement:
+def _worst(verdicts: Iterator[Judgment]) -> Judgment:
     all_of = list(verdicts)
-    order = (Judgement.BAD, Judgement.BETWEEN, Judgement.GOOD)
-    return next((verdict for verdict in order if verdict in all_of), Judgement.UNKNOWN)
+    order = (Judgment.BAD, Judgment.BETWEEN, Judgment.GOOD)
+    return next((verdict for verdict in order if verdict in all_of), Judgment.UNKNOWN)
 
 
 def newest(evidence: Evidence, judge: Judge) -> list[Gpu]:
     """The affected GPUs in the newest sample that has any: while a finding ends, later samples are already good."""
     for moment in reversed(evidence.moments):
-        if found := [gpu for gpu in moment.gpus if judge(gpu) is Judgement.BAD]:
+        if found := [gpu for gpu in moment.gpus if judge(gpu) is Judgment.BAD]:
             return found
     return list(evidence.moments[-1].gpus) if evidence.moments else []
 
@@ -66,15 +66,15 @@ SLOWED_CLOCK = 0.8
 """GPUs reach their power limit under any full load; below this fraction of the maximum clock it costs much."""
 
 
-def _throttled(gpu: Gpu) -> Judgement:
+def _throttled(gpu: Gpu) -> Judgment:
     if gpu.throttle is None:
-        return Judgement.UNKNOWN
+        return Judgment.UNKNOWN
     if any(word in gpu.throttle for word in (*HOT, *FAULTY)):
-        return Judgement.BAD
+        return Judgment.BAD
     if POWER_LIMIT in gpu.throttle and (gpu.utilization or 0.0) >= WORKING_PERCENT:
         clock, best = gpu.clock_mhz, gpu.clock_max_mhz
-        return Judgement.BAD if clock and best and clock < SLOWED_CLOCK * best else Judgement.BETWEEN
-    return Judgement.GOOD
+        return Judgment.BAD if clock and best and clock < SLOWED_CLOCK * best else Judgment.BETWEEN
+    return Judgment.GOOD
 
 
 class GpuThrottled(Rule):
@@ -82,7 +82,7 @@ class GpuThrottled(Rule):
 
     code = "gpu_throttled"
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the driver's throttle reasons."""
         return by_gpu(evidence, _throttled)
 
@@ -117,15 +117,15 @@ def _slowness(gpu: Gpu, *, hot: bool) -> list[Measure]:
     return [*found, Measure(f"GPU {gpu.index} power", watts, limit, "its power limit" if limit else "", within)]
 
 
-def _narrow(gpu: Gpu) -> Judgement:
+def _narrow(gpu: Gpu) -> Judgment:
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     generation, newest = gpu.pcie_generation, gpu.pcie_generation_max
     if not (width and widest and generation and newest):
-        return Judgement.UNKNOWN
+        return Judgment.UNKNOWN
     if width >= widest and generation >= newest:
-        return Judgement.GOOD
+        return Judgment.GOOD
     # An idle link is slower, and on some boards narrower, to save power.
-    return Judgement.BAD if (gpu.utilization or 0.0) >= WORKING_PERCENT else Judgement.BETWEEN
+    return Judgment.BAD if (gpu.utilization or 0.0) >= WORKING_PERCENT else Judgment.BETWEEN
 
 
 def _pcie(gpu: Gpu) -> str:
@@ -142,7 +142,7 @@ class PcieNarrow(Rule):
 
     code = "pcie_narrow"
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by link width and generation of working GPUs."""
         return by_gpu(evidence, _narrow)
 
@@ -181,25 +181,25 @@ class TensorParallelStalls(Rule):
     BUSY, READS, READS_WELL = 85.0, 30.0, 45.0
     """Percent of the time: running a kernel; reading memory; and reading memory so much that it is not a stall."""
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by memory traffic, during decode, of GPUs that are split over a slow link."""
         frames = evidence.frames
         if evidence.tensor_parallel < 2 or not evidence.link or link_level(evidence.link) is LinkLevel.NVLINK:
-            return [Judgement.GOOD] * len(frames)
+            return [Judgment.GOOD] * len(frames)
         found = []
         for frame, moments in moments_within(evidence):
             samples = [gpu for moment in moments for gpu in moment.gpus]
             reads = [gpu.memory_utilization for gpu in samples if gpu.memory_utilization is not None]
             busy = [gpu.utilization for gpu in samples if gpu.utilization is not None]
             if not reads or not busy:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
                 continue
             read, works = sum(reads) / len(reads), sum(busy) / len(busy)
             decodes = bool(frame.grown.generation_tokens_total)
             if decodes and works >= self.BUSY and read <= self.READS:
-                found.append(Judgement.BAD)
+                found.append(Judgment.BAD)
             else:
-                found.append(Judgement.GOOD if decodes and read >= self.READS_WELL else Judgement.BETWEEN)
+                found.append(Judgment.GOOD if decodes and read >= self.READS_WELL else Judgment.BETWEEN)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

@@ -23,7 +23,7 @@ from vllm_console.diagnosis.live.fixes import (
     slow_steps,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
-from vllm_console.diagnosis.live.rule import ELSEWHERE, HELD_UP, SILENCE_SECONDS, Evidence, Judgement, Rule
+from vllm_console.diagnosis.live.rule import ELSEWHERE, HELD_UP, SILENCE_SECONDS, Evidence, Judgment, Rule
 from vllm_console.history.frames import Frame, merged, total
 from vllm_console.history.slow_steps import SlowSteps, slow_steps_of
 from vllm_console.metrics.quantile import text_of
@@ -122,13 +122,13 @@ class PrefillContention(Rule):
     MOST = 4
     """Minimum number of frames with spikes in a minute."""
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by spikes in most of the last minute, or by those within three minutes that coincide with prompts."""
         frames, objective, engines = evidence.frames, evidence.objectives.itl_p99_seconds, evidence.engines
         spikes = [_is_spike(frame, objective, engines) for frame in frames]
         recorded = _slow_steps(evidence)
         if recorded is not None and not _due_to_prompts(recorded):
-            return [Judgement.GOOD] * len(frames)
+            return [Judgment.GOOD] * len(frames)
         prefill, prompts = (observed(frames, key, 5 * MINUTE) for key in ("prefill", "prompt_tokens"))
         minutes = observed(frames, "itl")
         found = []
@@ -136,18 +136,18 @@ class PrefillContention(Rule):
             begin = max(0, at - self.FRAMES + 1)
             span = range(begin, at + 1)
             if spike is None:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
             elif _is_silent(minutes[at], frames[at]):
-                found.append(Judgement.SILENT)
+                found.append(Judgment.SILENT)
             elif not any(spikes[one] for one in span):
-                found.append(Judgement.GOOD)
+                found.append(Judgment.GOOD)
             else:
                 lengths = prompts[at] if recorded is None else None
                 long = _peak(frames[begin : at + 1], lengths, evidence.most_running) > LEAST_STEP_TOKENS
                 slow = _is_slow(prefill[at], objective / 2) and long
                 most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
                 bad = slow and (most or self._by_prompts(frames, spikes, span))
-                found.append(Judgement.BAD if bad else Judgement.BETWEEN)
+                found.append(Judgment.BAD if bad else Judgment.BETWEEN)
         return found
 
     def _by_prompts(self, frames: Sequence[Frame], spikes: Sequence[bool | None], span: range) -> bool:
@@ -299,22 +299,22 @@ class SlowTokens(Rule):
         """The objective in seconds."""
         return evidence.objectives.itl_p99_seconds
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge the minute up to each frame."""
         objective, frames = self.objective(evidence), evidence.frames
         minutes = observed(frames, self.key)
         return [self._verdict(minute, objective, frame) for minute, frame in zip(minutes, frames, strict=True)]
 
     @staticmethod
-    def _verdict(minute: Histogram | None, objective: float, frame: Frame) -> Judgement:
+    def _verdict(minute: Histogram | None, objective: float, frame: Frame) -> Judgment:
         if minute is None:
-            return Judgement.UNKNOWN
+            return Judgment.UNKNOWN
         worst = p99(minute)
         if worst is None:
-            return Judgement.SILENT if _is_silent(minute, frame) else Judgement.BETWEEN
+            return Judgment.SILENT if _is_silent(minute, frame) else Judgment.BETWEEN
         if worst.within(BACK * objective):
-            return Judgement.GOOD
-        return Judgement.BAD if surely_slow(minute, objective) else Judgement.BETWEEN
+            return Judgment.GOOD
+        return Judgment.BAD if surely_slow(minute, objective) else Judgment.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How slow it is, and why; over the minute up to the last observation if the last minute has none."""

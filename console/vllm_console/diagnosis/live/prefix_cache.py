@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import WORTH_CACHING, cached_states, more_cache, present, setting, share_prefixes
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, totals
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
+from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule
 from vllm_console.history.frames import STEP_SECONDS, Frame, total
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import count, percent, seconds
@@ -31,23 +31,23 @@ class PrefixCacheIdle(Rule):
     optional = True
     LOW, ENOUGH, SPAN, TOKENS = 0.02, 0.10, 5 * MINUTE, 20_000
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the hit rate over five minutes, if enough prompt tokens were looked up."""
         frames = evidence.frames
         if evidence.flags.get(CACHING) is False:
-            return [Judgement.GOOD] * len(frames)
+            return [Judgment.GOOD] * len(frames)
         asked = totals(frames, "prefix_cache_queries_total", self.SPAN)
         found = totals(frames, "prefix_cache_hits_total", self.SPAN)
         return [
-            Judgement.UNKNOWN if queries is None else self._verdict(at, queries, hits or 0.0)
+            Judgment.UNKNOWN if queries is None else self._verdict(at, queries, hits or 0.0)
             for at, (queries, hits) in enumerate(zip(asked, found, strict=True))
         ]
 
-    def _verdict(self, at: int, queries: float, hits: float) -> Judgement:
+    def _verdict(self, at: int, queries: float, hits: float) -> Judgment:
         if at + 1 < self.SPAN or queries < self.TOKENS:
-            return Judgement.BETWEEN
+            return Judgment.BETWEEN
         rate = hits / queries
-        return Judgement.BAD if rate < self.LOW else Judgement.GOOD if rate > self.ENOUGH else Judgement.BETWEEN
+        return Judgment.BAD if rate < self.LOW else Judgment.GOOD if rate > self.ENOUGH else Judgment.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """The hit rate, and why there are no hits, as far as known."""
@@ -159,18 +159,14 @@ class PrefixCacheMissed(Rule):
     code = "prefix_cache_missed"
     ENOUGH_REQUESTS = 20
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the flag and the known reuse, only while requests arrive."""
         off = evidence.flags.get(CACHING) is False
         if not off or evidence.reuse[0] <= WORTH_CACHING:
-            return [Judgement.GOOD] * len(evidence.frames)
+            return [Judgment.GOOD] * len(evidence.frames)
         ended = totals(evidence.frames, "requests_finished_total", len(evidence.frames))
         return [
-            Judgement.UNKNOWN
-            if count is None
-            else Judgement.BAD
-            if count >= self.ENOUGH_REQUESTS
-            else Judgement.BETWEEN
+            Judgment.UNKNOWN if count is None else Judgment.BAD if count >= self.ENOUGH_REQUESTS else Judgment.BETWEEN
             for count in ended
         ]
 
@@ -192,22 +188,22 @@ class PrefixCacheOff(Rule):
     code = "prefix_cache_off"
     ENOUGH_REQUESTS, SPAN, TOKENS = 20, 5 * MINUTE, 20_000
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by vLLM's reported configuration and its lookups, only while requests arrive."""
         frames = evidence.frames
         unique = evidence.workload is not None and evidence.reuse[0] <= WORTH_CACHING
         if unique or evidence.flags.get(CACHING) is False:
-            return [Judgement.GOOD] * len(frames)
+            return [Judgment.GOOD] * len(frames)
         ended = totals(frames, "requests_finished_total", len(frames))
         sums = (totals(frames, f"{name}_total", self.SPAN) for name in ("prefix_cache_queries", "prompt_tokens"))
         found = []
         for at, (frame, requests, asked, tokens) in enumerate(zip(frames, ended, *sums, strict=True)):
             if frame.prefix_caching is None or requests is None:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
             elif frame.prefix_caching and not self._skipped(at, asked, tokens):
-                found.append(Judgement.GOOD)
+                found.append(Judgment.GOOD)
             else:
-                found.append(Judgement.BAD if requests >= self.ENOUGH_REQUESTS else Judgement.BETWEEN)
+                found.append(Judgment.BAD if requests >= self.ENOUGH_REQUESTS else Judgment.BETWEEN)
         return found
 
     def _skipped(self, at: int, asked: float | None, tokens: float | None) -> bool:

@@ -22,7 +22,7 @@ from vllm_console.diagnosis.live.fixes import (
     slow_steps,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
+from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule
 from vllm_console.history.frames import Frame
 from vllm_console.text import percent, seconds
 from vllm_launchers.vllm.flags.changes import Changes
@@ -41,17 +41,17 @@ class Bottleneck(Enum):
     """Prefill capacity: prompts arrive faster than they are computed."""
 
 
-def _growth(frames: Sequence[Frame], at: int) -> Judgement:
+def _growth(frames: Sequence[Frame], at: int) -> Judgment:
     """Whether the queue, at its shortest within each frame, grew over the last frames."""
     now = frames[at].waiting_min
     if now is None:
-        return Judgement.UNKNOWN
+        return Judgment.UNKNOWN
     if now < LEAST_WAITING / 2:
-        return Judgement.GOOD
+        return Judgment.GOOD
     known = [value for frame in frames[max(0, at - GROWTH_FRAMES) : at] if (value := frame.waiting_min) is not None]
     if now >= LEAST_WAITING and known and now > min(known) * 1.1 + 1:
-        return Judgement.BAD
-    return Judgement.GOOD if known and now < 0.5 * max(known) else Judgement.BETWEEN
+        return Judgment.BAD
+    return Judgment.GOOD if known and now < 0.5 * max(known) else Judgment.BETWEEN
 
 
 def _bottleneck_of(evidence: Evidence, frame: Frame, prompt: float) -> Bottleneck:
@@ -83,18 +83,18 @@ def _computes(frame: Frame) -> bool:
     return bool(frame.grown.generation_tokens_total or frame.grown.prompt_tokens_total)
 
 
-def _verdicts(evidence: Evidence, bottleneck: Bottleneck) -> list[Judgement]:
+def _verdicts(evidence: Evidence, bottleneck: Bottleneck) -> list[Judgment]:
     """Judge by the queue's growth, if this is the bottleneck."""
     frames = evidence.frames
     prompts = _prompts(frames)
     found = []
     for at, frame in enumerate(frames):
         verdict = _growth(frames, at)
-        waits = verdict in (Judgement.BAD, Judgement.BETWEEN)
+        waits = verdict in (Judgment.BAD, Judgment.BETWEEN)
         if waits and _bottleneck_of(evidence, frame, prompts[at]) is not bottleneck:
-            verdict = Judgement.GOOD
-        if verdict is Judgement.BAD and bottleneck is Bottleneck.STEPS and not _computes(frame):
-            verdict = Judgement.BETWEEN  # it seems to hang, or was paused: more compute would not help
+            verdict = Judgment.GOOD
+        if verdict is Judgment.BAD and bottleneck is Bottleneck.STEPS and not _computes(frame):
+            verdict = Judgment.BETWEEN  # it seems to hang, or was paused: more compute would not help
         found.append(verdict)
     return found
 
@@ -127,7 +127,7 @@ class OversubscribedSequences(Rule):
     explained_by = ("not_admitted", "uneven_ranks")
     of_traffic = of_the_last_minute = True
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by growth, if the sequence limit is reached and the cache is not full."""
         return _verdicts(evidence, Bottleneck.SEQUENCES)
 
@@ -161,7 +161,7 @@ class OversubscribedMemory(Rule):
     explained_by = ("not_admitted", "uneven_ranks")
     of_traffic = of_the_last_minute = True
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by growth, if the cache is full."""
         return _verdicts(evidence, Bottleneck.MEMORY)
 
@@ -188,7 +188,7 @@ class OversubscribedCompute(Rule):
     explained_by = ("not_admitted", "uneven_ranks")
     of_traffic = of_the_last_minute = True
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by growth, if neither the sequence limit nor the cache is the bottleneck."""
         return _verdicts(evidence, Bottleneck.STEPS)
 
@@ -216,16 +216,16 @@ class NotAdmitted(Rule):
     code = "not_admitted"
     of_traffic = of_the_last_minute = True
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Bad in frames with waiting requests but no running ones and no tokens."""
         found = []
         for frame in evidence.frames:
             if frame.waiting_min is None or frame.running_max is None:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
             elif frame.waiting_min >= 1 and frame.running_max == 0 and not frame.grown.generation_tokens_total:
-                found.append(Judgement.BAD)
+                found.append(Judgment.BAD)
             else:
-                found.append(Judgement.GOOD)
+                found.append(Judgment.GOOD)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
+from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule
 from vllm_console.history.frames import Frame, RankFrame
 from vllm_console.text import percent
 from vllm_launchers.vllm.flags.changes import Changes
@@ -34,18 +34,18 @@ class UnevenRanks(Rule):
     code = "uneven_ranks"
     of_traffic = True
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the ranks' queues."""
         return [self._verdict(frame) for frame in evidence.frames]
 
     @staticmethod
-    def _verdict(frame: Frame) -> Judgement:
+    def _verdict(frame: Frame) -> Judgment:
         known = [one for one in frame.ranks if None not in (one.waiting_min, one.waiting_max, one.running_max)]
         if len(known) < 2:
-            return Judgement.UNKNOWN if frame.engines > 1 else Judgement.OVER
+            return Judgment.UNKNOWN if frame.engines > 1 else Judgment.OVER
         if _pair(frame) is not None:
-            return Judgement.BAD
-        return Judgement.BETWEEN if any(one.waiting_min for one in known) else Judgement.GOOD
+            return Judgment.BAD
+        return Judgment.BETWEEN if any(one.waiting_min for one in known) else Judgment.GOOD
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Which rank is full, which has room, and why no request moves."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import setting
 from vllm_console.diagnosis.live.frame_sums import MINUTE
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, above
+from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule, above
 from vllm_console.history.frames import Frame
 from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.sample import Responses
@@ -32,19 +32,19 @@ class RequestsRefused(Rule):
     SHARE, ENOUGH, FEWEST = 0.05, 0.02, 5
     """Fractions of a minute's answered requests (bad above, good below), and the minimum number of refused ones."""
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge the minute up to each frame."""
         frames = evidence.frames
         return [self._verdict(answered(frames, at), frame) for at, frame in enumerate(frames)]
 
-    def _verdict(self, minute: Responses, frame: Frame) -> Judgement:
+    def _verdict(self, minute: Responses, frame: Frame) -> Judgment:
         if frame.responses is None:
-            return Judgement.UNKNOWN
+            return Judgment.UNKNOWN
         if not minute.all_refused:
-            return Judgement.OVER
+            return Judgment.OVER
         share = minute.all_refused / minute.total
         if share > self.SHARE and minute.all_refused < self.FEWEST:
-            return Judgement.BETWEEN
+            return Judgment.BETWEEN
         return above(share, self.SHARE, self.ENOUGH)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

@@ -51,7 +51,7 @@ SILENT_FRAMES = round(SILENCE_SECONDS / STEP_SECONDS) - MINUTE + 1
 _NOTHING = Quantiles(count=0.0, mean=None)
 
 
-class Judgement(Enum):
+class Judgment(Enum):
     """One frame's verdict on one finding."""
 
     BAD = "bad"
@@ -306,7 +306,7 @@ class Rule(ABC):
     """Whether its fixes are optional: ranked after others of the same severity."""
 
     @abstractmethod
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """One verdict per frame of the evidence."""
 
     @abstractmethod
@@ -314,29 +314,29 @@ class Rule(ABC):
         """The current finding."""
 
 
-def holds_since(verdicts: Sequence[Judgement], frames: Sequence[Frame]) -> float | None:
+def holds_since(verdicts: Sequence[Judgment], frames: Sequence[Frame]) -> float | None:
     """When the finding that holds at the end began (start of its first bad frame), or None if none holds."""
     begun: float | None = None
     good = unknown = silent = 0
     for index, verdict in enumerate(verdicts):
-        unknown = unknown + 1 if verdict is Judgement.UNKNOWN else 0
-        silent = silent + 1 if verdict is Judgement.SILENT else 0
-        if verdict is Judgement.OVER or unknown >= QUIET_AFTER or silent >= SILENT_FRAMES:
+        unknown = unknown + 1 if verdict is Judgment.UNKNOWN else 0
+        silent = silent + 1 if verdict is Judgment.SILENT else 0
+        if verdict is Judgment.OVER or unknown >= QUIET_AFTER or silent >= SILENT_FRAMES:
             begun, good = None, 0
         elif begun is not None:
-            good = good + 1 if verdict is Judgement.GOOD else 0 if verdict is Judgement.BAD else good
+            good = good + 1 if verdict is Judgment.GOOD else 0 if verdict is Judgment.BAD else good
             if good >= LEAVE:
                 begun, good = None, 0
-        elif verdict is Judgement.BAD:
+        elif verdict is Judgment.BAD:
             last = range(max(0, index - OF + 1), index + 1)
-            bad = [at for at in last if verdicts[at] is Judgement.BAD]
+            bad = [at for at in last if verdicts[at] is Judgment.BAD]
             if len(bad) >= ENTER:
                 begun, good = frames[bad[0]].start, 0
     return begun
 
 
-def above(value: float | None, begins: float, ends: float) -> Judgement:
+def above(value: float | None, begins: float, ends: float) -> Judgment:
     """Bad above ``begins``, good up to ``ends``, neither in between."""
     if value is None:
-        return Judgement.UNKNOWN
-    return Judgement.BAD if value > begins else Judgement.GOOD if value <= ends else Judgement.BETWEEN
+        return Judgment.UNKNOWN
+    return Judgment.BAD if value > begins else Judgment.GOOD if value <= ends else Judgment.BETWEEN

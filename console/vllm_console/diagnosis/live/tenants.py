@@ -10,7 +10,7 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import present, setting
 from vllm_console.diagnosis.live.frame_sums import MINUTE
 from vllm_console.diagnosis.live.gpus import Judge, by_gpu, newest
-from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgement, Rule, moments_within
+from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgment, Rule, moments_within
 from vllm_console.text import gib, percent, plain
 from vllm_launchers.host.gpu.host import Gpu, Holder
 from vllm_launchers.host.gpu.sharing import holder_user, is_desktop
@@ -28,19 +28,19 @@ class GpuMemoryBelowReserve(Rule):
     """GiB above the reserve at which the finding ends."""
 
     def _judge(self, evidence: Evidence) -> Judge:
-        def judge(gpu: Gpu) -> Judgement:
+        def judge(gpu: Gpu) -> Judgment:
             reserve = evidence.reserve_gib.get(gpu.index)
             if not reserve:
-                return Judgement.GOOD
+                return Judgment.GOOD
             if gpu.free_gib is None:
-                return Judgement.UNKNOWN
+                return Judgment.UNKNOWN
             if gpu.free_gib < reserve:
-                return Judgement.BAD
-            return Judgement.GOOD if gpu.free_gib >= reserve + self.MARGIN else Judgement.BETWEEN
+                return Judgment.BAD
+            return Judgment.GOOD if gpu.free_gib >= reserve + self.MARGIN else Judgment.BETWEEN
 
         return judge
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the free memory of each GPU."""
         return by_gpu(evidence, self._judge(evidence))
 
@@ -100,20 +100,20 @@ class GpuMemoryContended(Rule):
     SCARCE = 1.0
     """With less GiB left, the next peak of either process may fail."""
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by what each foreign process holds, now and up to three minutes ago."""
         held = _held(evidence)
         found = []
         for at, now in enumerate(held):
             if now is None:
-                found.append(Judgement.UNKNOWN)
+                found.append(Judgment.UNKNOWN)
                 continue
             earlier = [one for one in held[max(0, at - self.SPAN) : at] if one is not None]
             if _growth(earlier, now) >= self.GROWTH:
-                found.append(Judgement.BAD)
+                found.append(Judgment.BAD)
             else:
                 settled = _growth(earlier[-MINUTE:], now) < self.SETTLED
-                found.append(Judgement.GOOD if settled else Judgement.BETWEEN)
+                found.append(Judgment.GOOD if settled else Judgment.BETWEEN)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -189,7 +189,7 @@ class GpuClaimed(Rule):
 
     code = "gpu_claimed"
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the board at each sample."""
         return by_gpu(evidence, self._judge)
 
@@ -204,5 +204,5 @@ class GpuClaimed(Rule):
         return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (ask,))
 
     @staticmethod
-    def _judge(gpu: Gpu) -> Judgement:
-        return Judgement.BAD if gpu.claimed else Judgement.GOOD
+    def _judge(gpu: Gpu) -> Judgment:
+        return Judgment.BAD if gpu.claimed else Judgment.GOOD

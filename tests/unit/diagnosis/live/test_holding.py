@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_console.diagnosis.live.rule import SILENT_FRAMES, Judgement, above, holds_since
+from vllm_console.diagnosis.live.rule import SILENT_FRAMES, Judgment, above, holds_since
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import EngineSample
 
-LETTERS = {"b": Judgement.BAD, "-": Judgement.BETWEEN, "g": Judgement.GOOD, "?": Judgement.UNKNOWN}
-LETTERS |= {"s": Judgement.SILENT}
+LETTERS = {"b": Judgment.BAD, "-": Judgment.BETWEEN, "g": Judgment.GOOD, "?": Judgment.UNKNOWN}
+LETTERS |= {"s": Judgment.SILENT}
 PAUSE = "s" * (SILENT_FRAMES - 1)
 
 
@@ -60,8 +60,8 @@ def test_finding_begins_only_in_a_bad_frame(verdicts: str) -> None:
 
 def test_value_against_two_thresholds() -> None:
     assert [above(value, 0.85, 0.8) for value in (0.9, 0.83, 0.8, None)] == [
-        Judgement.BAD,
-        Judgement.BETWEEN,
-        Judgement.GOOD,
-        Judgement.UNKNOWN,
+        Judgment.BAD,
+        Judgment.BETWEEN,
+        Judgment.GOOD,
+        Judgment.UNKNOWN,
     ]

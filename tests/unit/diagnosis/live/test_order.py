@@ -8,7 +8,7 @@ import pytest
 
 from vllm_console.diagnosis.finding import Finding, Fix, Severity
 from vllm_console.diagnosis.live.findings import RULES, findings
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule
+from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import EngineSample
 from vllm_launchers.vllm.flags.changes import Changes
@@ -29,8 +29,8 @@ class Held(Rule):
             real.optional,
         )
 
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        return [Judgement.BAD if at >= self.begins else Judgement.GOOD for at in range(len(evidence.frames))]
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
+        return [Judgment.BAD if at >= self.begins else Judgment.GOOD for at in range(len(evidence.frames))]
 
     def describe(self, _evidence: Evidence, since: float) -> Finding:
         return Finding(self.code, Severity.WARNING, since, "", "", fixes=self.fixes)
