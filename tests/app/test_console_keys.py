@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.fleet.snapshot import SleepView
 from vllm_launchers.errors import OperationError
-from vllm_launchers.keeper.records import State
+from vllm_launchers.keeper.records import SleepStep, State
 from vllm_launchers.vllm.flags.changes import Changes
 
 
@@ -156,6 +157,26 @@ async def test_one_key_switches_a_standby_pair(console, fakes, presses):
         await c.press("y")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("wake", "asleep")]
+
+
+@pytest.mark.parametrize(
+    ("checked", "message", "shown"),
+    [
+        (4, "", "asleep is awake and answers as before."),
+        (0, "no golden answers were recorded to compare with", "asleep is awake; no golden answers were recorded"),
+    ],
+)
+async def test_answers_as_before_is_said_only_if_they_were_compared(console, fakes, checked, message, shown):
+    class Fleet(fakes.FakeFleet):
+        def wake(self, name, **options):
+            sleep = SleepView(SleepStep.AWAKE, 1, fakes.NOW, message, checked=checked)
+            return replace(super().wake(name, **options), state=State.READY, sleep=sleep)
+
+    async with console(fleet=Fleet(fakes.asleep)) as c:
+        await c.press("W")
+        await c.sees("Wake up asleep?")
+        await c.press("y")
+        await c.sees(shown)
 
 
 async def test_a_server_without_a_partner_is_put_to_sleep(console, fakes):

@@ -587,13 +587,15 @@ class ServerVerbs:
         self._run(server, RunningVerb.SLEEP, doing, lambda: fleet.sleep(name), lambda _: f"{name} is asleep.")
 
     def _wake(self, server: ServerView) -> None:
-        fleet, name, notes = self._console.fleet, server.name, list[str]()
+        fleet, name = self._console.fleet, server.name
 
-        def done(_: ServerView) -> str:
-            doubts = [note.partition(": ")[2] for note in notes if "not confirmed" in note]
-            return "; ".join([f"{name} is awake" + ("" if doubts else " and answers as before"), *doubts]) + "."
+        def done(woken: ServerView) -> str:
+            if woken.sleep is not None and woken.sleep.checked:
+                return f"{name} is awake and answers as before."
+            unchecked = woken.sleep.message if woken.sleep is not None else ""
+            return f"{name} is awake{f'; {unchecked}' if unchecked else ''}."
 
-        self._run(server, RunningVerb.WAKE, f"Waking up {name}…", lambda: fleet.wake(name, say=notes.append), done)
+        self._run(server, RunningVerb.WAKE, f"Waking up {name}…", lambda: fleet.wake(name), done)
 
     def toggle_load(self, selected: ServerView | None) -> None:
         """Start or stop sending the preset's workload."""
