@@ -356,6 +356,13 @@ def _active(given: Given) -> str | None:
     return _too_many(given, "max-num-active-seqs", active, "max-num-seqs", running) if active > running else None
 
 
+def _when(
+    flags: tuple[str, ...], applies: Callable[[Given], bool], text: str, since: tuple[int, ...] = (0, 0)
+) -> Condition:
+    """A condition with one sentence, whatever the values."""
+    return Condition(flags, lambda given: text if applies(given) else None, since)
+
+
 def _needs(name: str, other: str, words: str = "", since: tuple[int, ...] = (0, 0)) -> Condition:
     """A switch that is on, or a value that is set, requires another switch or value."""
 
@@ -492,12 +499,6 @@ def _ahead(given: Given) -> str | None:
     return f"--async-scheduling does not work with speculative decoding by {method}"
 
 
-def _counted(given: Given) -> str | None:
-    if not given.has("spec-tokens") or _speculates(given):
-        return None
-    return "--spec-tokens needs --spec-model or --spec-method"
-
-
 _FROM_THE_PROMPT = ("ngram", "ngram_gpu", "[ngram]")
 """Methods without a draft model; vLLM also accepts them as the model's name."""
 
@@ -516,13 +517,6 @@ def _guesses(given: Given) -> str | None:
 
 _WITH_A_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
 """Methods that use a separate draft model or head."""
-
-
-def _draft_parallel(given: Given) -> str | None:
-    config = "speculative-config"
-    if given.key(config, "tensor_parallel_size") is None:
-        return None
-    return f"--{config} has draft_tensor_parallel_size in place of tensor_parallel_size, which vLLM refuses"
 
 
 def _draft_shards(given: Given) -> str | None:
@@ -626,13 +620,6 @@ def _draft(given: Given) -> str | None:
     return f"--{config} needs model, the name of the draft model" + (f", with the method {method}" if method else "")
 
 
-def _custom_drafts(given: Given) -> str | None:
-    method, model = _drafter(given)
-    if method != "custom_class" or model:
-        return None
-    return "--speculative-config needs model, the class, with the method custom_class"
-
-
 def _adapted_drafts(given: Given) -> str | None:
     """With LoRA adapters, one step must hold the draft tokens of all sequences."""
     config = "speculative-config"
@@ -648,12 +635,6 @@ def _adapted_drafts(given: Given) -> str | None:
         f"--max-num-batched-tokens {tokens}{own} is less than {needed}: with --enable-lora a step must hold {drafts} "
         f"drafted tokens and one more of each of {seqs} sequences"
     )
-
-
-def _draft_metrics(given: Given) -> str | None:
-    if given.text("per-request-spec-decode-metrics") in ("", "none") or _speculates(given):
-        return None
-    return "--per-request-spec-decode-metrics needs speculative decoding: --speculative-config"
 
 
 def _executor(given: Given) -> str | None:
@@ -714,12 +695,6 @@ def _nodes_divide(given: Given) -> str | None:
     return f"--nnodes {nodes} must divide the {total} GPUs that the parallel sizes ask for" if total % nodes else None
 
 
-def _nodes_backend(given: Given) -> str | None:
-    if (given.count("nnodes") or 1) <= 1 or given.text("data-parallel-backend") in ("mp", ""):
-        return None
-    return "--nnodes above 1 needs --data-parallel-backend mp"
-
-
 def _grouped(given: Given) -> str | None:
     group, inside = given.count("offload-group-size") or 0, given.count("offload-num-in-group") or 0
     if group <= 0 and given.text("offload-backend") != "prefetch":
@@ -728,35 +703,6 @@ def _grouped(given: Given) -> str | None:
         return f"--offload-num-in-group {inside} must not be more than --offload-group-size {group}"
     step = given.count("offload-prefetch-step")
     return "--offload-prefetch-step must be 1 or more" if step is not None and step < 1 else None
-
-
-def _ssu(given: Given) -> str | None:
-    if not given.has("mamba-ssu-algorithm") or given.text("mamba-backend").lower() == "flashinfer":
-        return None
-    return "--mamba-ssu-algorithm needs --mamba-backend flashinfer"
-
-
-def _nsight(given: Given) -> str | None:
-    if not given.on("ray-workers-use-nsight") or given.text("distributed-executor-backend") == "ray":
-        return None
-    return "--ray-workers-use-nsight needs --distributed-executor-backend ray"
-
-
-def _headless(given: Given) -> str | None:
-    if not given.on("headless") or (given.count("api-server-count", given=True) or 0) <= 0:
-        return None
-    return "--api-server-count must not be set with --headless"
-
-
-def _quiet(given: Given) -> str | None:
-    if not given.on("enable-per-request-metrics") or not given.on("disable-log-stats"):
-        return None
-    return "--enable-per-request-metrics needs statistics: leave --disable-log-stats out"
-
-
-def _keep_alive(given: Given) -> str | None:
-    seconds = given.count("sse-keep-alive-interval", given=True)
-    return "--sse-keep-alive-interval must be 0 or more" if seconds is not None and seconds < 0 else None
 
 
 def _connected(kind: str, *, always: bool) -> Condition:
@@ -877,17 +823,33 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("data-parallel-size-local", "data-parallel-size"), _local_ranks),
     _needs("enable-auto-tool-choice", "tool-call-parser", ", the name of the model's format"),
     _needs("enable-log-outputs", "enable-log-requests", since=(0, 13)),
-    Condition(("enable-per-request-metrics", "disable-log-stats"), _quiet),
-    Condition(("sse-keep-alive-interval",), _keep_alive),
+    _when(
+        ("enable-per-request-metrics", "disable-log-stats"),
+        lambda given: given.on("enable-per-request-metrics") and given.on("disable-log-stats"),
+        "--enable-per-request-metrics needs statistics: leave --disable-log-stats out",
+    ),
+    _when(
+        ("sse-keep-alive-interval",),
+        lambda given: (given.count("sse-keep-alive-interval", given=True) or 0) < 0,
+        "--sse-keep-alive-interval must be 0 or more",
+    ),
     Condition(("decode-context-parallel-size", "tensor-parallel-size"), _context_parallel),
     Condition(("enable-eplb", "enable-expert-parallel"), _balanced),
     Condition(("data-parallel-rank", "data-parallel-size"), _external),
     Condition(("data-parallel-multi-port-external-lb",), _supervised),
     Condition(("enable-fault-tolerance",), _tolerant),
-    Condition(("spec-tokens", "spec-model"), _counted),
+    _when(
+        ("spec-tokens", "spec-model"),
+        lambda given: given.has("spec-tokens") and not _speculates(given),
+        "--spec-tokens needs --spec-model or --spec-method",
+    ),
     Condition(("async-scheduling", "speculative-config"), _ahead, (0, 11)),
     Condition(("speculative-config",), _guesses),
-    Condition(("per-request-spec-decode-metrics",), _draft_metrics),
+    _when(
+        ("per-request-spec-decode-metrics",),
+        lambda given: given.text("per-request-spec-decode-metrics") not in ("", "none") and not _speculates(given),
+        "--per-request-spec-decode-metrics needs speculative decoding: --speculative-config",
+    ),
     Condition(("distributed-executor-backend",), _executor),
     Condition(("lora-modules",), _adapters),
     _parser_name("reasoning-parser", "reasoning-parser-plugin"),
@@ -898,23 +860,50 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("data-parallel-hybrid-lb", "data-parallel-size-local"), _hybrid, (0, 13)),
     Condition(("node-rank", "nnodes"), _node),
     Condition(("nnodes",), _nodes_divide),
-    Condition(("nnodes", "data-parallel-backend"), _nodes_backend),
-    Condition(("api-server-count", "headless"), _headless, (0, 20)),
+    _when(
+        ("nnodes", "data-parallel-backend"),
+        lambda given: (given.count("nnodes") or 1) > 1 and given.text("data-parallel-backend") not in ("mp", ""),
+        "--nnodes above 1 needs --data-parallel-backend mp",
+    ),
+    _when(
+        ("api-server-count", "headless"),
+        lambda given: given.on("headless") and (given.count("api-server-count", given=True) or 0) > 0,
+        "--api-server-count must not be set with --headless",
+        (0, 20),
+    ),
     _needs("enable-elastic-ep", "enable-eplb"),
     _needs("numa-bind-nodes", "numa-bind"),
     _needs("numa-bind-cpus", "numa-bind"),
     _needs("collect-detailed-traces", "otlp-traces-endpoint", since=(0, 13)),
-    Condition(("ray-workers-use-nsight",), _nsight),
+    _when(
+        ("ray-workers-use-nsight",),
+        lambda given: given.on("ray-workers-use-nsight") and given.text("distributed-executor-backend") != "ray",
+        "--ray-workers-use-nsight needs --distributed-executor-backend ray",
+    ),
     Condition(("offload-num-in-group", "offload-group-size"), _grouped),
-    Condition(("mamba-ssu-algorithm", "mamba-backend"), _ssu),
+    _when(
+        ("mamba-ssu-algorithm", "mamba-backend"),
+        lambda given: given.has("mamba-ssu-algorithm") and given.text("mamba-backend").lower() != "flashinfer",
+        "--mamba-ssu-algorithm needs --mamba-backend flashinfer",
+    ),
     Condition(("speculative-config",), _draft, (0, 11)),
-    Condition(("speculative-config",), _draft_parallel, CHECKED_SINCE),
+    _when(
+        ("speculative-config",),
+        lambda given: given.key("speculative-config", "tensor_parallel_size") is not None,
+        "--speculative-config has draft_tensor_parallel_size in place of tensor_parallel_size, which vLLM refuses",
+        CHECKED_SINCE,
+    ),
     Condition(("speculative-config", "tensor-parallel-size"), _draft_shards, CHECKED_SINCE),
     Condition(("speculative-config",), _counts(looked_up=True, short=False)),
     Condition(("spec-method", "spec-tokens"), _counts(looked_up=True, short=True)),
     Condition(("speculative-config",), _counts(looked_up=False, short=False), CHECKED_SINCE),
     Condition(("spec-method", "spec-tokens"), _counts(looked_up=False, short=True), CHECKED_SINCE),
-    Condition(("speculative-config",), _custom_drafts, CHECKED_SINCE),
+    _when(
+        ("speculative-config",),
+        lambda given: _drafter(given) == ("custom_class", ""),
+        "--speculative-config needs model, the class, with the method custom_class",
+        CHECKED_SINCE,
+    ),
     Condition(("speculative-config",), _of_method, CHECKED_SINCE),
     Condition(("speculative-config",), _synthetic, CHECKED_SINCE),
     Condition(("speculative-config", "enable-lora"), _adapted_drafts, CHECKED_SINCE),
