@@ -52,6 +52,7 @@ FOUNDATION = {
             "addresses",
             "errors",
             "folders",
+            "http_connection",
             "listeners",
             "patterns",
             "private",

@@ -109,6 +109,7 @@ def test_keeper_survives_deletion_of_its_installation(bench, session_of, tmp_pat
         "__init__",
         "addresses",
         "errors",
+        "http_connection",
         "listeners",
         "patterns",
         "private",

@@ -10,18 +10,18 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from vllm_console.metrics.http_connection import (
+from vllm_console.metrics.parse import NotMetricsError, Parser
+from vllm_console.metrics.sample import Sample
+from vllm_console.text import plain
+from vllm_launchers.addresses import is_loopback, tls_to_own
+from vllm_launchers.errors import OperationError
+from vllm_launchers.http_connection import (
     CutOffError,
     HttpConnection,
     NoResponseError,
     NotHttpError,
     TooLargeError,
 )
-from vllm_console.metrics.parse import NotMetricsError, Parser
-from vllm_console.metrics.sample import Sample
-from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback, tls_to_own
-from vllm_launchers.errors import OperationError
 from vllm_launchers.listeners import Owner, WrongProcessError
 
 if TYPE_CHECKING:

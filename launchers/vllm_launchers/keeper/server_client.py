@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vllm_launchers.addresses import tls_to_own
+from vllm_launchers.addresses import reachable, tls_to_own
+from vllm_launchers.http_connection import CutOffError, HttpConnection, NotHttpError, TooLargeError
 from vllm_launchers.listeners import Owner
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.values import Value
@@ -68,54 +67,57 @@ class ServerClient:
     """Sends requests to one server from one thread; any thread may `cancel`."""
 
     def __init__(self, owner: Owner, host: str, port: int, key: str = "", *, tls: bool = False) -> None:
-        self._owner, self._host, self._port, self._key, self._tls = owner, host, port, key, tls
+        self._owner, self._host, self._port, self._tls = owner, reachable(host), port, tls
+        sendable = not {"\r", "\n"} & set(key)
+        self._key = key.encode(errors="surrogateescape").decode("latin-1") if sendable else ""
         self.canceled = threading.Event()
-        self._connection: socket.socket | None = None
+        self._connection: HttpConnection | None = None
 
     def cancel(self) -> None:
         """End the open request immediately and send no more."""
         self.canceled.set()
-        if (connection := self._connection) is not None:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        if self._connection is not None:
+            self._connection.abort()
 
     def ask(
         self, method: str, path: str, body: object = None, *, seconds: float | None = None, engine: int | None = None
     ) -> Response:
         """Send one request over its own connection; ``seconds``: time limit for all of it, default `ASK_SECONDS`.
 
-        ``engine``: the data-parallel rank that should serve it. Raises OSError, including `RequestTimeoutError` and
-        `WrongProcessError`.
+        ``engine``: the data-parallel rank that should serve it. Of a body that is cut off, the response has what
+        arrived. Raises OSError, including `RequestTimeoutError` and `WrongProcessError`.
         """
         sent, since, limit = False, time.monotonic(), ASK_SECONDS if seconds is None else seconds
         content = b"" if body is None else json.dumps(body).encode()
+        tls = tls_to_own() if self._tls else None
         try:
-            with (
-                self._owner.connect(self._port, min(ASK_SECONDS, limit)) as plain,
-                over_tls(plain) if self._tls else plain as connection,
-            ):
+            with contextlib.closing(HttpConnection(self._host, self._port, tls, self._owner)) as connection:
                 self._connection = connection
+                connection.deadline = since + min(ASK_SECONDS, limit)
+                connection.open()
                 if self.canceled.is_set():
                     raise ConnectionAbortedError
-                connection.sendall(self._head(method, path, len(content), engine) + content)
-                sent = True
-                data = _read(connection, since + limit)
+                connection.send(method, path, self._headers(path, content, engine), content)
+                sent, connection.deadline = True, since + limit
+                response = connection.response()
+                try:
+                    return Response(response.status, response.read(MOST_BYTES))
+                except (CutOffError, NotHttpError, TooLargeError):
+                    return Response(response.status, response.arrived())
         except TimeoutError as error:
             raise RequestTimeoutError(path, time.monotonic() - since, taken=sent and bool(content)) from error
-        self._connection = None
-        return _parsed(data)
+        except (CutOffError, NotHttpError) as error:
+            raise ConnectionError("not an HTTP response") from error
 
-    def _head(self, method: str, path: str, length: int, engine: int | None) -> bytes:
-        head = [f"{method} {path} HTTP/1.1", f"Host: {self._host}:{self._port}", "Connection: close"]
-        if length:
-            head.append("Content-Type: application/json")
-        if length or method == "POST":
-            head.append(f"Content-Length: {length}")
+    def _headers(self, path: str, content: bytes, engine: int | None) -> dict[str, str]:
+        headers = {"Connection": "close"}
+        if content:
+            headers["Content-Type"] = "application/json"
         if engine is not None:
-            head.append(f"X-data-parallel-rank: {engine}")
+            headers["X-data-parallel-rank"] = str(engine)
         if self._key and path != "/metrics":
-            head.append(f"Authorization: Bearer {self._key}")
-        return "\r\n".join([*head, "", ""]).encode()
+            headers["Authorization"] = f"Bearer {self._key}"
+        return headers
 
 
 def client_of(record: ServerRecord, server: ProcessIdentity) -> ServerClient:
@@ -125,58 +127,8 @@ def client_of(record: ServerRecord, server: ProcessIdentity) -> ServerClient:
     return ServerClient(Owner(server.pid, server.start_time), spec.host, spec.port, key, tls=spec.tls)
 
 
-def over_tls(connection: socket.socket) -> socket.socket:
-    """The connection wrapped in TLS, accepting any certificate."""
-    return tls_to_own().wrap_socket(connection)
-
-
 def base_model(document: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The model of a ``/v1/models`` response that is not a LoRA adapter; None if it names none."""
     data = (document or {}).get("data")
     models = [one for one in data if isinstance(one, dict) and one.get("id")] if isinstance(data, list) else []
     return next((one for one in models if not one.get("parent")), models[0] if models else None)
-
-
-def _read(connection: socket.socket, ends: float) -> bytes:
-    """Read until the other side closes, or to the end of its ``Content-Length``. Raises OSError."""
-    data = b""
-    while len(data) < MOST_BYTES and not _complete(data):
-        if (left := ends - time.monotonic()) <= 0:
-            raise TimeoutError
-        connection.settimeout(left)
-        if not (chunk := connection.recv(1 << 16)):
-            break
-        data += chunk
-    return data
-
-
-def _complete(data: bytes) -> bool:
-    head, between, body = data.partition(b"\r\n\r\n")
-    length = re.search(rb"\r\ncontent-length:[ \t]*(\d+)", head, re.IGNORECASE) if between else None
-    return length is not None and len(body) >= int(length[1])
-
-
-def _parsed(data: bytes) -> Response:
-    """Parse an HTTP response. Raises ConnectionError if it is invalid."""
-    head, _, body = data.partition(b"\r\n\r\n")
-    words = head.split(b"\r\n", 1)[0].split()
-    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
-        raise ConnectionError("connection closed without a response" if not data else "not an HTTP response")
-    if re.search(rb"\r\ntransfer-encoding:[ \t]*chunked", head, re.IGNORECASE):
-        body = _joined(body)
-    return Response(int(words[1]), body)
-
-
-def _joined(body: bytes) -> bytes:
-    """Join the chunks of a chunked body."""
-    found = b""
-    while body:
-        size, _, rest = body.partition(b"\r\n")
-        try:
-            length = int(size.split(b";")[0], 16)
-        except ValueError:
-            break
-        if length <= 0:
-            break
-        found, body = found + rest[:length], rest[length + 2 :]
-    return found

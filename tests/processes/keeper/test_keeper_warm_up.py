@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from fakes.keeper_bench import Bench
+from vllm_launchers.http_connection import HttpConnection, HttpResponse
 from vllm_launchers.keeper import health, server_client
 from vllm_launchers.keeper.health import ProbeTarget
 from vllm_launchers.keeper.lifecycle import Event, WarmedUp
@@ -29,7 +29,7 @@ from vllm_launchers.keeper.records import (
 )
 from vllm_launchers.listeners import Owner
 
-ORDER, READ = WarmUp(), server_client._read
+ORDER, RESPONSE = WarmUp(), HttpConnection.response
 MODELS = {"object": "list", "data": [{"id": "served", "max_model_len": 4096, "parent": None}]}
 COMPLETION = {"choices": [{"index": 0, "text": " a b", "finish_reason": "length"}], "usage": {"completion_tokens": 2}}
 ERROR = {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}}
@@ -231,16 +231,11 @@ def test_aborted_completion_does_not_count() -> None:
     assert health.judge_response("/v1/completions", server_client.Response(200, body))[0] is WarmUpOutcome.FAILED
 
 
-def test_chunks_are_joined() -> None:
-    data = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{"a"\r\n3\r\n:1}\r\n0\r\n\r\n'
-    assert server_client._parsed(data).document == {"a": 1}
-
-
 class Api:
     """A server in this process.
 
     ``answers`` maps a path and a rank to status and content. With None, the response is withheld until the test ends,
-    and `read` then times out immediately.
+    and `response` then times out immediately.
     """
 
     def __init__(self, answers: Callable[[str, str | None], tuple[int, object] | None]) -> None:
@@ -273,12 +268,13 @@ class Api:
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
-    def read(self, connection: socket.socket, deadline: float) -> bytes:
-        """Replacement of `server_client._read` that does not depend on a clock."""
-        while not select.select([connection], [], [], 0.01)[0]:
+    def response(self, connection: HttpConnection) -> HttpResponse:
+        """Replacement of `HttpConnection.response` that does not depend on a clock."""
+        while not select.select([connection.sock], [], [], 0.01)[0]:
             if self.held.acquire(blocking=False):
                 raise TimeoutError
-        return READ(connection, deadline + 60)
+        connection.deadline += 60
+        return RESPONSE(connection)
 
     def warm_up(self, order: WarmUp = ORDER, **more: Any) -> WarmUpReport:
         """Run the warm-up and return its report."""
@@ -302,7 +298,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Api]]:
 
     def make(answers: Callable[[str, str | None], tuple[int, object] | None]) -> Api:
         made.append(Api(answers))
-        monkeypatch.setattr(server_client, "_read", made[-1].read)
+        monkeypatch.setattr(HttpConnection, "response", lambda connection: made[-1].response(connection))
         return made[-1]
 
     yield make
@@ -396,7 +392,7 @@ def test_connection_timeout_is_inconclusive(api: Callable[..., Api], monkeypatch
 def test_unresponsive_engine_fails(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
     engines = Engines()
     server = api(lambda path, rank: None if path == "/v1/completions" else engines(path, rank))
-    monkeypatch.setattr(server_client, "_read", READ)
+    monkeypatch.setattr(HttpConnection, "response", RESPONSE)
     report = server.warm_up(WarmUp(timeout_seconds=0.3))
     assert report.outcome is WarmUpOutcome.FAILED
     assert report.detail.startswith("/v1/completions: no response within ")

@@ -166,7 +166,8 @@ def test_connecting_counts_against_the_probes_deadline():
         raise TimeoutError
 
     assert health.probe(SimpleNamespace(connect=connect), "127.0.0.1", 1, 0.3) == "no response within 0.3s"
-    assert waits == [0.3]
+    assert len(waits) == 1
+    assert 0 < waits[0] <= 0.3
 
 
 def test_probe_of_a_closed_port(port):

@@ -1,11 +1,13 @@
 """A minimal HTTP/1.1 client: one keep-alive connection, a deadline for a whole response, a cap on its size.
 
-Python's ``http.client`` parses headers as email headers and imports TLS even for plain HTTP. In a recorder, which runs
-beside every server, it took a fifth of the memory and of the CPU time.
+Standard library only: keepers and recorders, which run beside every server, use it. Python's ``http.client`` parses
+headers as email headers and imports TLS even for plain HTTP. In a recorder it took a fifth of the memory and of the CPU
+time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import time
@@ -44,7 +46,7 @@ class NoResponseError(ConnectionResetError):
 
 
 class HttpConnection:
-    """A connection to a server, opened on demand, with TLS if a context is given. Not thread-safe.
+    """A connection to a server, opened on demand, with TLS if a context is given. For one thread, but for `abort`.
 
     With an ``owner``, it connects to a socket on which that process listens, whatever address the host's name resolves
     to. Every operation raises TimeoutError once ``deadline`` (`time.monotonic`) has passed.
@@ -66,23 +68,41 @@ class HttpConnection:
             self.sock.close()
             self.sock = None
 
+    def abort(self) -> None:
+        """End the open request, from any thread: its response ends where it is."""
+        if (connection := self.sock) is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def get(self, path: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Send a request; return once the head of its response has arrived.
+        """`send` and `response`."""
+        self.send("GET", path, headers)
+        return self.response()
+
+    def open(self) -> socket.socket:
+        """Connect unless connected. Raises OSError, including `WrongProcessError` if the port is not the owner's."""
+        return self.sock or self._connect()
+
+    def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> None:
+        """Send a request. Raises like `open`, and ValueError if path or headers contain invalid characters."""
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._name_in_ascii()}", "Accept-Encoding: identity"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body or method == "POST":
+            lines.append(f"Content-Length: {len(body)}")
+        if any("\r" in line or "\n" in line for line in lines):
+            raise ValueError("a line of a request can't have line ends")
+        request = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        connection = self.open()
+        connection.settimeout(self._left())
+        connection.sendall(request + body)
+
+    def response(self) -> HttpResponse:
+        """Wait for the head of the response to the request that was sent.
 
         Raises:
             NoResponseError: the connection was closed, perhaps before the request was sent.
             CutOffError, NotHttpError, OSError: there is no usable response.
-            ValueError: path or headers contain invalid characters.
-            WrongProcessError: the port is not the owner's.
         """
-        lines = [f"GET {path} HTTP/1.1", f"Host: {self._name_in_ascii()}", "Accept-Encoding: identity"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        if any("\r" in line or "\n" in line for line in lines):
-            raise ValueError("a line of a request can't have line ends")
-        request = "\r\n".join([*lines, "", ""]).encode("latin-1")
-        connection = self.sock or self._connect()
-        connection.settimeout(self._left())
-        connection.sendall(request)
         while (response := self._head()).status == 100:
             pass  # the final response follows
         return response
@@ -142,7 +162,7 @@ class HttpConnection:
             if len(received) > LARGEST_HEAD or (b"\n" in received and not received.startswith(_BEGIN)):
                 raise NotHttpError
             if not self._receive():
-                raise CutOffError if received else NoResponseError("closed without a response")
+                raise CutOffError if received else NoResponseError("connection closed without a response")
         head = self._taken(end.end())
         status = _STATUS.match(head)
         if status is None:
@@ -182,6 +202,10 @@ class HttpConnection:
             if len(self._received) > limit:
                 raise TooLargeError
             more = self._receive()
+        return self.arrived()
+
+    def arrived(self) -> bytes:
+        """Consume all bytes that have been received."""
         return self._taken(len(self._received))
 
     def finish(self, *, lasting: bool) -> None:
@@ -198,6 +222,7 @@ class HttpResponse:
     ) -> None:
         self.status, self.reason, self.headers = status, reason, headers
         self._connection, self._lasting = connection, lasting
+        self._chunks = bytearray()
         self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         length = headers.get("content-length", "")
         self._length = 0 if status in _WITHOUT_BODY else int(length) if length.isascii() and length.isdigit() else None
@@ -205,7 +230,7 @@ class HttpResponse:
     def read(self, limit: int) -> bytes:
         """Read the body once. Raises TooLargeError above ``limit`` bytes, CutOffError, NotHttpError, OSError."""
         if self._chunked:
-            body, bounded = self._chunks(limit), True
+            body, bounded = self._read_chunks(limit), True
         elif bounded := self._length is not None:
             if (length := self._length or 0) > limit:
                 raise TooLargeError
@@ -215,8 +240,12 @@ class HttpResponse:
         self._connection.finish(lasting=self._lasting and bounded)
         return body
 
-    def _chunks(self, limit: int) -> bytes:
-        body = bytearray()
+    def arrived(self) -> bytes:
+        """What has arrived of a body that could not be read."""
+        return bytes(self._chunks) + self._connection.arrived()
+
+    def _read_chunks(self, limit: int) -> bytes:
+        body = self._chunks
         while True:
             size = _CHUNK_SIZE.fullmatch(self._connection.line())
             if size is None:

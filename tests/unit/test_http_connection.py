@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from vllm_console.metrics.http_connection import (
+from vllm_launchers.http_connection import (
     CutOffError,
     HttpConnection,
     NoResponseError,
