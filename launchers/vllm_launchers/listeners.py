@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_launchers.addresses import is_wildcard, reachable
-from vllm_launchers.procfs import PROC, open_files, other_network, pids, stat
+from vllm_launchers.procfs import PROC, descendants, open_files, other_network, pids, stat
 from vllm_launchers.values import Value
 
 if TYPE_CHECKING:
@@ -278,14 +278,7 @@ def _reached(candidates: Iterable[TcpSocket], rows: Collection[TcpSocket]) -> Li
 def _tree(root: int) -> Iterator[int]:
     """A process and its descendants. The process comes first: it usually matches, which saves reading all others."""
     yield root
-    children: dict[int, list[int]] = {}
-    for pid in pids():
-        if (found := stat(pid)) is not None:
-            children.setdefault(found.parent, []).append(pid)
-    below = list(children.get(root, ()))
-    for pid in below:
-        below += children.get(pid, ())
-    yield from below
+    yield from descendants(filter(None, map(stat, pids())), [root])
 
 
 def _owner_of(pid: int) -> set[int]:

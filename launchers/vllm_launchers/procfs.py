@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Iterable, KeysView
 from pathlib import Path
 
 from vllm_launchers.values import Value
@@ -58,6 +59,28 @@ def started_at(start_time: int) -> float:
 def pids(proc: str = PROC) -> list[int]:
     """The pids of all visible processes."""
     return [int(name) for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 - names are all that is wanted
+
+
+def descendants(processes: Iterable[ProcessStat], ancestors: Iterable[int]) -> KeysView[int]:
+    """Pids of all descendants, nearest first, not including the ancestors themselves."""
+    children: dict[int, list[int]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process.pid)
+    below: dict[int, None] = {}
+    waiting = list(ancestors)
+    for pid in waiting:
+        new = [child for child in children.get(pid, ()) if child not in below]
+        below.update(dict.fromkeys(new))
+        waiting += new
+    return below.keys()
+
+
+def title(pid: int) -> str:
+    """A process's name (at most 15 characters), which vLLM sets for its engines and workers; empty if it is gone."""
+    try:
+        return Path(f"{PROC}/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def resident_mib(pid: int) -> int | None:

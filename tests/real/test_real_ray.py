@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from fakes.keeper_bench import end_servers, until
+from vllm_launchers import procfs
 from vllm_launchers.keeper import client, process_group, processes
 from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord, State
 
@@ -74,7 +75,7 @@ class Ray:
     def workers(self) -> list[ProcessIdentity]:
         """The workers known to the keeper."""
         members = process_group.recorded(client.folder(self.state, "onray")).members
-        return [one for one in members if processes.alive(one) and processes.title(one.pid).startswith("ray::")]
+        return [one for one in members if processes.alive(one) and procfs.title(one.pid).startswith("ray::")]
 
     def ended(self, state: State = State.FAILED) -> Mapping[str, Any]:
         """The server's status, once it and its workers have ended."""
@@ -157,7 +158,7 @@ def test_ray_server_lifecycle(ray: Ray, tiny_model: Path, cpu_flags: Sequence[st
 
     ray.program("restart", "onray", "--wait", "--force")
     ray.both()
-    (raylet,) = [pid for pid in ray.pids() if processes.title(pid) == process_group.RAYLET]
+    (raylet,) = [pid for pid in ray.pids() if procfs.title(pid) == process_group.RAYLET]
     os.kill(raylet, signal.SIGKILL)
     assert ray.ended()["reason"].startswith(f"Ray's raylet died (pid {raylet}); ")
     lost = {"ray_not_here", "ray_unreachable", "ray_gpus_too_few"}

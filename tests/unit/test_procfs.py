@@ -27,6 +27,22 @@ def test_process_name_may_contain_brackets_and_spaces(tmp_path: Path) -> None:
     assert not procfs.ProcessStat(7, "Z", 1, 3, 99).running
 
 
+def test_descendants_are_listed_nearest_first() -> None:
+    parents = {9: 5, 5: 2, 3: 2, 2: 1, 7: 3, 8: 1, 4: 8}
+    processes = [procfs.ProcessStat(pid, "S", parent, 1, 0) for pid, parent in parents.items()]
+    assert list(procfs.descendants(processes, [2])) == [5, 3, 9, 7]
+    assert procfs.descendants(processes, [3, 8]) == {7, 4}
+    assert procfs.descendants(processes, [2, 3]) == {3, 5, 7, 9}, "an ancestor below another one"
+    assert not procfs.descendants(processes, [9, 100])
+    circle = [procfs.ProcessStat(1, "S", 2, 1, 0), procfs.ProcessStat(2, "S", 1, 1, 0)]
+    assert procfs.descendants(circle, [1]) == {1, 2}, "read while pids were reused"
+
+
+def test_title() -> None:
+    assert procfs.title(os.getpid()) == Path("/proc/self/comm").read_text().strip()
+    assert procfs.title(0) == ""
+
+
 @pytest.mark.parametrize("text", ["", "7 (a) S 1", "7"])
 def test_truncated_line_is_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "7").mkdir()

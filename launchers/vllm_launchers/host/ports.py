@@ -10,14 +10,13 @@ import os
 import pwd
 import socket
 from collections.abc import Collection
-from pathlib import Path
 
 import msgspec
 
 from vllm_launchers.addresses import family_of, is_wildcard
 from vllm_launchers.errors import OperationError
 from vllm_launchers.listeners import listening_sockets, tcp_sockets
-from vllm_launchers.procfs import open_files, pids
+from vllm_launchers.procfs import open_files, pids, title
 
 LAST_PORT = 65535
 _GONE = frozenset({4, 5, 6, 8, 9, 11})
@@ -131,11 +130,7 @@ def _holder(socket_link: str) -> int | None:
 
 
 def _command(pid: int) -> str | None:
-    try:
-        text = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
-    return "".join(character for character in text if character.isprintable()) or None
+    return "".join(character for character in title(pid) if character.isprintable()) or None
 
 
 def user_name(uid: int) -> str:

@@ -17,7 +17,7 @@ from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.files import LOCK, LOG, OUTPUT, RECORD
 from vllm_launchers.keeper.record_writer import RESTORED
 from vllm_launchers.keeper.records import ProcessIdentity
-from vllm_launchers.procfs import pids
+from vllm_launchers.procfs import pids, title
 
 NEEDED = (RECORD, LOCK, wire.SOCKET, OUTPUT, LOG)
 """Files that exist while a keeper is alive."""
@@ -27,11 +27,7 @@ def keepers_of(folder: Path) -> list[ProcessIdentity]:
     """The living keepers of a server's folder in this PID namespace, except this process."""
     output, found = folder.resolve() / OUTPUT, []
     for pid in pids():
-        if (
-            pid != os.getpid()
-            and processes.title(pid) == processes.KEEPER_TITLE
-            and process_group.has_output(pid, output)
-        ):
+        if pid != os.getpid() and title(pid) == processes.KEEPER_TITLE and process_group.has_output(pid, output):
             who = processes.identity(pid)
             if who is not None and processes.alive(who):
                 found.append(who)

@@ -15,9 +15,9 @@ from pathlib import Path
 from vllm_launchers.keeper import folders, location, process_group, processes
 from vllm_launchers.keeper.errors import KeeperError, NewerRecordError, NoSuchServerError
 from vllm_launchers.keeper.files import LOCK, OUTPUT, SIDECAR_LOG
-from vllm_launchers.keeper.processes import KEEPER_TITLE, title
+from vllm_launchers.keeper.processes import KEEPER_TITLE
 from vllm_launchers.keeper.records import ProcessIdentity, State
-from vllm_launchers.procfs import access_mode, descriptors
+from vllm_launchers.procfs import access_mode, descriptors, title
 from vllm_launchers.values import Value
 
 FOLDER_DELETED = "its folder was deleted while it ran, so no other command reaches it"

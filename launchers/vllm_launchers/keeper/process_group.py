@@ -29,6 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vllm_launchers import procfs
 from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.files import OUTPUT
 from vllm_launchers.keeper.processes import Table
@@ -198,7 +199,7 @@ class ProcessGroup:
     def _by_queue(self, table: Table, found: set[int]) -> set[int]:
         """Workers that Ray runs for the server; ``found``: the processes known from other criteria."""
         parents = {one.parent for one in table.values()}
-        raylets = [pid for pid in parents if processes.title(pid) == RAYLET]
+        raylets = [pid for pid in parents if procfs.title(pid) == RAYLET]
         below = processes.descendants(table, raylets)
         known = {member.pid for member in self.known if self._is(table, member)}
         new = [pid for pid in below - found - known if processes.owner(pid) == os.getuid()]

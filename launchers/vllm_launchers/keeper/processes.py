@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, KeysView, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -72,19 +72,9 @@ def table() -> Table:
     return {pid: process for pid in pids() if (process := stat(pid)) is not None}
 
 
-def descendants(processes: Table, ancestors: Iterable[int]) -> set[int]:
-    """Pids of all descendants, not including the ancestors themselves."""
-    children: dict[int, list[int]] = {}
-    for process in processes.values():
-        children.setdefault(process.parent, []).append(process.pid)
-    below: set[int] = set()
-    waiting = list(ancestors)
-    while waiting:
-        for child in children.get(waiting.pop(), ()):
-            if child not in below:
-                below.add(child)
-                waiting.append(child)
-    return below
+def descendants(processes: Table, ancestors: Iterable[int]) -> KeysView[int]:
+    """`procfs.descendants` in a table."""
+    return procfs.descendants(processes.values(), ancestors)
 
 
 def owner(pid: int) -> int | None:
@@ -96,14 +86,6 @@ def owner(pid: int) -> int | None:
     except OSError:
         return None
     return None
-
-
-def title(pid: int) -> str:
-    """A process's name (at most 15 characters), which vLLM sets for its engines and workers."""
-    try:
-        return Path(PROC, str(pid), "comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def open_pidfd(process: ProcessIdentity) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_launchers import procfs
 from vllm_launchers.keeper import process_group, processes
 from vllm_launchers.keeper.process_group import ProcessGroup
 from vllm_launchers.keeper.records import ProcessIdentity
@@ -24,7 +25,7 @@ def group(
     """The pids in a server's group in such a process tree; ``parents`` maps each pid to its parent."""
     table = {pid: ProcessStat(pid, "S", parent, pid, pid) for pid, parent in parents.items()}
     monkeypatch.setattr(processes, "table", lambda: table)
-    monkeypatch.setattr(processes, "title", lambda pid: process_group.RAYLET if pid == RAYLET else "other")
+    monkeypatch.setattr(procfs, "title", lambda pid: process_group.RAYLET if pid == RAYLET else "other")
     monkeypatch.setattr(processes, "owner", lambda pid: os.getuid())
     monkeypatch.setattr(process_group, "_queues", lambda pid: [queues[pid]] if pid in queues else [])
     monkeypatch.setattr(process_group, "_write", lambda *_: None)
