@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from fakes import hostile
+from fakes.plans import plan_with
 from vllm_console.alerts.grafana import dashboard
 from vllm_console.alerts.prometheus import AlertTarget, model_match, rules_document, rules_yaml
-from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.command_line import command_line
 from vllm_launchers.plan.export.container import compose
 from vllm_launchers.plan.export.kubernetes import kubernetes
@@ -65,7 +65,7 @@ def plan_of(program: str, value: str) -> Plan:
     """An unvalidated plan with the value in every field, like a record of another version."""
     flags = {"served-model-name": value, "chat-template": value, "max-num-seqs": 8}
     engine = Engine(EngineKind.VLLM, (program,), "0.33.0", "cuda", program)
-    made = make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags), host="127.0.0.1", port=8000)
+    made = plan_with(read_presets(None)[0]["chatbot"], engine, Changes(flags))
     model = value.strip().lstrip("-~") or "m"
     argv = tuple(model if word == made.model else word for word in made.argv)
     return msgspec.structs.replace(made, model=model, argv=argv, environment={"A_NAME": value, "OTHER": "x y"})

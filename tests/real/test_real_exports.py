@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fakes.forked import Forks
-from vllm_launchers.plan.build import make_plan
+from fakes.plans import plan_with
 from vllm_launchers.plan.checks.flags import EngineFacts, flag_findings
 from vllm_launchers.plan.export.shell import config_yaml
 from vllm_launchers.plan.findings import Level
@@ -69,7 +69,7 @@ NAMED: list[dict[str, FlagValue]] = [
 
 def plan_of(flags: Mapping[str, FlagValue], model: str = "org/some model's") -> Plan:
     engine = Engine(EngineKind.VLLM, ("/opt/venv/bin/vllm",), "0.32.0", "cuda", "")
-    return make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags), host="127.0.0.1", port=8123, model=model)
+    return plan_with(read_presets(None)[0]["chatbot"], engine, Changes(flags), host="127.0.0.1", port=8123, model=model)
 
 
 def any_value(spec: FlagSpec, chance: random.Random) -> FlagValue:

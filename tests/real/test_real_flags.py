@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fakes.forked import Forks
+from fakes.plans import plan_with
 from vllm_launchers.host.environment import HostEnvironment
 from vllm_launchers.plan.budget.memory_flags import draft_model
-from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.files import named_files
 from vllm_launchers.plan.findings import Level
@@ -575,7 +575,7 @@ def errors_of_plans(vllm: Path, table: FlagTable, model: Path, sets: Sequence[di
     engine, facts, preset = engine_at(str(vllm)), model_facts(str(model)), read_presets(None)[0]["chatbot"]
     found = []
     for flags in sets:
-        plan = make_plan(
+        plan = plan_with(
             replace(preset, flags={}), engine, Changes(set=flags), host="127.0.0.1", port=8000, model=str(model)
         )
         absent = tuple(path for _, path in named_files(flags, str(model)) if not Path(path).exists())

@@ -1,4 +1,7 @@
-"""Plans a resolved request: chooses flags, finds GPUs, estimates memory, and checks the result. Pure."""
+"""Plans a resolved request: chooses flags, finds GPUs, estimates memory, and checks the result.
+
+Reads only the stored reports of earlier starts, and whether the home folder exists; all else is passed in.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from vllm_launchers.plan.attention import BACKEND_VARIABLE
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.build import make_plan
+from vllm_launchers.plan.build import PlanRequest, make_plan
 from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray, visible_gpus
@@ -43,9 +46,9 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
 from vllm_launchers.plan.pace import timing_of
 from vllm_launchers.plan.probe import ProbeWish, plan_probe
-from vllm_launchers.presets.model import Preset, Workload
+from vllm_launchers.presets.model import Workload
 from vllm_launchers.secrets import API_KEY
-from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import ADDRESS
@@ -60,27 +63,15 @@ Finder = Callable[[Plan, Host | None], Place]
 """Finds GPUs on a host for a plan that has none yet."""
 
 
-class ResolvedRequest(msgspec.Struct, frozen=True):
-    """A request whose preset, engine, model, port, and so on have been looked up. ``environment`` contains no secrets.
+class ResolvedRequest(PlanRequest, frozen=True):
+    """A request whose preset, engine, model, port, and so on have been looked up.
 
     ``workload``: measured traffic to use instead of the preset's. ``sources`` is set for a restart: flags other than
     ``changes`` stay as they are. ``find`` finds the GPUs; without it, or on a MIG slice, the server keeps its GPUs.
     ``found``: problems that are known before planning.
     """
 
-    preset: Preset
-    engine: Engine
-    changes: Changes
-    model: str
-    host: str
-    port: int
-    environment: Mapping[str, str]
     gpus: tuple[int, ...] = ()
-    secrets: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Secret values by name."""
-    more_secrets: tuple[str, ...] = ()
-    """Names of secrets whose values only the server's keeper knows."""
-    inherited: Mapping[str, str] = msgspec.field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] | None = None
     find: Finder | None = None
@@ -271,10 +262,10 @@ def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choic
     Raises:
         NoPlaceError: there are none.
     """
-    plan = _made(request, choices, request.environment, ())
+    plan = make_plan(request, choices)
     if request.find is not None and not kept_slice(request.environment):
         place = request.find(replace(plan, memory=budget(plan.flags)), inputs.host)
-        plan = _roomiest_of(request, inputs, choices, place, budget)
+        plan = _on_fitting_gpus(request, inputs, choices, place, budget)
     else:
         plan = replace(plan, gpus=request.gpus)
     if request.engine.build == "cpu":
@@ -362,9 +353,9 @@ def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, input
     plan = replace(plan, paces=paces)
     fits_one: bool | None = None
     if pool is not None and facts is not None and request.engine.build != "cpu":
-        one = [one for one in all_layouts(facts, pool.size) if one.data == 1 and pool.holds(one)]
+        layouts = [one for one in all_layouts(facts, pool.size) if one.data == 1 and pool.holds(one)]
         alone = {name: value for name, value in plan.flags.items() if name not in (*NODE_FLAGS, *PARALLEL_FLAGS)}
-        budgets = (budget({**alone, **sizes(layout)}) for layout in one)
+        budgets = (budget({**alone, **sizes(layout)}) for layout in layouts)
         known = [found.fits for found in budgets if found is not None]
         fits_one = any(known) if known else None
     found = nodes_plan(plan, nodes, facts, workload, fits_one=fits_one)
@@ -393,18 +384,15 @@ def suggestions(
     return suggest(flags, choice_inputs, keep)
 
 
-def _choices(
-    request: ResolvedRequest, inputs: PlanInputs, budget: _Budget, environment: Mapping[str, str] | None = None
-) -> tuple[Choice, ...]:
-    """All flags with their reasons. ``environment`` is the server's, which may select a MIG slice."""
+def _choices(request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> tuple[Choice, ...]:
+    """All flags with their reasons. The server's environment may select a MIG slice."""
     if request.sources is not None:
         return tuple(overlay(request.preset.flags, request.changes, request.sources).values())
-    devices = (request.environment if environment is None else environment).get(VISIBLE)
     choice_inputs = ChoiceInputs(
         request.workload or request.preset.workload,
         budget,
         inputs.facts,
-        on_slice(inputs.host, devices, inputs.shares),
+        on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares),
         request.engine.release,
         request.engine.build,
         request.gpus,
@@ -420,25 +408,7 @@ def _choices(
     return tuple(sorted((*chosen, *node_choices(request.nodes)), key=lambda choice: choice.value is None))
 
 
-def _made(
-    request: ResolvedRequest, choices: Sequence[Choice], environment: Mapping[str, str], gpus: Sequence[int]
-) -> Plan:
-    return make_plan(
-        request.preset,
-        request.engine,
-        request.changes,
-        choices=choices,
-        model=request.model,
-        host=request.host,
-        port=request.port,
-        environment=environment,
-        gpus=gpus,
-        secrets=sorted({*request.secrets, *request.more_secrets}),
-        inherited=request.inherited,
-    )
-
-
-def _roomiest_of(
+def _on_fitting_gpus(
     request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], found: Place, budget: _Budget
 ) -> Plan:
     """The plan on the GPUs found. If they were chosen automatically and are too small: on the first set that is not."""
@@ -460,13 +430,11 @@ def _placed(
     request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], place: Place, budget: _Budget
 ) -> Plan:
     """The plan on these GPUs. On a MIG slice, flags are chosen again: they may assume a slice of another size."""
-    environment = {**request.environment, **place.environment}
-    if place.pretends:
-        environment[PRETENDS] = place.pretends
-    plan = _made(request, choices, environment, () if place.environment else place.gpus)
+    pretended = {PRETENDS: place.pretends} if place.pretends else {}
+    there = replace(request, environment={**request.environment, **place.environment, **pretended})
+    plan = make_plan(there, choices, () if place.environment else place.gpus)
     if place.environment.get(VISIBLE, "").startswith("MIG-"):
-        again = _choices(request, inputs, budget.on(plan), environment)
-        plan = _made(request, again, environment, ())
+        plan = make_plan(there, _choices(there, inputs, budget.on(plan)))
     message = "; ".join(filter(None, (place.reason, *place.warnings)))
     moved = request.sources is not None and place.gpus != request.gpus
     return replace(
@@ -533,7 +501,7 @@ def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
     """The budget before GPUs are chosen: it assumes those with the most free memory."""
     environment = {**inputs.environment.variables, **request.environment}
     host = on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares)
-    gpus: Sequence[Gpu | GpuShape] = _roomiest(host, request.gpus, inputs)
+    gpus: Sequence[Gpu | GpuShape] = _by_free_memory(host, request.gpus, inputs)
     assumed: tuple[str, ...] = ()
     if request.engine.kind is EngineKind.SIMULATED and not gpus:
         gpus = _pretended(environment)
@@ -541,7 +509,7 @@ def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
     return _Budget(request, inputs, gpus, environment, assumed)
 
 
-def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:
+def _by_free_memory(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:
     """The chosen GPUs, else the unused ones, else all; in order of free memory, largest first."""
     if host is None:
         return []

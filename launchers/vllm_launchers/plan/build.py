@@ -1,13 +1,14 @@
-"""Builds the plan of a launch from preset, engine, and a user's changes: argv, environment, and findings. Pure."""
+"""Builds the plan of a launch from preset, engine, and chosen flags: argv, environment, and findings. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.sleep import DEVELOPERS
-from vllm_launchers.plan.choices.choice import Choice, Source, overlay
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE, flag_words, spellings
 from vllm_launchers.plan.model import Plan
@@ -22,6 +23,29 @@ CPU_KV_GIB = 2
 """Default size of the KV cache with a CPU build, in GiB of RAM."""
 
 _QUIET_SINCE = (0, 16, 0)
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """What a plan is made of besides its flags and GPUs. ``environment`` contains no secrets."""
+
+    preset: Preset
+    engine: Engine
+    changes: Changes
+    model: str
+    host: str
+    port: int
+    environment: Mapping[str, str]
+    inherited: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The environment that the server will inherit; it is only read, not passed on."""
+    secrets: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Secret values by name."""
+    more_secrets: tuple[str, ...] = ()
+    """Names of secrets whose values only the server's keeper knows."""
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """The names of all secrets."""
+        return tuple(sorted({*self.secrets, *self.more_secrets}))
 
 
 class _Draft:
@@ -44,33 +68,14 @@ class _Draft:
         self.findings.append(PlanFinding(code, level, message))
 
 
-def make_plan(
-    preset: Preset,
-    engine: Engine,
-    changes: Changes | None = None,
-    *,
-    host: str,
-    port: int,
-    choices: Sequence[Choice] | None = None,
-    model: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    gpus: Sequence[int] = (),
-    secrets: Sequence[str] = (),
-    inherited: Mapping[str, str] | None = None,
-) -> Plan:
-    """Resolve a launch.
-
-    ``choices`` are all flags, chosen before (`vllm_launchers.plan.choices.choose`); without them the preset's flags
-    with ``changes`` are used. ``model`` is the preset's unless given. ``environment`` is what the user adds, without
-    secrets, whose *names* are in ``secrets``. ``gpus`` are indices in PCI bus order, as in NVML and nvidia-smi.
-    ``inherited`` is the environment that the server will inherit; it is only read, not passed on.
+def make_plan(request: PlanRequest, choices: Sequence[Choice], gpus: Sequence[int] = ()) -> Plan:
+    """The plan with these flags (`vllm_launchers.plan.choices`), on these GPUs: indices in PCI bus order, as in NVML
+    and nvidia-smi.
 
     Raises:
-        PlanError: a change names an invalid flag, a secret, or a setting chosen elsewhere; the model's name is
-        unusable.
+        PlanError: a change names an invalid flag; the model's name is unusable.
     """
-    changes = changes or Changes()
-    model = model or preset.model
+    engine, model = request.engine, request.model
     if model.startswith("-") or not model.strip() or "\0" in model:
         raise PlanError("the model must be a hub id such as Qwen/Qwen3-8B-AWQ, or a folder")
     if holds_secret(model):
@@ -78,29 +83,27 @@ def make_plan(
             "the model's name contains a key or a password, which every user of this machine can read on the "
             "command line: remove it and export the variable that the model's host expects"
         )
-    draft = _Draft(
-        choices if choices is not None else tuple(overlay(preset.flags, changes).values()),
-        {name: setting.value for name, setting in preset.environment.items()} | dict(environment or {}),
-    )
-    _keep_log_readable(draft, engine, {spelling for name in changes.unset for spelling in spellings(name)})
+    own = {name: setting.value for name, setting in request.preset.environment.items()}
+    draft = _Draft(choices, {**own, **request.environment})
+    _keep_log_readable(draft, engine, {spelling for name in request.changes.unset for spelling in spellings(name)})
     if engine.kind is EngineKind.VLLM and engine.build == "cpu":
-        _fit_to_cpu(draft, inherited or {})
+        _fit_to_cpu(draft, request.inherited)
     if draft.value(SLEEP_MODE) is True:
         draft.environment[DEVELOPERS] = "1"
     _place(draft, gpus, engine)
     flags = {name: choice.value for name, choice in draft.choices.items() if choice.value is not None}
     _check_text(model, flags, draft.environment)
     return Plan(
-        preset=preset.name,
+        preset=request.preset.name,
         model=model,
         engine=engine,
-        host=host,
-        port=port,
-        argv=command_of(engine, model, host, port, flags),
+        host=request.host,
+        port=request.port,
+        argv=command_of(engine, model, request.host, request.port, flags),
         flags=flags,
         reasons={name: draft.choices[name].reason for name in flags},
         environment=draft.environment,
-        secrets=tuple(sorted(set(secrets))),
+        secrets=request.secret_names,
         gpus=tuple(gpus),
         choices=tuple(draft.choices.values()),
         findings=tuple(draft.findings),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fakes.nvml_stub import recorded
-from vllm_launchers.plan.build import make_plan
+from fakes.plans import plan_with
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import Preset
@@ -36,7 +36,6 @@ def plan(presets: dict[str, Preset], engine: Callable[..., Engine]) -> Callable[
 
     def plan(name: str = "chatbot", *, set: Any = None, unset: tuple[str, ...] = (), **other: Any) -> Plan:
         chosen = engine(other.pop("version", "0.33.0"), other.pop("build", "cuda"))
-        other = {"host": "127.0.0.1", "port": 8000} | other
-        return make_plan(presets[name], chosen, Changes(set or {}, unset), **other)
+        return plan_with(presets[name], chosen, Changes(set or {}, unset), **other)
 
     return plan

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from fakes.plans import plan_with
 from vllm_launchers.host.environment import HostEnvironment
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.request import gpus_of
 from vllm_launchers.plan.findings import PlanFinding
@@ -78,7 +78,7 @@ def find() -> Callable[..., list[PlanFinding]]:
         kind = EngineKind.SIMULATED if build == "simulated" else EngineKind.VLLM
         engine = Engine(kind, ("/opt/vllm",), version, build, "/opt/vllm", note, plugins, lacks)
         chosen, changes = presets[preset], Changes(set or {}, unset)
-        plan = make_plan(chosen, engine, changes, host=host_address, port=8000, model="/models/eight", **more)
+        plan = plan_with(chosen, engine, changes, host=host_address, model="/models/eight", **more)
         environment = replace(ROOMY, **(host_environment or {}))
         table = known_or_assumed(version)
         inputs = PlanInputs(facts, table, host, environment=environment, model_problem=model_problem)

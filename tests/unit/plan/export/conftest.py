@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.plan.build import make_plan
+from fakes.plans import plan_with
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.engines import Engine, EngineKind
@@ -25,8 +25,7 @@ def plan_of(
     """A plan of the shipped chatbot preset with more flags."""
     kind = EngineKind.SIMULATED if build == "simulated" else EngineKind.VLLM
     engine = Engine(kind, command, version, build, command[0])
-    options: dict[str, Any] = {"host": "127.0.0.1", "port": 8000} | other
-    return make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags or {}), **options)
+    return plan_with(read_presets(None)[0]["chatbot"], engine, Changes(flags or {}), **other)
 
 
 @pytest.fixture
