@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags
-from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import BYTES, LayerKind, ModelFacts
 
 _PACKED_MLA = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _SPARSE_MLA = frozenset({"deepseek_v32", "glm_moe_dsa"})
 _INDEXER_BYTES = 132
 """Sparse MLA: a 128-byte index key and its 4-byte scale, per token and layer."""
 _SCALED = {"int8_per_token_head": 1.0, "fp8_per_token_head": 1.0, "int4_per_token_head": 0.5}
-_BYTES = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0, "int8": 1.0}
 _STATE_ALIGNMENT = 16
 _TWO_KINDS_ALIKE = 1.5
 """If kinds' layer counts differ by less than this factor, groups have the larger size, which pads fewer layers."""
@@ -172,7 +171,7 @@ def _heads(facts: ModelFacts, kind: LayerKind) -> tuple[int | None, int | None]:
 
 def _element(dtype: str) -> float:
     """Bytes per number: one, unless the name says otherwise."""
-    return _BYTES.get(dtype, 0.5625 if "4bit" in dtype or dtype.startswith("nvfp4") else 1.0)
+    return BYTES.get(dtype, 0.5625 if "4bit" in dtype or dtype.startswith("nvfp4") else 1.0)
 
 
 def _state(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> int:

@@ -12,9 +12,8 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, parameters_in, split_quantization
+from vllm_launchers.vllm.modelfacts.facts import BYTES, ModelFacts, parameters_in, split_quantization
 
-_ELEMENT = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0}
 _SCALE_BITS = {"mxfp4": 8.0, "gpt_oss_mxfp4": 8.0, "modelopt_fp4": 8.0, "mxfp8": 8.0, "modelopt_mxfp8": 8.0}
 _BITS = {"bitsandbytes": 4, "gguf": 5, "awq": 4, "awq_marlin": 4, "gptq": 4, "gptq_marlin": 4, "mxfp4": 4}
 _ONLINE = {"bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5, "nvfp4": 4.5}
@@ -66,9 +65,9 @@ class LoadedWeights(msgspec.Struct, frozen=True):
 
 def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assumed: list[str]) -> LoadedWeights | None:
     """Actual bytes if known, else parameters × precision; None if neither is known."""
-    own = _ELEMENT.get(facts.dtype or "", 2.0)
+    own = float(BYTES.get(facts.dtype or "", 2))
     embedding = (facts.vocabulary or 0) * (facts.hidden_size or 0) * own
-    loaded = _ELEMENT.get(settings.dtype, 2.0)
+    loaded = BYTES.get(settings.dtype, 2)
     stored = facts.weight_bytes
     if stored is not None and facts.size_from:
         assumed.append(f"some weights are missing here: their size, {stored / GIB:.1f} GiB, is from {facts.size_from}")
@@ -115,7 +114,7 @@ def _bits(facts: ModelFacts) -> float:
     """Bits per weight, including its scale; 16 or more for an unquantized checkpoint."""
     quantization = facts.quantization
     if quantization is None:
-        return 8 * _ELEMENT.get(facts.dtype or "", 2.0)
+        return 8.0 * BYTES.get(facts.dtype or "", 2)
     bits = quantization.bits or _BITS.get(quantization.method)
     if bits is None:
         return next((found for words, found in _BITS_IN_NAME if words.search(facts.model)), 8.0)

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from vllm_launchers.vllm.modelfacts.defaults import with_defaults
-from vllm_launchers.vllm.modelfacts.encoder import encoder_of
-from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.encoder import AUDIO_PARTS, VISION_PARTS, encoder_of, inner_width
+from vllm_launchers.vllm.modelfacts.facts import BYTES, LayerKind, ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.values import Config, factor, mapping, number, objects, text, texts, whole_numbers
-
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "half": 2, "float": 4}
-"""Bytes of one number of these types."""
 
 State = tuple[int, int]
 """Bytes per layer and request without speculation, and bytes that each speculative token adds."""
@@ -93,10 +90,7 @@ def _other(config: Config, model_type: str, element: int) -> State | None:
 
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config")
-_OTHER_PARTS = (
-    *("vision_config", "vision_encoder", "vision_tower", "mm_vision_tower", "vit_config", "visual", "img_processor"),
-    *("audio_config", "audio_processor"),
-)
+_OTHER_PARTS = (*VISION_PARTS, "img_processor", *AUDIO_PARTS)
 _MLA = frozenset(
     {"axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "dots3_note", "deepseek_mtp"}
     | {"k3_dspark", "glm5_next", "glm5_next_text", "glm_moe_dsa", "glm4_moe_lite", "kimi_k2", "kimi_linear"}
@@ -631,7 +625,6 @@ _GATED_DELTA = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe"
 _BIASED = frozenset({"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"})
 _FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3"})
 _EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size")
-_VISION = ("vision_config", "vision_encoder", "vision_tower", "vit_config", "visual")
 
 
 def count_parameters(config: Config, part: Config, merged: Config, facts: ModelFacts) -> int | None:
@@ -648,7 +641,7 @@ def count_parameters(config: Config, part: Config, merged: Config, facts: ModelF
         if mixer is None or network is None:
             return None
         total += mixer + network + (4 if kind in _FOUR_NORMS else 2) * facts.hidden_size
-    return total + sum(_tower(mapping(config, name), facts.hidden_size) for name in _VISION)
+    return total + sum(_tower(mapping(config, name), facts.hidden_size) for name in VISION_PARTS)
 
 
 def _text_type(kind: str) -> str:
@@ -727,9 +720,7 @@ def _tower(config: Config, hidden: int) -> int:
     depth = number(config, "depth", "num_hidden_layers", "layers")
     if not wide or not depth:
         return 0
-    ratio = config.get("mlp_ratio")
-    default = int(wide * ratio) if isinstance(ratio, int | float) and 0 < ratio < 100 else 4 * wide
-    inner = number(config, "intermediate_size") or default
+    inner = inner_width(config, wide)
     gates = 3 if config.get("hidden_act") == "silu" else 2
     merged = wide * (number(config, "spatial_merge_size") or 1) ** 2
     patch = (number(config, "patch_size") or 14) ** 2 * 3 * (number(config, "temporal_patch_size") or 1)

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from vllm_launchers.vllm.modelfacts.facts import Encoder
 from vllm_launchers.vllm.modelfacts.values import Config, mapping, number, whole_numbers
 
-_VISION = ("vision_config", "vision_encoder", "vision_tower", "mm_vision_tower", "vit_config", "visual")
-_AUDIO = ("audio_config", "audio_processor")
+VISION_PARTS = ("vision_config", "vision_encoder", "vision_tower", "mm_vision_tower", "vit_config", "visual")
+AUDIO_PARTS = ("audio_config", "audio_processor")
 _NESTED = ("thinker_config",)
 _COLORS = 3
 
@@ -87,7 +87,7 @@ def encoder_of(config: Config, model_type: str | None) -> Encoder | None:
     """The encoder of a model, or None if it has none or its size is unknown."""
     root = mapping(config, *_NESTED) or config
     family = _FAMILIES.get(model_type or "", _Family())
-    vision, audio = mapping(root, *_VISION), mapping(root, *_AUDIO)
+    vision, audio = mapping(root, *VISION_PARTS), mapping(root, *AUDIO_PARTS)
     if model_type == "whisper":  # an encoder and a decoder, described by one config
         return _audio(root, 1)
     seeing = _vision(root, vision, family) if vision else None
@@ -109,15 +109,20 @@ def largest_picture(preprocessor: Config) -> int | None:
     return number(preprocessor, "max_pixels") or number(mapping(preprocessor, "size"), "longest_edge", "max_pixels")
 
 
+def inner_width(part: Config, width: int) -> int:
+    """The width of the feed-forward layers of a vision encoder."""
+    ratio = part.get("mlp_ratio")
+    usual = int(width * ratio) if isinstance(ratio, int | float) and 0 < ratio < 100 else 4 * width
+    return number(part, "intermediate_size") or usual
+
+
 def _vision(config: Config, vision: Config, family: _Family) -> Encoder | None:
     usual = family.encoder
     width = number(vision, "embed_dim") or number(vision, "hidden_size", "width") or (usual.width if usual else None)
     patch = number(vision, "patch_size", "spatial_patch_size")
     if width is None or (patch is None and usual is None):
         return None
-    ratio = vision.get("mlp_ratio")
-    wide = int(width * ratio) if isinstance(ratio, int | float) and 0 < ratio < 100 else 4 * width
-    inner = number(vision, "intermediate_size") or wide
+    inner = inner_width(vision, width)
     gated = usual.gated if usual else vision.get("hidden_act") == "silu"
     levels = 1 + len(whole_numbers(vision, "deepstack_visual_indexes"))
     if usual is not None and family.pixels:

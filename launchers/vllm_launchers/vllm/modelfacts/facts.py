@@ -10,6 +10,9 @@ from msgspec.structs import replace
 
 from vllm_launchers.patterns import lazy_pattern
 
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "half": 2, "float": 4}
+"""Bytes of one number of these types."""
+
 
 class LayerKind(StrEnum):
     """How a layer stores past tokens."""

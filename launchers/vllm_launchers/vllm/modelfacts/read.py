@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from vllm_launchers.host.hub_folders import cache_folder, model_folder
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.model_folder import REMOTE, config_from_params, model_folder_problem
-from vllm_launchers.vllm.modelfacts.config import BYTES, facts_from_config
+from vllm_launchers.vllm.modelfacts.config import facts_from_config
 from vllm_launchers.vllm.modelfacts.encoder import largest_picture, with_pixels
 from vllm_launchers.vllm.modelfacts.facts import (
+    BYTES,
     ModelFacts,
     ModelFactsError,
     Quantization,
