@@ -135,3 +135,12 @@ def test_request(server: Server) -> None:
     assert b"Content-Length: 0" in heads[1][0].split(b"\r\n")
     assert b"Authorization" not in heads[2][0]
     assert b"Content-Length" not in heads[2][0]
+
+
+@pytest.mark.parametrize(("key", "sent"), [("\udcff", b"Authorization: Bearer \xff"), ("a\nX-Other: b", None)])
+def test_odd_key(server: Server, key: str, sent: bytes | None) -> None:
+    """A key is sent with the bytes that it has in the environment, and not at all if no header can carry it."""
+    server.answer = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
+    assert server.client(key).ask("GET", "/v1/models").status == 401
+    lines = server.asked[0].split(b"\r\n")
+    assert [line for line in lines if line.startswith((b"Authorization", b"X-Other"))] == ([sent] if sent else [])
