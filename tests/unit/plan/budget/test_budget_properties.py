@@ -114,7 +114,8 @@ def test_more_utilization_never_shrinks_the_cache(
         budget_of(facts, {**flags, "gpu-memory-utilization": share}, gpu, release) for share in sorted((one, other))
     )
     assert much.kv_gib >= little.kv_gib
-    assert (much.kv_tokens or 0) >= (little.kv_tokens or 0)
+    if much.fits == little.fits:  # otherwise one is vLLM's figure, the other the longest request that fits
+        assert (much.kv_tokens or 0) >= (little.kv_tokens or 0)
 
 
 @quick
