@@ -246,7 +246,7 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
 
 def _deleted(folder: Path, kept: bool) -> Iterator[str]:
     """Deleted and overwritten files of a server: recent notes of its keeper, and currently missing files."""
-    from vllm_launchers.keeper.claim import NEEDED
+    from vllm_launchers.keeper.folder_claim import NEEDED
     from vllm_launchers.keeper.record_writer import OVERWRITTEN, RESTORED, Notes
 
     if kept:

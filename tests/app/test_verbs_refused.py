@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from vllm_console.ui.parts.server_verbs import refusal_rows
 from vllm_launchers.launch.errors import NoPlaceError
-from vllm_launchers.launch.placement import AUTO, GpuRequest, find_place, find_place_again
+from vllm_launchers.launch.place import AUTO, GpuRequest, find_place, find_place_again
 from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.vllm.flags.changes import Changes

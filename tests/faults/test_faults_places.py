@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fakes.ports import free_port
-from vllm_launchers.keeper import claim, client, errors, processes
+from vllm_launchers.keeper import client, errors, folder_claim, processes
 from vllm_launchers.keeper.records import State
 
 GRANTING = Path(__file__).parents[1] / "fakes" / "granting.c"
@@ -55,7 +55,7 @@ def at_once(what, times=8):
 
 def settled(bench) -> bool:
     """Whether the only live keeper is the one in the record and is not about to yield."""
-    return [bench.read().keeper] == claim.keepers_of(bench.file(""))
+    return [bench.read().keeper] == folder_claim.keepers_of(bench.file(""))
 
 
 def test_concurrent_adoption_without_working_locks_leaves_one_keeper(bench, wait_until, granting):
@@ -66,13 +66,13 @@ def test_concurrent_adoption_without_working_locks_leaves_one_keeper(bench, wait
         at_once(lambda: client.adopt(bench.root, "one"))
         # Keepers that saw each other may all have yielded, or be about to.
         wait_until(lambda: not client.adopt(bench.root, "one") and settled(bench), "one keeper that wrote the record")
-        alive = claim.keepers_of(bench.file(""))
+        alive = folder_claim.keepers_of(bench.file(""))
         for _ in range(10):
             assert not client.adopt(bench.root, "one")
-        assert claim.keepers_of(bench.file("")) == alive
+        assert folder_claim.keepers_of(bench.file("")) == alive
         assert processes.alive(record.server)
     bench.stopped()
-    wait_until(lambda: not claim.keepers_of(bench.file("")), "the keeper's end")
+    wait_until(lambda: not folder_claim.keepers_of(bench.file("")), "the keeper's end")
     assert not processes.alive(record.server)
 
 
@@ -80,9 +80,9 @@ def test_concurrent_launch_without_working_locks_starts_one_server(bench, wait_u
     results = at_once(lambda: bench.launch(bench.spec()), 4)
     started = [one for one in results if not isinstance(one, Exception)]
     if not started:  # each saw another keeper
-        wait_until(lambda: not claim.keepers_of(bench.file("")), "their ends")
+        wait_until(lambda: not folder_claim.keepers_of(bench.file("")), "their ends")
         started = [bench.launch(bench.spec())]
-    wait_until(lambda: len(claim.keepers_of(bench.file(""))) == 1, "one keeper")
+    wait_until(lambda: len(folder_claim.keepers_of(bench.file(""))) == 1, "one keeper")
     alive = {one.server for one in started if processes.alive(one.server)}
     assert len(alive) == 1
     bench.wait(State.READY)

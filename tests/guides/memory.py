@@ -6,7 +6,7 @@ import random
 
 from guides.claim import Claim, Outcome, Source, Verdict, close, rising
 from guides.serving import Server, Traffic, closed_loop, quantile
-from vllm_launchers.engine_model.gpus import find_gpu
+from vllm_launchers.engine_model.gpu_models import find_gpu
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate, loaded_weights
 from vllm_launchers.simulated.memory import MemoryBudgetError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guides.claim import Claim, Outcome, Source, Verdict, gained, rising
 from guides.memory import APART, LLAMA_70B, LLAMA_70B_AWQ, LLAMA_70B_FP8, MISTRAL, RELEASE
 from guides.serving import Served, Server, Traffic, closed_loop
-from vllm_launchers.engine_model.gpus import PCIE_LANE_GBS, Interconnect, over_pcie_slot
+from vllm_launchers.engine_model.gpu_models import PCIE_LANE_GBS, Interconnect, over_pcie_slot
 from vllm_launchers.plan.attention import fp8_cache_support
 
 H100 = "H100 80GB HBM3"

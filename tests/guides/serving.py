@@ -11,7 +11,7 @@ from itertools import count
 import msgspec
 
 from vllm_launchers.engine_model.core import Core, StepReport
-from vllm_launchers.engine_model.gpus import Interconnect
+from vllm_launchers.engine_model.gpu_models import Interconnect
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.simulated.flags import parse_flags

@@ -22,7 +22,7 @@ from vllm_console.ui.screens.log import LogScreen
 from vllm_console.ui.widgets.log_view import LogView
 from vllm_launchers.errors import OperationError
 from vllm_launchers.host.gpu.document import read_host
-from vllm_launchers.launch.placement import GpuRequest, find_place
+from vllm_launchers.launch.place import GpuRequest, find_place
 from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
 from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanFinding

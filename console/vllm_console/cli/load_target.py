@@ -17,7 +17,7 @@ from vllm_console.attached import AddressError, base_of
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
 from vllm_console.cli.output import complain
-from vllm_console.fleet.attached import endpoint_access
+from vllm_console.fleet.attached_servers import endpoint_access
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback

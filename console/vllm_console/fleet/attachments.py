@@ -14,7 +14,7 @@ from vllm_launchers.keeper import client
 
 if TYPE_CHECKING:
     from vllm_console.fleet.access import ServerAccess
-    from vllm_console.fleet.attached import AttachedServers
+    from vllm_console.fleet.attached_servers import AttachedServers
     from vllm_console.fleet.remote_hosts import RemoteHost, RemoteHosts
     from vllm_console.fleet.runs import RunHistory, RunRecorder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from vllm_console.diagnosis.live.engine import EngineHung
 from vllm_console.fleet.judge import HISTORY_SECONDS, Judge
 from vllm_console.fleet.moment import at_work
-from vllm_console.fleet.own_server import JudgeContext
+from vllm_console.fleet.watched_server import JudgeContext
 from vllm_console.history.store import HISTORY, TIERS, HistoryEntry, HistoryMissingError, HistoryReader
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import unpack

@@ -133,7 +133,7 @@ def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host
     Holders are labeled with our servers, and board claims count from when they were made.
     """
     from vllm_console.fleet.board import gpu_claims
-    from vllm_launchers.launch.details import ServerRecords
+    from vllm_launchers.launch.server_records import ServerRecords
 
     hosts = read_gpu_samples(state / GPU_SAMPLES, since)
     servers = roots(ServerRecords(state).read()[0], state) if hosts else {}

@@ -32,7 +32,7 @@ from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.window import is_idle
 from vllm_console.text import plain
-from vllm_launchers.engine_model.gpus import SMALL_BATCHES, find_model
+from vllm_launchers.engine_model.gpu_models import SMALL_BATCHES, find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
 from vllm_launchers.host.gpu.topology import link_level
@@ -52,7 +52,7 @@ from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, ModelFac
 from vllm_launchers.vllm.modelfacts.read import model_facts
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.own_server import JudgeContext
+    from vllm_console.fleet.watched_server import JudgeContext
     from vllm_console.history.probe_records import Resumed
     from vllm_console.runs.store import PastRun
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from vllm_launchers.keeper.prepared_launch import PreparedLaunch
-    from vllm_launchers.launch.engine_verdict import EngineVerdicts
     from vllm_launchers.launch.launch_plan import LaunchPlan
+    from vllm_launchers.launch.verdict_process import EngineVerdicts
     from vllm_launchers.plan.engine_verdict import EngineVerdict
     from vllm_launchers.plan.model import Plan
 
@@ -56,7 +56,7 @@ class LaunchVerdicts:
         """
         self._refuse_read_only()
         from vllm_console.fleet.failure import diagnosed
-        from vllm_launchers.launch.engine_verdict import EngineVerdicts
+        from vllm_launchers.launch.verdict_process import EngineVerdicts
         from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, question
         from vllm_launchers.vllm.engines import EngineKind
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.fleet.access import ServerAccess
-from vllm_console.fleet.attached import AllRecords, AttachedServers, endpoint_access, without_attached
+from vllm_console.fleet.attached_servers import AllRecords, AttachedServers, endpoint_access, without_attached
 from vllm_console.fleet.attachments import Attachments
 from vllm_console.fleet.background_commands import Loads, Ramps
 from vllm_console.fleet.board import GpuClaims, SharedBoard, gpu_claims
@@ -23,10 +23,10 @@ from vllm_console.fleet.change_predictions import ChangePredictions
 from vllm_console.fleet.launch_verdicts import LaunchVerdicts
 from vllm_console.fleet.leftovers import FleetLeftovers
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
-from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView, paired
 from vllm_console.fleet.types import DRAIN_SECONDS, PresetProblem, Say, silently
+from vllm_console.fleet.watched_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.settings import config_folder
 from vllm_launchers.addresses import base_url
@@ -35,8 +35,9 @@ from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.folders import default_root
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord, State
-from vllm_launchers.launch.details import Details, ServerRecords, unpack
+from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
+from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.probe import ProbeWish
@@ -332,7 +333,7 @@ class LocalFleet:
     def _launcher(self) -> Launcher:
         # Imported lazily: takes a considerable part of a command's start-up time.
         from vllm_launchers.launch.earlier_starts import report_store
-        from vllm_launchers.launch.inputs import PlanInputsReader
+        from vllm_launchers.launch.inputs_reader import PlanInputsReader
         from vllm_launchers.launch.launcher import Launcher
         from vllm_launchers.launch.planner import Planner
 

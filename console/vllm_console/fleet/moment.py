@@ -31,7 +31,7 @@ from vllm_launchers.presets.model import Objectives
 from vllm_launchers.values import replace as replaced
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.own_server import JudgeContext
+    from vllm_console.fleet.watched_server import JudgeContext
 
 WINDOW_SECONDS = 60.0
 JUDGED_SECONDS = 1800.0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.own_server import CHART_POINTS, CHART_STEP_SECONDS
 from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.watched_server import CHART_POINTS, CHART_STEP_SECONDS
 from vllm_console.history.time_view import LIVE, TimeView, points_shown
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.metrics.sample import Sample, Series

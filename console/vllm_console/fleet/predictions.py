@@ -25,7 +25,7 @@ from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import KeptPrediction, TrackRecord, Traffic, settle, track_record
 from vllm_console.runs.store import FlagChange, Run, RunName, changes
 from vllm_launchers.addresses import base_url
-from vllm_launchers.engine_model.gpus import find_model, usable_gib
+from vllm_launchers.engine_model.gpu_models import find_model, usable_gib
 from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits

@@ -17,11 +17,11 @@ from vllm_console.attached import record_folder
 from vllm_console.fleet.chart_history import ChartHistory, server_source
 from vllm_console.fleet.markers import Marker, replay_markers
 from vllm_console.fleet.moment import Moment, read_moment, state_at
-from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.probe import ProbeView, ServerProbe
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.types import Replay
+from vllm_console.fleet.watched_server import JudgeContext
 from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import newest_points
@@ -43,7 +43,7 @@ from vllm_launchers.vllm.engines import Engine, EngineKind
 
 if TYPE_CHECKING:
     from vllm_console.fleet.access import ServerAccess
-    from vllm_console.fleet.attached import RecordSource
+    from vllm_console.fleet.attached_servers import RecordSource
     from vllm_console.fleet.runs import RunHistory
     from vllm_console.runs.store import PastRun, Run
 

@@ -26,7 +26,7 @@ from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
     from vllm_console.fleet.access import ServerAccess
-    from vllm_console.fleet.attached import RecordSource
+    from vllm_console.fleet.attached_servers import RecordSource
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
     from vllm_console.prediction.score import KeptPrediction

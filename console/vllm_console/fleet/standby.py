@@ -11,7 +11,8 @@ from vllm_console.fleet.types import Say
 from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State
-from vllm_launchers.launch.details import Details, ServerRecords, unpack
+from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.launch.standby import one_switch, partner_of
 from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.vllm.release_defaults import default_utilization

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_console.fleet.snapshot import UnsetFlags
-from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.launch.details import Details
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import batch_sizes

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vllm_launchers.engine_model.gpus import GpuModel, Interconnect, usual_for
+from vllm_launchers.engine_model.gpu_models import GpuModel, Interconnect, usual_for
 
 if TYPE_CHECKING:
     from vllm_launchers.engine_model.scheduler import Batch

@@ -394,18 +394,18 @@ def _read_for(root: Path, name: str, request: Mapping[str, Any]) -> ServerRecord
 def _has_keeper(home: Path) -> bool:
     if folders.lock_is_held(home):
         return True
-    from vllm_launchers.keeper import claim
+    from vllm_launchers.keeper import folder_claim
 
-    return bool(claim.keepers_of(home))
+    return bool(folder_claim.keepers_of(home))
 
 
 def _take_lock(home: Path, timeout: float = folders.LOCK_TIMEOUT) -> int | None:
     """Take the keeper's lock; None if a keeper is alive or starting, whatever the state of its lock."""
-    from vllm_launchers.keeper import claim
+    from vllm_launchers.keeper import folder_claim
 
     deadline = time.monotonic() + timeout
     while (lock := folders.take_lock(home, max(0.0, deadline - time.monotonic()))) is not None:
-        if not claim.keepers_of(home):
+        if not folder_claim.keepers_of(home):
             return lock
         os.close(lock)
         if time.monotonic() >= deadline:

@@ -240,7 +240,7 @@ def _above_standard(fd: int) -> int:
 
 
 def lock_is_held(folder: Path) -> bool:
-    """Whether a keeper holds this folder's lock. A keeper that lost its lock may still be alive (`claim`)."""
+    """Whether a keeper holds this folder's lock. A keeper that lost its lock may still be alive (`folder_claim`)."""
     return _locked(folder / LOCK)
 
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from vllm_launchers.keeper import folders, prepared_launch, processes, wire
-from vllm_launchers.keeper.claim import FolderClaim
 from vllm_launchers.keeper.context import (
     KeeperContext,
     Tuning,
@@ -35,6 +34,7 @@ from vllm_launchers.keeper.context import (
 )
 from vllm_launchers.keeper.errors import KeeperError, StillAliveError
 from vllm_launchers.keeper.files import KEEPER_LOG, LOG, RECORD
+from vllm_launchers.keeper.folder_claim import FolderClaim
 from vllm_launchers.keeper.lifecycle import (
     AdoptedEnded,
     ChildEnded,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from vllm_launchers.addresses import format_exposure
-from vllm_launchers.engine_model.gpus import DEFAULT_GPU, find_model
-from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import KeeperError
-from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.engine_model.gpu_models import DEFAULT_GPU, find_model
+from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.plan.attention import fp8_cache_support
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
@@ -133,57 +130,6 @@ def unpack(packed: Mapping[str, Any]) -> Details:
         kind = engine.get("kind") if isinstance(engine, dict) else None
         simulated = Engine(EngineKind.SIMULATED, (), None, None, "") if kind == EngineKind.SIMULATED else None
         return Details(preset=preset, model=model, engine=simulated)
-
-
-# -- the records of this user's servers -------------------------------------------------------------------------------
-
-
-class ServerRecords:
-    """All records below one state folder."""
-
-    def __init__(self, state: Path) -> None:
-        self._state = state
-        self._known: dict[str, tuple[object, ServerRecord]] = {}
-
-    def read(self) -> tuple[list[ServerRecord], list[str]]:
-        """All records in order of name, and a sentence for each that cannot be read.
-
-        Raises:
-            KeeperError: the folder itself cannot be read.
-        """
-        records, problems = [], []
-        names = client.names(self._state)
-        for gone in set(self._known).difference(names):  # another thread may read them too
-            self._known.pop(gone, None)
-        for name in names:
-            try:
-                stamp = client.stamp(self._state, name)
-                known = self._known.get(name)
-                if known is None or known[0] != stamp:
-                    known = (stamp, client.read(self._state, name))
-                    self._known[name] = known
-                records.append(known[1])
-            except KeeperError as error:
-                problems.append(str(error))
-        return records, problems
-
-    def taken_ports(self, but: str = "") -> set[int]:
-        """The ports of all servers that are up or will be restarted, except those of server ``but``."""
-        return {record.current.spec.port for record in self.read()[0] if record.needs_keeper and record.name != but}
-
-    def starting(self) -> list[str]:
-        """Names of all servers that are starting."""
-        return [record.name for record in self.read()[0] if record.state is State.STARTING]
-
-    def free_name(self, wanted: str) -> str:
-        """``wanted``, or the first of ``wanted-2``, … that no server uses that is up or will be restarted."""
-        live = {record.name for record in self.read()[0] if record.needs_keeper}
-        number = 1
-        name = wanted
-        while name in live:
-            number += 1
-            name = f"{wanted}-{number}"
-        return name
 
 
 def exposed_message(record: ServerRecord) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers import values
-from vllm_launchers.engine_model.gpus import DEFAULT_GPU, UnknownGpuError, find_gpu
+from vllm_launchers.engine_model.gpu_models import DEFAULT_GPU, UnknownGpuError, find_gpu
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, on_slice, without_server
@@ -23,7 +23,7 @@ from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes, with_lasting_way
-from vllm_launchers.launch.placement import OFFERED, PRETENDS, GpuRequest, Place, find_place, kept_slice
+from vllm_launchers.launch.place import OFFERED, PRETENDS, GpuRequest, Place, find_place, kept_slice
 from vllm_launchers.plan.alternatives import Alternative, alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget

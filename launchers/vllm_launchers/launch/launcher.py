@@ -18,13 +18,14 @@ from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import NameTakenError, NoSuchServerError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
-from vllm_launchers.launch.details import ServerRecords, unpack
+from vllm_launchers.launch.details import unpack
 from vllm_launchers.launch.earlier_starts import own_start
 from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.launch.node_start import node_spec, refuse_node, startable
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
+from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.launch.standby import find_other, one_switch, refuse_awake, refuse_beside_partner, standby_request
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.prepared.command import prepared_command
@@ -400,7 +401,7 @@ class Launcher:
             spec = values.replace(spec, prepared_argv=argv, rollback=rollback)
         record = self._noted(client.read(self._state, name))
         if spec.port and (not record.needs_keeper or record.current.spec.port != spec.port):
-            self.planner.claim(spec.host, spec.port, self._records.taken_ports(name))
+            self.planner.refuse_taken_port(spec.host, spec.port, self._records.taken_ports(name))
         return self._noted(client.restart(self._state, name, spec, launch.secrets, prepared=prepared))
 
     def _spec(self, name: str, launch: LaunchPlan) -> LaunchSpec:

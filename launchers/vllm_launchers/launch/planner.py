@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.errors import OperationError, RefusedError, UsageError
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare, without_server
@@ -18,9 +18,9 @@ from vllm_launchers.host.processes import announced_ports
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.errors import NoPlaceError
-from vllm_launchers.launch.inputs import GpuSource, PlanInputsReader
+from vllm_launchers.launch.inputs_reader import GpuSource, PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, suggestions
-from vllm_launchers.launch.placement import (
+from vllm_launchers.launch.place import (
     AUTO,
     NONE,
     OFFERED,
@@ -121,8 +121,8 @@ class Planner:
         return find_preset(name, presets, problems)
 
     @staticmethod
-    def claim(host: str, port: int, taken: Collection[int]) -> None:
-        """Check that a port is free. vLLM up to 0.24 may silently share a port, so its own bind is not a safe check.
+    def refuse_taken_port(host: str, port: int, taken: Collection[int]) -> None:
+        """Refuse a port that is not free. vLLM up to 0.24 may silently share one, so its own bind is not a safe check.
 
         Raises:
             UsageError: it is not a port number.
@@ -261,7 +261,7 @@ class Planner:
         resolved = self._in_place_of(record, details, preset, changes, environment, options)
         port = options.port
         if port is not None:
-            self.claim(resolved.host, port, taken)
+            self.refuse_taken_port(resolved.host, port, taken)
         real = resolved.engine.kind is EngineKind.VLLM
         place = AUTO if details.gpus or kept_slice(details.environment) else OFFERED if real else ""
         resolved = replace(

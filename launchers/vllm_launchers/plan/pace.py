@@ -11,7 +11,7 @@ import math
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import GpuModel, Interconnect, find_model
+from vllm_launchers.engine_model.gpu_models import GpuModel, Interconnect, find_model
 from vllm_launchers.engine_model.roofline import Geometry, Roofline, Work
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget

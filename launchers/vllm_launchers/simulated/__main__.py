@@ -1,6 +1,6 @@
 """``python -m vllm_launchers.simulated serve MODEL [flags]``: vLLM's server without a GPU.
 
-Environment variables determine what is simulated: ``SIMULATED_GPU`` (a name in `engine_model.gpus`, default: RTX
+Environment variables determine what is simulated: ``SIMULATED_GPU`` (a name in `engine_model.gpu_models`, default: RTX
 A6000), ``SIMULATED_STARTUP_SECONDS`` (default: 4; 0 for tests), ``SIMULATED_SPEED`` (2 halves every iteration's time),
 ``SIMULATED_HOST_GIB`` (host memory for the weights of a sleeping server; default: enough) and ``SIMULATED_TOTALS`` (a
 file with a body of ``/metrics`` from which to continue counting; the server is then up immediately).

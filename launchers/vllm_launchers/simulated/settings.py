@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import DEFAULT_GPU, GpuModel, batch_defaults, find_gpu
+from vllm_launchers.engine_model.gpu_models import DEFAULT_GPU, GpuModel, batch_defaults, find_gpu
 from vllm_launchers.engine_model.roofline import Geometry
 from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.units import GIB

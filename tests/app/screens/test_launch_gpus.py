@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.host.gpu.document import read_host
-from vllm_launchers.launch.placement import GpuRequest, find_place
+from vllm_launchers.launch.place import GpuRequest, find_place
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from vllm_launchers.keeper import claim, client, errors, folders, processes, wire
+from vllm_launchers.keeper import client, errors, folder_claim, folders, processes, wire
 from vllm_launchers.keeper.records import State
 from vllm_launchers.values import replace
 
@@ -31,7 +31,7 @@ client.launch(Path(sys.argv[1]), "one", wire.from_plain(LaunchSpec, json.loads(s
 
 
 def keepers(bench):
-    return claim.keepers_of(bench.file(""))
+    return folder_claim.keepers_of(bench.file(""))
 
 
 @pytest.mark.parametrize("streams", ["opened", "closed"])

@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.ports import free_port
-from vllm_launchers.launch import engine_verdict
-from vllm_launchers.launch.engine_verdict import EngineVerdicts
-from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.launch import verdict_process
+from vllm_launchers.launch.inputs_reader import PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.verdict_process import EngineVerdicts
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
@@ -59,7 +59,7 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[i
     run."""
     pipe = tmp_path / "pids"
     os.mkfifo(pipe)
-    monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", HANGS, str(pipe)))
+    monkeypatch.setattr(verdict_process, "prepared_command", lambda *_: (sys.executable, "-c", HANGS, str(pipe)))
     return lambda: [int(word) for word in pipe.read_text().split()]
 
 
@@ -129,7 +129,7 @@ def test_prepared_engine_is_launched_only_if_nothing_changed(plan: Plan, folder:
 
 
 def test_crashed_process_gives_no_verdict(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", "raise SystemExit(9)"))
+    monkeypatch.setattr(verdict_process, "prepared_command", lambda *_: (sys.executable, "-c", "raise SystemExit(9)"))
     assert EngineVerdicts().ask(plan(), folder) == EngineVerdict(
         EngineAnswer.UNKNOWN, "its process ended before it answered"
     )

@@ -17,8 +17,8 @@ from vllm_console.diagnosis.finding import Finding
 from vllm_console.fleet.gpu_charts import history_path
 from vllm_console.fleet.judge import Judge
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.watched_server import JudgeContext
 from vllm_console.history.gpu_history import FIVES, GpuHistoryReader, card_of
 from vllm_console.history.probe_records import ProbeReader
 from vllm_console.history.store import HistoryReader

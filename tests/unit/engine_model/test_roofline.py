@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import (
+from vllm_launchers.engine_model.gpu_models import (
     MODELS,
     PCIE_LANE_GBS,
     Interconnect,

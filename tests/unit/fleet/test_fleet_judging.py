@@ -21,7 +21,7 @@ from vllm_console.fleet import judge
 from vllm_console.fleet.board import SharedBoard
 from vllm_console.fleet.gpus import FleetGpus
 from vllm_console.fleet.judge import Judge, OneToken, _facts, slowest_link
-from vllm_console.fleet.own_server import JudgeContext, WatchedServer
+from vllm_console.fleet.watched_server import JudgeContext, WatchedServer
 from vllm_console.history.exact import exact_value
 from vllm_console.history.gpu_samples import GPU_SAMPLES
 from vllm_console.history.store import HISTORY, HistoryWriter

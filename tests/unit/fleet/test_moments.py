@@ -30,9 +30,9 @@ from vllm_console.fleet.markers import (
     started_by_tuners,
 )
 from vllm_console.fleet.moment import read_moment, state_at
-from vllm_console.fleet.own_server import JudgeContext, WatchedServer
 from vllm_console.fleet.runs import RunRecorder
 from vllm_console.fleet.snapshot import ServerView, StateThen
+from vllm_console.fleet.watched_server import JudgeContext, WatchedServer
 from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
 from vllm_console.load.spans import FILE_NAME as LOADS

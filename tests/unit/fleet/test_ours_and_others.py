@@ -28,7 +28,7 @@ from vllm_launchers.host.processes import ObservedServer, ProcessScanner
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.keeper.records import State as Seen
-from vllm_launchers.launch.details import ServerRecords
+from vllm_launchers.launch.server_records import ServerRecords
 
 
 def record(name: str, port: int, state: State) -> ServerRecord:

@@ -14,7 +14,7 @@ from vllm_console.fleet import predictions
 from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after, limits_of, reported_cache
 from vllm_console.metrics.parse import CacheConfig
 from vllm_console.prediction.evidence import NoEvidenceError
-from vllm_launchers.engine_model.gpus import batch_defaults
+from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate

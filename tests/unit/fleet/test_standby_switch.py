@@ -18,7 +18,8 @@ from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, Sleep, SleepStep, State
-from vllm_launchers.launch.details import Details, ServerRecords, pack
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.values import replace
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 

@@ -17,7 +17,7 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.launch import planner
 from vllm_launchers.launch.errors import NoPlaceError
-from vllm_launchers.launch.placement import GpuRequest, Place, find_place, find_place_again, kept_slice
+from vllm_launchers.launch.place import GpuRequest, Place, find_place, find_place_again, kept_slice
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.vllm.engines import Engine, EngineKind

@@ -17,7 +17,7 @@ from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, Link
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
 from vllm_launchers.launch.launch_plan import ResolvedRequest, plan_launch
-from vllm_launchers.launch.placement import GpuRequest, find_place
+from vllm_launchers.launch.place import GpuRequest, find_place
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan

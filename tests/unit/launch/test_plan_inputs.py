@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.launch import inputs
-from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.launch import inputs_reader
+from vllm_launchers.launch.inputs_reader import PlanInputsReader
 from vllm_launchers.launch.launch_plan import ResolvedRequest
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.engines import Engine, EngineKind
@@ -43,7 +43,7 @@ class Cache:
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
     cache = Cache()
-    monkeypatch.setattr(inputs, "FlagCache", lambda: cache)
+    monkeypatch.setattr(inputs_reader, "FlagCache", lambda: cache)
     return cache
 
 
@@ -78,7 +78,7 @@ def test_console_continues_while_flags_are_learned(cache: Cache, monkeypatch: py
         cache.known = LEARNED
         done.set()
 
-    monkeypatch.setattr(inputs.subprocess, "run", run)
+    monkeypatch.setattr(inputs_reader.subprocess, "run", run)
     known = PlanInputsReader(patient=False)
     first = known.flags(VLLM)
     assert first is not None

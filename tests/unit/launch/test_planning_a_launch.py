@@ -20,7 +20,7 @@ from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
 from vllm_launchers.launch.errors import UnfitError
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
-from vllm_launchers.launch.placement import GpuRequest, find_place, find_place_again
+from vllm_launchers.launch.place import GpuRequest, find_place, find_place_again
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import fix_options, refuse_unfit
 from vllm_launchers.plan.findings import Level, PlanFinding

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import LaunchSpec
-from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.launch.inputs_reader import PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
-from vllm_launchers.launch.placement import AUTO, OFFERED, Place, place_on_ray
+from vllm_launchers.launch.place import AUTO, OFFERED, Place, place_on_ray
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.choices.nodes import NodesRequest

@@ -14,7 +14,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
-from vllm_launchers.launch.placement import GpuRequest, Place, find_place
+from vllm_launchers.launch.place import GpuRequest, Place, find_place
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import over_nvlink, over_pcie_slot
+from vllm_launchers.engine_model.gpu_models import over_nvlink, over_pcie_slot
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.engine_model.gpus import UnknownGpuError, find_gpu
+from vllm_launchers.engine_model.gpu_models import UnknownGpuError, find_gpu
 from vllm_launchers.simulated.flags import normalize, parse_flags, parse_human_int, with_objects
 from vllm_launchers.simulated.memory import MemoryBudgetError
 from vllm_launchers.simulated.settings import ModelNotFoundError, Simulated, ValidationError, resolve_model

@@ -11,7 +11,7 @@ import msgspec
 
 from vllm_console.diagnosis.failure.failure_line import SERVES, FailureLine
 from vllm_console.logs.vllm_lines import LogLine
-from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
 from vllm_launchers.plan.budget.memory_flags import decimal

@@ -24,7 +24,7 @@ from vllm_console.history.probe_records import EngineStep
 from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.window import quantiles
-from vllm_launchers.engine_model.gpus import SMALL_BATCHES
+from vllm_launchers.engine_model.gpu_models import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.flags import BATCHED, DATA, SEQUENCES, TENSOR
 from vllm_launchers.presets.model import Objectives, Workload

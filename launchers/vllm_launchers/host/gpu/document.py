@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import GpuModel, find_model, near_names
+from vllm_launchers.engine_model.gpu_models import GpuModel, find_model, near_names
 from vllm_launchers.host.gpu.host import Gpu, Host, HostError, Link, with_claims
 from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, link_level, nvlinks_in
 from vllm_launchers.host.gpu.vendors import vendor_of

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import msgspec
 
-from vllm_launchers.engine_model.gpus import PCIE_LANE_GBS
+from vllm_launchers.engine_model.gpu_models import PCIE_LANE_GBS
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
 from vllm_launchers.host.gpu.sharing import holdings
 from vllm_launchers.patterns import lazy_pattern

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import find_model, is_unified, usable_gib
+from vllm_launchers.engine_model.gpu_models import find_model, is_unified, usable_gib
 from vllm_launchers.host.gpu.host import Gpu
 
 HIGHEST_UTILIZATION = 0.95

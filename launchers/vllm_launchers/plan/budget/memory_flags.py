@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from vllm_launchers.engine_model.gpus import batch_defaults
+from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.flags import CHUNKED, token_count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, pair_level, spans
 from vllm_launchers.plan.checks.architectures import is_dense

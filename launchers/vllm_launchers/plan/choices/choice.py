@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from vllm_launchers.engine_model.gpus import Interconnect
+from vllm_launchers.engine_model.gpu_models import Interconnect
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import MemoryBudget

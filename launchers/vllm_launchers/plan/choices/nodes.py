@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from vllm_launchers.engine_model.gpus import Interconnect
+from vllm_launchers.engine_model.gpu_models import Interconnect
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import LayoutFit

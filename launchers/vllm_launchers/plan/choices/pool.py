@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import Interconnect, over_nvlink, over_pcie_slot
+from vllm_launchers.engine_model.gpu_models import Interconnect, over_nvlink, over_pcie_slot
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, is_held, own_limit
 from vllm_launchers.host.gpu.topology import LinkLevel, link_level

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.host.gpu.document import decode_host, read_host, recorded_hosts
 from vllm_launchers.host.gpu.host import Holder, HostError, with_servers
 

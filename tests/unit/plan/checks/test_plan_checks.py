@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link, MigInstance
 from vllm_launchers.host.gpu.topology import bandwidth
 from vllm_launchers.plan.checks.other_tools import other_tools

@@ -10,7 +10,7 @@ import msgspec
 from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.text import percent
-from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION

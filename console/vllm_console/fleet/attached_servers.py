@@ -27,8 +27,8 @@ from vllm_console.attached import (
     spec_of,
     start_recorder,
 )
-from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.watched_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback
@@ -43,7 +43,7 @@ from vllm_launchers.values import replace as replace_value
 if TYPE_CHECKING:
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.load.client import ApiAccess
-    from vllm_launchers.launch.details import ServerRecords
+    from vllm_launchers.launch.server_records import ServerRecords
 
 CHECK_SECONDS = 5.0
 """How often to check that an endpoint has a recorder."""

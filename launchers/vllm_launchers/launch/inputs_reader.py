@@ -17,7 +17,7 @@ from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.host.hub_folders import cache_folder as hub_cache
 from vllm_launchers.host.hub_folders import model_folder
-from vllm_launchers.launch.placement import AUTO
+from vllm_launchers.launch.place import AUTO
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.choices.choice import overlay
