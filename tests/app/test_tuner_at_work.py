@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.vllm.flags.changes import Changes
 
-WARNING = "! A tuner is running (trial 2 of 4: max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192): it"
+WARNING = "! A tuner is running (trial 2 of 4: max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192): if you"
 
 
 @pytest.fixture
