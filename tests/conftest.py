@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
+import re
 import signal
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -170,23 +172,65 @@ def shared_tls_context() -> Iterator[None]:
         yield
 
 
+USER_FOLDERS = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
+
+
+class Homes:
+    """Makes the user folders of tests. Those that a test left empty are used again: most tests write nothing, and
+    making folders took longer than these tests themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._made, self._empty = folder, 0, list[dict[str, str]]()
+
+    def take(self) -> dict[str, str]:
+        """Empty folders by variable."""
+        if self._empty:
+            return self._empty.pop()
+        home = self._folder / str(self._made)
+        self._made += 1
+        home.mkdir()
+        folders = {name: str(home / name.lower().split("_")[1]) for name in USER_FOLDERS}
+        for folder in folders.values():
+            Path(folder).mkdir(mode=0o700)
+        return folders
+
+    def give_back(self, folders: dict[str, str]) -> None:
+        """Keep the folders for the next test if they are still there and empty."""
+        with contextlib.suppress(OSError):
+            if not any(map(os.listdir, folders.values())):
+                self._empty.append(folders)
+
+
 @pytest.fixture(scope="session")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One folder per test. ``mktemp`` lists all earlier folders on each call, which took longer than the tests
-    themselves with five folders for each of 6,000 tests."""
-    folder = tmp_path_factory.mktemp("own")
-    return (folder / str(number) for number in itertools.count())
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a folder with a name that begins like this."""
+    place, numbers = tmp_path_factory.getbasetemp(), itertools.count()
+
+    def make(name: str) -> Path:
+        folder = place / f"{name}_{next(numbers)}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, numbered: Callable[[str], Path]) -> Path:
+    """Like pytest's own, which lists the folders of all earlier tests and replaces a symbolic link each time."""
+    return numbered(re.sub(r"\W", "_", request.node.name)[:30])
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+    return Homes(tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(autouse=True)
-def own_folders(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_folders(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give every test its own config, state and cache folders; set the time zone to UTC and enable colors."""
-    home = next(homes)
-    home.mkdir()
-    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
-        folder = home / name.lower().split("_")[1]
-        folder.mkdir(mode=0o700)
-        monkeypatch.setenv(name, str(folder))
+    folders = homes.take()
+    for name, folder in folders.items():
+        monkeypatch.setenv(name, folder)
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("TERM", "xterm-256color")
     time.tzset()
@@ -195,6 +239,7 @@ def own_folders(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Itera
     yield
     monkeypatch.undo()
     time.tzset()
+    homes.give_back(folders)
 
 
 @pytest.fixture(autouse=True)
