@@ -69,7 +69,7 @@ not first because `.ci/run` needs a minute to build its environment meanwhile.""
 
 BY_TEST = (
     "scenarios/test_findings_under_traffic.py",
-    "unit/launch/test_plan_everywhere.py",
+    "scenarios/launch/test_plan_everywhere.py",
     "scenarios/load/test_ramp_search.py",
 )
 """Files with long, CPU-bound, independent tests, which are distributed one by one."""

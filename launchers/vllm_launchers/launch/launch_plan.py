@@ -177,7 +177,8 @@ def plan_launch(
     """
 
     def again(fix: Changes) -> Plan:
-        return _planned(replace(request, changes=with_fix(request.changes, fix)), inputs, reports, own).plan
+        changed = replace(request, changes=with_fix(request.changes, fix))
+        return _planned(changed, inputs, reports, own, compared=False).plan
 
     def tried(way: WayOut) -> Plan:
         if way.fix is not None:
@@ -185,7 +186,7 @@ def plan_launch(
         host = inputs.host
         for name in way.stop:
             host = without_server(host, name)
-        return _planned(request, replace(inputs, host=host), reports, own).plan
+        return _planned(request, replace(inputs, host=host), reports, own, compared=False).plan
 
     try:
         launch = _planned(request, inputs, reports, own)
@@ -196,8 +197,14 @@ def plan_launch(
 
 
 def _planned(
-    request: ResolvedRequest, inputs: PlanInputs, reports: StartupReportStore | None, own: StoredReport | None
+    request: ResolvedRequest,
+    inputs: PlanInputs,
+    reports: StartupReportStore | None,
+    own: StoredReport | None,
+    *,
+    compared: bool = True,
 ) -> LaunchPlan:
+    """One plan. Unless it is ``compared`` with alternatives, which takes most of the time, only its errors count."""
     request = _on_cluster(request, inputs)
     seen = replace(inputs, host=_seen_host(request, inputs))
     budget = _assumed_budget(request, seen)
@@ -228,7 +235,7 @@ def _planned(
     )
     if request.nodes is not None:
         plan = _with_nodes(plan, request, request.nodes, inputs, budget)
-    else:
+    elif compared:
         plan = _with_alternatives(plan, request, inputs, budget)
     workload, objectives = request.workload or request.preset.workload, request.preset.objectives
     findings = check_plan(plan, inputs, workload, budget, objectives)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 import msgspec
@@ -362,6 +363,9 @@ def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFact
     return layers or 0, tokens
 
 
+_USUAL_BATCHES = (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16))
+
+
 def captured_batches(flags: Flags, seqs: int, draft_tokens: int = 0) -> list[int]:
     """Batch sizes with a CUDA graph: 1, 2, 4, every 8 up to 256, and every 16 up to twice ``max-num-seqs`` or 512."""
     config = json_flag(flags, "compilation-config")
@@ -378,8 +382,7 @@ def captured_batches(flags: Flags, seqs: int, draft_tokens: int = 0) -> list[int
         return [size for size in sizes if isinstance(size, int)]
     most = decimal(flags.get("max-cudagraph-capture-size", config.get("max_cudagraph_capture_size")))
     largest = int(most) if most is not None and most >= 0 else min(2 * seqs * (1 + draft_tokens), 512)
-    usual = (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16))
-    return [size for size in usual if size <= largest]
+    return list(_USUAL_BATCHES[: bisect_right(_USUAL_BATCHES, largest)])
 
 
 def _graphs_in_share(release: Release, environment: Mapping[str, str]) -> bool:
