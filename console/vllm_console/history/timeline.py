@@ -35,7 +35,8 @@ SERIES = (
     "itl_p99_bound",
     "acceptance_length",
 )
-"""Keys of `Series.values`."""
+"""Keys of `Series.values`. Gauges are the highest ones of a step, and ``kv_cache_usage`` is that of the fullest engine;
+in a `Window` it is the mean of all engines."""
 
 IDLE_SECONDS = 30.0
 """Traffic has ended if nothing ran, waited or was counted for this long: rates are then zero."""

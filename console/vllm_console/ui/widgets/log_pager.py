@@ -244,10 +244,16 @@ class LogPager:
         return max(1, -(-cell_len(line.text) // self._wrap)) if self._wrap else 1
 
     def resize(self, rows: int, wrap: int = 0) -> LogPage:
-        """Set the number of rows on the screen, and after how many cells lines wrap (0: lines are cut)."""
+        """Set the number of rows on the screen, and after how many cells lines wrap (0: lines are cut).
+
+        A match that is in view stays in view.
+        """
+        match = next((line for line in self._in_view() if line.offset == self._match), None)
         self._rows, self._wrap = max(1, rows), wrap
         if self._until is not None:
             self._top = self._last_top
+        if match is not None:
+            self._show_match(match)
         return self.step()
 
     def poll(self) -> LogPage:
@@ -446,14 +452,20 @@ class LogPager:
             share = (found.next_offset - self.log.start) / size
             self._note = f"searching… {share:.0%} of the log, {key_of('log_back')} stops"
 
+    def _in_view(self) -> Sequence[Line]:
+        """The lines that fit on the screen, from where the page is aligned."""
+        lines = self._shown()
+        in_order = lines[::-1] if self._shows_end or self._fills_from_end else lines
+        return in_order[: self._lines_in(in_order, self._rows)]
+
     def _show_match(self, line: Line) -> None:
-        page = self.page()
-        in_order = page.lines[::-1] if page.from_end else page.lines
+        shown = self._in_view()
         self._pause()
-        if any(other.offset == line.offset for other in in_order[: self._lines_in(in_order, self._rows)]):
+        if any(other.offset == line.offset for other in shown):
             return
         self._start_at(line.offset)
-        self._move(-min(self._rows // 3, 8))
+        if above := min(self._rows // 3, 8):
+            self._move(-above)
         self._owed = 0
 
     def _move(self, rows: int) -> None:

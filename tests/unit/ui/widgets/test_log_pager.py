@@ -79,6 +79,18 @@ def test_moment_stays_at_the_bottom_after_wrapping_and_resizing(log):
     assert (minutes(page)[-1], page.from_end) == (17, True)
 
 
+@pytest.mark.parametrize("wrap", [0, 20])
+def test_match_in_view_stays_in_view_on_a_smaller_screen(log, wrap):
+    pager = LogPager(LogFile(log), 10)
+    pager.find("minute 18")
+    assert pager.page().match is not None
+    for rows in (6, 2, 1):
+        page = pager.resize(rows, wrap)
+        assert 18 in minutes(page)[-rows if page.from_end else None :][:rows]
+    pager.home()
+    assert minutes(pager.resize(2, wrap))[0] == 10, "a match that was scrolled away does not come back"
+
+
 def busy_log(folder, runs: int, requests: int) -> LogFile:
     """A line every ten seconds, each followed by ``requests`` access lines."""
     path = folder / "server.log"
