@@ -13,6 +13,7 @@ from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.flags import CHUNKED, token_count
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
+from vllm_launchers.vllm.flags.speculation import speculates
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
@@ -350,8 +351,10 @@ def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFact
     method = str(config.get("method", flags.get("spec-method", "")) or "")
     tokens = config.get("num_speculative_tokens", flags.get("spec-tokens", 0))
     tokens = tokens if isinstance(tokens, int) and 0 <= tokens <= 1000 else 0
-    if not config and not method:
+    if not speculates(flags):
         return 0, 0
+    if not method and (named := config.get("model", flags.get("spec-model"))) in _NO_DRAFT_MODEL:
+        method = str(named)  # vLLM accepts these as the model's name
     if _OWN_LAYERS.fullmatch(method):
         return 1, tokens
     layers = _DRAFT_LAYERS.get(method)

@@ -52,6 +52,21 @@ def test_draft_kv_cache_is_counted_in_layers_of_the_model() -> None:
     assert draft.kv_bytes_per_token == plain.kv_bytes_per_token * (36 + 28) / 36
 
 
+@pytest.mark.parametrize(
+    "flags", [{"spec-model": DRAFT, "spec-tokens": 3}, {"spec-method": "draft_model", "spec-model": DRAFT}]
+)
+def test_flags_of_their_own_count_like_the_configuration(flags: Flags) -> None:
+    """With ``--spec-model`` alone, the draft's KV cache was once not counted."""
+    length: Flags = {"max-model-len": 8192}
+    assert (
+        budget({**flags, **length}, known(DRAFT)).kv_bytes_per_token
+        == budget(speculative(model=DRAFT), known(DRAFT)).kv_bytes_per_token
+    )
+    by_name = budget({"spec-model": "ngram", "spec-tokens": 3, **length}, None)
+    assert by_name.kv_bytes_per_token == budget(length, None).kv_bytes_per_token
+    assert not any("draft model" in text for text in by_name.assumed)
+
+
 def test_draft_is_split_like_the_model_unless_set() -> None:
     flags = {**speculative(model=DRAFT), "tensor-parallel-size": 2}
     whole = {**speculative(model=DRAFT, draft_tensor_parallel_size=1), "tensor-parallel-size": 2}
