@@ -219,6 +219,19 @@ async def test_marked_servers_are_restarted_each_with_what_is_staged_for_it(cons
         assert by_name == {"chat": {"enable-prefix-caching": False}, "coder": {}}
 
 
+async def test_the_question_about_marked_servers_warns_as_the_one_about_a_single_server(console, fakes):
+    exposed = "anyone who can reach 0.0.0.0:8000 can use it without an API key"
+    async with console(lambda at: replace(fakes.tuned(at), exposed=exposed), fakes.coder, size=(200, 40)) as c:
+        await c.press("asterisk", "j", "asterisk", "r")
+        await c.sees("Restart 2 servers?")
+        await c.sees("! chat: ready; a tuner is running (trial 2 of 4:")
+        await c.sees(f"; {exposed}")
+        await c.press("n", "s")
+        await c.sees("Stop 2 servers?")
+        await c.sees("! chat: ready; a tuner is running")
+        assert exposed not in c.text
+
+
 async def test_a_marked_node_of_several_machines_is_not_restarted(console, fakes):
     async with console(lambda at: replace(fakes.chat(at), node="node 1 of 2"), fakes.coder) as c:
         await c.press("asterisk", "j", "asterisk", "r")
