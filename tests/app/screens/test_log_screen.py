@@ -235,6 +235,8 @@ async def test_copies_the_selected_line_or_all_shown(host, wait_until, log):
     app = host(lambda: LogScreen("chat", log))
     async with app.run_test(size=(80, 24)) as pilot:
         await wait_until(pilot, lambda: "line 499" in app.text())
+        view = app.screen.query_one(LogView)
+        await wait_until(pilot, lambda: len(view.page.lines) == 21)  # once it was read for the screen's final size
         await pilot.press("y")
         assert app.clipboard.splitlines()[-1].endswith("line 499")
         assert len(app.clipboard.splitlines()) == 21
