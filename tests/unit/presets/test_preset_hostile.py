@@ -69,5 +69,5 @@ def test_any_bytes_give_a_preset_or_a_problem(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mine.toml").write_bytes(data)
         presets, problems = read_presets(Path(folder))
-    assert len(presets) + len(problems) == 5
+    assert len(presets) == (4 if problems else 5)  # one file may have several problems
     assert all(str(problem).isprintable() for problem in problems)
