@@ -31,6 +31,8 @@ _OUR_FILES = (
     "hosts.json",
 )
 """Name prefixes of the files in a state folder; a folder that contains anything else also serves other purposes."""
+LEFTOVER_SECONDS = 3600.0
+"""The age at which a temporary file is taken for one whose writer was killed. A write takes seconds at most."""
 
 
 def open_standard_streams() -> None:
@@ -87,7 +89,11 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a private file beside ``path``, sync and rename it; a failure leaves the old file as it was."""
+    """Write a private file beside ``path``, sync and rename it; a failure leaves the old file as it was.
+
+    A writer that is killed meanwhile leaves its temporary file; a later one deletes it.
+    """
+    _delete_leftovers(path)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         with os.fdopen(open_file(fresh, os.O_WRONLY | os.O_EXCL), "wb") as file:
@@ -98,6 +104,14 @@ def replace_file(path: Path, data: bytes) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _delete_leftovers(path: Path) -> None:
+    """Delete temporary files of ``path`` whose writers were killed. By age, since the writer may be on another host."""
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(f".{path.name}.") and time.time() - entry.stat().st_mtime > LEFTOVER_SECONDS:
+                os.unlink(entry.path)  # noqa: PTH108 - a path object for each record that is written would cost more
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -113,6 +113,8 @@ def _strike(world: World, server: str, number: signal.Signals, parts: tuple[str,
         return "no server has that now"
     for part in parts:
         world.journal.injure(name, part)
+        if number is signal.SIGKILL:
+            world.journal.kill(who[part].pid)
         if processes.send(who[part], number):
             world.journal.happened(f"{number.name} to {part}")
     return f"{number.name} to {' and '.join(f'{part} (pid {who[part].pid})' for part in parts)} of {name}"

@@ -112,7 +112,10 @@ def runs(world: World, records: dict[str, ServerRecord]) -> int:
 
 
 def files(world: World) -> int:
-    """Files are complete, private and without secrets, and no temporary files are left. Returns the number of files."""
+    """Files are complete, private and without secrets; only killed processes left temporary files.
+
+    Returns the number of files.
+    """
     seen = 0
     tops = [world.home / name / "vllm-console" for name in ("state", "config", "cache")]
     for path in (found for top in tops if top.exists() for found in (top, *top.rglob("*"))):
@@ -120,7 +123,7 @@ def files(world: World) -> int:
             status = path.lstat()
             if status.st_mode & 0o077 and "config" not in path.parts:
                 world.journal.blame(f"{path} is {status.st_mode & 0o777:o}")
-            if path.name.startswith("."):
+            if path.name.startswith(".") and not _writer_was_killed(world, path):
                 world.journal.blame(f"{path} is left of a write")
             if path.is_file():
                 _look_into(world, path)
@@ -128,6 +131,12 @@ def files(world: World) -> int:
     if crashes := list((world.state / "crashes").glob("*")):
         world.journal.blame(f"crash reports: {crashes[0].read_text()[:3000]}")
     return seen
+
+
+def _writer_was_killed(world: World, path: Path) -> bool:
+    """Whether it is a temporary file, ``.NAME.PID.RANDOM``, of a process that this soak killed."""
+    pid = path.name.split(".")[-2]
+    return pid.isdigit() and int(pid) in world.journal.killed
 
 
 def _look_into(world: World, path: Path) -> None:

@@ -42,6 +42,8 @@ class Journal:
     path: Path
     orders: list[Order] = field(default_factory=list)
     injuries: list[Injury] = field(default_factory=list)
+    killed: set[int] = field(default_factory=set)
+    """Process ids that were sent SIGKILL: what such a process was writing may be left."""
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     """Violations; a soak passes when there are none."""
@@ -80,6 +82,11 @@ class Journal:
         """Record an injury just before the signal."""
         with self._mutex:
             self.injuries.append(Injury(server, part, time.time()))
+
+    def kill(self, pid: int) -> None:
+        """Record a process just before it is killed."""
+        with self._mutex:
+            self.killed.add(pid)
 
     def injured(self, server: str, since: float, until: float, *parts: str) -> bool:
         """Whether one of these parts (any part, if none is given) was killed in that time."""

@@ -73,6 +73,7 @@ def _quit(world: World, action: Action, terminal: Terminal) -> str:
 def is_killed(world: World, action: Action) -> str:
     with console(world, action) as terminal:
         _type(terminal, action.words)
+        world.journal.kill(terminal.process.pid)
         terminal.process.kill()
         terminal.process.wait(END_SECONDS)
     return "SIGKILL"
