@@ -35,8 +35,10 @@ SERVER_SECRETS: frozenset[str] = frozenset(
 )
 """Secrets that a server may need, inherited from the environment of its launch."""
 
-_SECRET_WORDS = r"(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION)"
-_SECRET_NAME = rf"(?i)(?:^|_){_SECRET_WORDS}(?:_|$)"
+_SECRET_WORDS = r"(?:(?:API|AUTH)?_?KEY|TOKEN|SECRET|PASSPHRASE|CREDENTIALS?|AUTHORIZATION)"
+_LAST_WORDS = r"(?:PASS|PAT|AUTH|AUTH_CONFIG|JWT|BEARER|CREDS|COOKIES?)"
+"""Short words that mean a secret only at the end of a name: not in ``SSH_AUTH_SOCK``."""
+_SECRET_NAME = rf"(?i)(?:^|_){_SECRET_WORDS}(?:_|$)|PASSWORD|PASSWD|(?:^|_){_LAST_WORDS}$|^PGPASS$|_PWD$"
 _NOT_SECRET = r"(?i)_(?:PATH|FILE|DIR|FOLDER)$|(?:^|_)DISABLE_"
 _KEYWORDS = (
     r"(?:api[-_]?keys?|(?:secret|private|access|account|encryption)[-_]?(?:access[-_]?)?key(?:[-_]id)?"
@@ -44,11 +46,11 @@ _KEYWORDS = (
     r"|password|passwd|passphrase|secret)"
 )
 """Names of JSON or YAML keys, or flags, with secret values; ``token`` alone has other meanings here."""
-_SECRET_FLAG = lazy_pattern(rf"(?:^|[-_.]){_KEYWORDS}(?:[-_.]|$)", re.IGNORECASE)
+_SECRET_FLAG = lazy_pattern(rf"(?:^|[-_.])(?:{_KEYWORDS}|(?<!allow[-_])credentials?)(?:[-_.]|$)", re.IGNORECASE)
 _QUOTED = r"""(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|\\"[^"\\]*(?:\\"|$))"""
 _TEXTS = rf"""(?xi)
       (?P<flag>(?<!-)--(?!-)[a-z0-9_.-]{{0,40}}{_KEYWORDS}(?:[=\s]\s*|['"],\s*['"])['"]?)(?P<flag_value>[^\s'",]+)
-    | (?P<field>(?:{_KEYWORDS}|(?-i:_KEY|_TOKEN))\\?['"]?\s*[:=]\s*)
+    | (?P<field>(?:(?:{_KEYWORDS}|(?-i:_KEY|_TOKEN))\\?['"]?|['"]credentials?\\?['"])\s*[:=]\s*)
       (?P<field_value>(?:\[\s*)?{_QUOTED}(?:\s*,\s*{_QUOTED}(?!\s*:))*|(?!(?:none|null|true|false)\b)[^\s'",;&()\[\]{{}}<>\\]+)
     | (?P<header>\b(?:authorization|cookie)\\?['"]?\s*[:=]\s*\\?['"]?(?:(?:bearer|basic|token)\s+)?)
       (?P<header_value>[^\s'"\\]+)
@@ -65,10 +67,24 @@ _MARKS = (
     *(f"_{word}{sign}" for word in ("key", "token") for sign in ("=", ":", "'", '"', " ", "\\")),
     *(f"{word}{sign}token" for word in ("hf", "hub", "auth", "access", "api", "session") for sign in ("", "-", "_")),
     *("bearer", "refreshtoken", "refresh-token", "refresh_token", "security", "passw", "passphrase", "secret"),
-    *("?token=", "&token=", "?key=", "&key=", "sig=", "signature=", "basic ", "authorization", "cookie"),
+    *(
+        "'credential",
+        '"credential',
+        "?token=",
+        "&token=",
+        "?key=",
+        "&key=",
+        "sig=",
+        "signature=",
+        "basic ",
+        "authorization",
+        "cookie",
+    ),
     *("hf_", "sk-", "nvapi-", "glpat-", "xox", "akia", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_"),
 )
-_MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "AUTHORIZATION")
+_MARKS_OF_NAMES = (
+    *("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH", "_PWD", "PAT=", "JWT", "BEARER", "CREDS", "COOKIE"),
+)
 """Nearly all log lines contain none of these."""
 
 

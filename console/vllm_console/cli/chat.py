@@ -61,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Open the chat, or answer standard input; exit code 1 if an answer is missing or incomplete."""
+    if args.code and args.json:
+        raise UsageError("--code prints code, and can't be combined with --json")
     options = _options(args)
     in_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     named = "://" not in args.server

@@ -95,7 +95,10 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the load and print the report; exit code 1 if nothing was answered, or more failed than allowed."""
+    """Send the load and print the report; exit code 1 if nothing was answered, or more failed than allowed.
+
+    If it is interrupted, print the report so far; exit code 130.
+    """
     rate = args.rate if args.rate is not None or args.concurrency else 1.0
     from vllm_console.load.run import run_load_sync
     from vllm_console.load.shape import Exact
@@ -129,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
     show(args, report.document, lambda: [report.summary()])
     if report.failed:
         complain(f"{report.failed:,} of {counted(report.sent, 'request')} failed: {report.failure}")
+    if report.stopped:
+        return 130
     return 0 if report.completed and report.failed_share <= args.max_failed else 1
 
 

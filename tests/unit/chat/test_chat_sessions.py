@@ -179,3 +179,10 @@ def test_code_is_printed_without_a_request(script, piped, capsys):
     assert piped(b"hi", script.url, "--code", "python") == 0
     assert "model='tiny'" in capsys.readouterr().out
     assert script.requests == []
+
+
+def test_code_is_not_printed_as_json(script, piped, capsys):
+    assert piped(b"hi", script.url, "--code", "python", "--json") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--code prints code" in captured.err

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +42,25 @@ def test_exit_code_depends_on_the_allowed_failures(
 def test_no_answers_are_always_a_failure(tmp_path: Path, stub: Stub) -> None:
     stub.refuse_every = 1
     assert load(tmp_path, stub.url, "--requests", "2", "--rate", "50", "--max-failed", "100%") == 1
+
+
+def test_interrupted_load_reports_what_it_measured_and_exits_with_130(
+    tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.hang_after = 1  # token
+
+    def interrupt() -> None:
+        while len(stub.bodies) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    words = ("--requests", "50", "--concurrency", "2", "--max-failed", "100%", "--json")
+    assert load(tmp_path, stub.url, *words) == 130
+    thread.join()
+    report = json.loads(capsys.readouterr().out)
+    assert (report["sent"], report["unfinished"]) == (2, 2)
 
 
 def test_lengths_are_exact_unless_a_distribution_is_requested(

@@ -10,24 +10,42 @@ import pytest
 
 from vllm_launchers.plan.command_line import command_line, inherited_secrets, split_secrets
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.secrets import is_secret_name, redact, redact_argv, redact_environment
+from vllm_launchers.secrets import is_secret_flag, is_secret_name, redact, redact_argv, redact_environment
 
 KEY = "hunter2-hunter2"
 
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "VLLM_API_KEY", "OPENAI_APIKEY", "MY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "hf_token"],
+    [
+        *("HF_TOKEN", "VLLM_API_KEY", "OPENAI_APIKEY", "MY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN"),
+        *("hf_token", "PGPASSWORD", "PGPASS", "DB_PASS", "MYSQL_PWD", "REDIS_AUTH", "TS_AUTHKEY", "GITHUB_PAT"),
+        *("DOCKER_AUTH_CONFIG", "JWT", "BEARER", "CREDS", "COOKIE"),
+    ],
 )
 def test_secret_names(name: str) -> None:
     assert is_secret_name(name)
+    assert KEY not in redact(f"env {name}={KEY} vllm serve m")
 
 
 @pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "KEYBOARD", "MONKEY", "VLLM_CPU_KVCACHE_SPACE", "PATH"]
+    "name",
+    [
+        *("TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "KEYBOARD", "MONKEY", "VLLM_CPU_KVCACHE_SPACE", "PATH"),
+        *("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "PGPASSFILE", "MYSQL_PASSWORD_FILE", "BYPASS", "COMPAT"),
+    ],
 )
 def test_other_names(name: str) -> None:
     assert not is_secret_name(name)
+
+
+def test_credentials_in_a_flag() -> None:
+    """But ``--allow-credentials``, a switch of vLLM, is none."""
+    assert is_secret_flag("model-loader-extra-config.credentials")
+    assert KEY not in redact(f'--model-loader-extra-config {{"credentials": "{KEY}"}}')
+    assert not is_secret_flag("allow-credentials")
+    for text in ("--allow-credentials --port 1", "allow_credentials=True", "no credentials: file not found"):
+        assert redact(text) == text
 
 
 @pytest.mark.parametrize(
