@@ -69,6 +69,16 @@ def test_http_responses_are_shown(program, tmp_path):
     assert program.json("metrics", str(page))["responses"]["ok"] == 1204
 
 
+def test_histogram_without_observations_has_no_quantiles(program, tmp_path):
+    page = tmp_path / "page.txt"
+    page.write_text(PAGE.replace("} 50.0", "} 0.0").replace("} 100.0", "} 0.0").replace("} 11.0", "} 0.0"))
+    answer = program("metrics", str(page))
+    assert answer.returncode == 0, answer.stderr
+    (line,) = (line for line in answer.stdout.splitlines() if line.startswith("TTFT"))
+    assert line.split() == ["TTFT", "mean", "–", "p50", "–", "p90", "–", "p99", "–", "of", "0"]
+    assert "2 engines                    0, 1\n" in answer.stdout
+
+
 class Server(http.server.BaseHTTPRequestHandler):
     """Sends the invalid response named by the path."""
 

@@ -70,6 +70,7 @@ class Forks:
         self._started: list[Forked] = []
         self._answered = threading.Condition()
         self._running: dict[int, Forked] = {}
+        self._ended = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *streams: IO[bytes] | int) -> Forked:
@@ -83,7 +84,8 @@ class Forks:
             socket.send_fds(self._socket, [request], files)
             with self._answered:
                 while not self._started:
-                    assert self._answered.wait(600), "the fork server did not answer: did its imports fail?"
+                    assert not self._ended, "the fork server ended: did its imports fail?"
+                    assert self._answered.wait(600), "the fork server did not answer"
                 return self._started.pop()
 
     def run(self, argv: Sequence[str], given: str, env: Mapping[str, str] | None = None) -> str:
@@ -115,5 +117,7 @@ class Forks:
                         self._started.append(forked)
                         self._answered.notify_all()
         with self._answered:
+            self._ended = True
+            self._answered.notify_all()
             for forked in self._running.values():
                 forked.ended(-signal.SIGKILL)  # their exit codes are unknown now

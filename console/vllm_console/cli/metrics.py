@@ -12,6 +12,7 @@ from vllm_console.metrics.quantile import PARTS, Quantile, text_of
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import UNKNOWN, percent, plain, seconds
 from vllm_launchers.errors import OperationError
+from vllm_launchers.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     for key, value in document.items():
         if key != "engines":
             print(f"{_title(key):<28} {_show(key, value)}")
-    print(f"{'engines':<28} {', '.join(map(plain, document['engines'])) or '–'}")
+    engines = document["engines"]
+    print(f"{counted(len(engines), 'engine'):<28} {', '.join(map(plain, engines)) or UNKNOWN}")
     return 0
 
 
@@ -71,10 +73,14 @@ def _show(key: str, value: Document | float | None) -> str:
     if isinstance(value, dict) and key == "responses":
         return ", ".join(f"{number:,} {kind}" for kind, number in value.items() if number is not None)
     if isinstance(value, dict):
-        found = {
-            name: Quantile(value[name] or 0.0, value[f"{name}_above"] or 0.0, value[f"{name}_below"])
-            for name, _ in PARTS
-        }
-        parts = [f"{name} {text_of(one):<7}" for name, one in found.items()]
+        parts = [f"{name} {_quantile(value, name):<7}" for name, _ in PARTS]
         return f"mean {seconds(value['mean']):<7} {' '.join(parts)} of {value['count']:,}"
     return percent(value, 1) if key == "kv_cache_usage" else f"{value:,}"
+
+
+def _quantile(value: Document, name: str) -> str:
+    """A quantile for display; unknown without observations."""
+    low, high = value[f"{name}_above"], value[f"{name}_below"]
+    if value[name] is None and low is None and high is None:
+        return UNKNOWN
+    return text_of(Quantile(value[name] or 0.0, low or 0.0, high))

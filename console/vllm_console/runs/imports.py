@@ -45,11 +45,11 @@ def read_result(path: Path) -> Measurement:
     if len(data) > LARGEST_RESULT:
         raise ResultError(f"{path} is larger than {LARGEST_RESULT >> 20} MiB, too large for a benchmark result")
     try:
-        document = json.loads(data)  # accepts NaN and Infinity, which Python tools write
+        documents = _documents(data)
     except (ValueError, RecursionError) as error:
         raise ResultError(f"{path} is not a JSON file: {plain(str(error), 200)}") from error
     try:
-        found = measurement(document, changed_at)
+        found = measurement(documents[0], changed_at) if len(documents) == 1 else _appended(documents, changed_at)
     except ResultError as error:
         raise ResultError(f"{path}: {error}") from error
     if found is None:
@@ -58,6 +58,36 @@ def read_result(path: Path) -> Measurement:
             "'guidellm'"
         )
     return found
+
+
+def _documents(data: bytes) -> list[object]:
+    """The JSON document of a file, or those of its lines: ``vllm bench serve --append-result`` writes one per run.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        return [json.loads(data)]  # accepts NaN and Infinity, which Python tools write
+    except ValueError:
+        lines = data.splitlines()
+        if len(lines) < 2 or not lines[0].rstrip().endswith(b"}"):
+            raise
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def _appended(documents: Sequence[object], changed_at: float) -> Measurement | None:
+    """The measurement of several results of ``vllm bench serve``, one step each; None if one is something else.
+
+    Raises:
+        ResultError: there are too many, or no request of one was answered.
+    """
+    if len(documents) > MOST_STEPS:
+        raise ResultError(f"it has {len(documents):,} benchmarks, and at most {MOST_STEPS} are kept with a run")
+    found = [measurement(document, changed_at) for document in documents]
+    known = [one for one in found if one is not None and one.kind == BENCH]
+    if len(known) < len(found):
+        return None
+    return Measurement(BENCH, max(one.at for one in known), tuple(step for one in known for step in one.steps))
 
 
 def measurement(document: object, changed_at: float) -> Measurement | None:

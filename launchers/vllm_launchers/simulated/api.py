@@ -169,7 +169,6 @@ class Api:
         self._engines = engines
         self._metrics = metrics
         self._log = log
-        self._created = int(time.time())
         self._load = 0
 
     def application(self) -> ASGIApp:
@@ -380,7 +379,7 @@ class Api:
         if ask.stream:
             return EventStream(self, running, writer)
         if not await self._finished(request, running):
-            return Response(status_code=499)
+            return JSONResponse(None)  # like vLLM, which counts a client that left as 2xx
         return JSONResponse(writer.whole())
 
     async def messages(self, request: HttpRequest) -> Response:
@@ -397,7 +396,7 @@ class Api:
         if ask.stream:
             return EventStream(self, running, writer)
         if not await self._finished(request, running):
-            return Response(status_code=499)
+            return JSONResponse(None)  # like vLLM, which counts a client that left as 2xx
         return JSONResponse(writer.whole())
 
     async def count_tokens(self, request: HttpRequest) -> Response:
@@ -422,7 +421,7 @@ class Api:
         if ask.stream:
             return EventStream(self, running, Events(ask, running.outputs, style))
         if not await self._finished(http, running):
-            return Response(status_code=499)
+            return JSONResponse(None)  # like vLLM, which counts a client that left as 2xx
         return JSONResponse(whole_answer(ask, running.outputs, style))
 
     def _start(self, ask: GenerationRequest) -> Running:
@@ -467,10 +466,11 @@ class Api:
             self._load -= 1
 
     def _card(self, name: str) -> dict[str, object]:
+        created = int(time.time())  # of the answer, as in vLLM
         permission = {
             "id": f"modelperm-{uuid.uuid4().hex[:16]}",
             "object": "model_permission",
-            "created": self._created,
+            "created": created,
             "allow_create_engine": False,
             "allow_sampling": True,
             "allow_logprobs": True,
@@ -484,7 +484,7 @@ class Api:
         return {
             "id": name,
             "object": "model",
-            "created": self._created,
+            "created": created,
             "owned_by": "vllm",
             "root": self._options.root,
             "parent": None,

@@ -333,6 +333,8 @@ async def test_client_disconnect_aborts_request(launch: Any, until: Callable[...
         await until(lambda: server.metric("vllm:num_requests_running") == 0)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     assert server.metric("vllm:request_success_total") == 0, "vLLM does not count disconnected clients"
+    assert server.metric("http_requests_total") == 2, "as answered: they are no errors of the clients"
+    assert 'status="4xx"' not in httpx.get(f"{server.url}/metrics").text
 
 
 async def test_client_disconnect_aborts_all_sequences(launch: Any, until: Callable[..., Any]) -> None:

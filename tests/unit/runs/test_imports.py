@@ -76,6 +76,22 @@ def test_impossible_values_are_unknown(tmp_path, number):
         read_result(path)
 
 
+def test_appended_results_are_one_step_each(tmp_path):
+    """As ``vllm bench serve --append-result`` writes them: one JSON document per line."""
+    document = json.loads((RESULTS / "vllm-bench-serve-0.32.json").read_text())
+    path = tmp_path / "result.json"
+    path.write_text("".join(json.dumps(document | {"request_rate": rate}) + "\n" for rate in (4.0, 8.0)))
+    found = read_result(path)
+    assert found.kind == "vllm bench serve"
+    assert [step["rate"] for step in found.steps] == [4.0, 8.0]
+    path.write_text(json.dumps(document) + "\n" + "{}\n")
+    with pytest.raises(ResultError, match="not a known result format"):
+        read_result(path)
+    path.write_text(json.dumps(document) + "\n" + '{"half": ')
+    with pytest.raises(ResultError, match="not a JSON file"):
+        read_result(path)
+
+
 def test_result_with_too_many_benchmarks_is_refused(tmp_path):
     document = json.loads((RESULTS / "guidellm-0.8.1.json").read_text())
     path = tmp_path / "result.json"

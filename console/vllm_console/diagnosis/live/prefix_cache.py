@@ -20,6 +20,8 @@ CACHING = "enable-prefix-caching"
 LARGE_STEP = 64
 """Maximum block size of ordinary models in tokens; models with Mamba layers have hundreds or thousands."""
 
+SMALL = "The overhead is small: disable it only if every millisecond counts."
+
 MOST_TOO_SHORT = 0.9
 """If at least this fraction of prompts is too short for any hit, that is why there are none."""
 
@@ -63,9 +65,14 @@ class PrefixCacheIdle(Rule):
             return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures))
         fix = setting(CACHING, False, "Hardly any prompt token is found in the cache.",
                          "Shared prefixes would be recomputed every time.")  # fmt: skip
+        lengths = observed(evidence.frames, "prompt_tokens", self.SPAN)[-1]
+        if step is not None and lengths is not None and lengths.count and lengths.sum / lengths.count < 2 * step:
+            measures.append(Measure("prompt length", f"{count(lengths.sum / lengths.count)} tokens on average"))
+            cause = f"Prompts share hardly any prefix, or one shorter than a block of {step} tokens."
+            return Finding(self.code, Severity.NOTE, since, symptom, f"{cause} {SMALL}", tuple(measures), (fix,))
         if (kept := kept_seconds(evidence, self.SPAN)) is not None and kept < self.SPAN * STEP_SECONDS:
             return self._evicted(evidence, since, symptom, measures, kept, fix)
-        cause = "Prompts share hardly any prefix. The overhead is small: disable it only if every millisecond counts."
+        cause = f"Prompts share hardly any prefix. {SMALL}"
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), (fix,))
 
     def _evicted(

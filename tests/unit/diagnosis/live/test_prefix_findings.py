@@ -26,9 +26,9 @@ BOUNDS = (200.0, 500.0, 1000.0, 2000.0, float("inf"))
 
 def frames_of(
     *, caching: bool | None = True, step: int | None = 16, hits: float = 0.0, looked_up: float | None = 1000.0,
-    short: float = 1.0, cache_tokens: int = 1_000_000, preempted: float = 0.0,
+    short: float = 1.0, cache_tokens: int = 1_000_000, preempted: float = 0.0, tokens: float = 500.0,
 ) -> tuple[Frame, ...]:  # fmt: skip
-    """Frames with two requests per second of 500 tokens each; ``short`` is the share of prompts up to 1,000 tokens."""
+    """Frames with two requests per second of ``tokens`` each; ``short`` is the share of prompts up to 1,000 tokens."""
     frames = Frames()
     for second in range(MINUTES * 60 + 1):
         counts = tuple(2.0 * second * (short if bound <= 1000 else 1.0) * (bound >= 500) for bound in BOUNDS)
@@ -37,7 +37,7 @@ def frames_of(
             prompt_tokens_total=1000.0 * second, generation_tokens_total=100.0 * second,
             requests_finished_total=2.0 * second, prefix_cache_hits_total=hits * second,
             prefix_cache_queries_total=None if looked_up is None else looked_up * second,
-            histograms={"prompt_tokens": Histogram(BOUNDS, counts, 1000.0 * second)},
+            histograms={"prompt_tokens": Histogram(BOUNDS, counts, 2 * tokens * second)},
         )  # fmt: skip
         frames.append(Sample(START + second, {"0": one}, cache_tokens, "m", caching, step))
     return frames.since(0.0)
@@ -112,6 +112,20 @@ def test_cache_that_holds_everything_means_unshared_prompts() -> None:
     assert found is not None
     assert found.cause.startswith("Prompts share hardly any prefix.")
     assert kept_seconds(evidence(HYBRID), 30) is None, "the blocks differ"
+
+
+@pytest.mark.parametrize("cache_tokens", [1_000_000, 50_000])
+def test_prompts_of_a_block_or_two_may_share_less_than_a_block(cache_tokens: int) -> None:
+    """As seen with real vLLM: 2,107 equal prompts of 26 tokens, blocks of 32. A larger cache would not help."""
+    found = find(evidence(step=256, **{"cache_tokens": cache_tokens}), "prefix_cache_idle")
+    assert found is not None
+    assert "or one that is shorter" in found.cause, "blocks of 256 are a model's own"
+    small = evidence(cache_tokens=cache_tokens, step=32, tokens=50.0)
+    found = find(small, "prefix_cache_idle")
+    assert found is not None
+    assert found.cause.startswith("Prompts share hardly any prefix, or one shorter than a block of 32 tokens.")
+    assert ("prompt length", "50 tokens on average") in [(one.name, one.value) for one in found.measures]
+    assert [fix.changes for fix in found.fixes] == [Changes({"enable-prefix-caching": False})]
 
 
 def test_at_most_counts_only_full_buckets() -> None:
