@@ -110,7 +110,7 @@ class Loads:
             left = max(0, round(load.until - time.monotonic()))
             most = f", at most {load.concurrency} in flight" if load.concurrency else ""
             sending = f"load {rate_text(load.rate, 'req')}{most}, {duration(left)} left"
-            return sending if left else "load: waiting for the last answers"
+            return sending if left else "load: time is up, waiting for late requests and the last answers"
 
     def result(self, name: str) -> str:
         """The result of a finished load in a few words; empty while it runs, and a minute after it ended."""
@@ -192,11 +192,14 @@ def _summary(output: str, errors: str, head: str) -> str:
         report = json.loads(output)
         ttft, itl = p99_in(report["ttft_seconds"]), p99_in(report["itl_seconds"])
         sent, completed, failed = report["sent"], report["completed"], report.get("failed", 0)
+        cut_off = min(failed, report.get("unfinished", 0))
+        late = report.get("held_back", 0)
         others = {
-            "failed": failed,
-            "unfinished when it ended": sent - completed - failed,
-            "sent late: too many in flight": report.get("held_back", 0),
+            "failed": failed - cut_off,
+            "unfinished when it ended": sent - completed - failed + cut_off,
+            "sent late: too many in flight": late,
         }
+        ttft += " from the scheduled arrival" if late else ""
         rest = "".join(f", {number} {what}" for what, number in others.items() if number)
         return f"{head or 'load done'}: {completed} of {sent} answered{rest}, TTFT p99 {ttft}, ITL p99 {itl}"
     except (ValueError, KeyError, TypeError):

@@ -29,6 +29,8 @@ from vllm_launchers.units import three_digits
 from vllm_launchers.vllm.flags.changes import change_text, flag_text
 
 _HITS_APART = 0.2
+FACTOR = 9.0
+"""From this change on (as a share), it is given as a factor: ``×10``."""
 _NO_POINTS = "±0 pp"
 _NEEDS_DATA = "needs data"
 _WORDS = {
@@ -488,8 +490,11 @@ def figure_change_text(figure: ComparedFigure) -> str:
     if figure.low is None:
         return signed(share)
     # Nonnegative values can fall by at most 100%, though the interval is symmetrical.
-    low, high = (signed(max(-1.0, figure.share(value) or 0.0)) for value in (figure.low, figure.high))
-    return f"{signed(share)} ({low.removesuffix('%')} to {high})"
+    least, most = (max(-1.0, figure.share(value) or 0.0) for value in (figure.low, figure.high))
+    if least > 0 and most >= FACTOR:
+        return f"{signed(share)} (×{_two_digits(1 + least)} to {signed(most)})"
+    low, high = signed(least), signed(most)
+    return f"{signed(share)} ({low.removesuffix('%') if most < FACTOR else low} to {high})"
 
 
 def _more_per_request(figure: ComparedFigure) -> str:
@@ -515,10 +520,14 @@ def signed(share: float | None) -> str:
     """A change as ``+12%`` or ``−31%``, from tenfold as ``×14``."""
     if share is None:
         return UNKNOWN
-    if share >= 9:
+    if share >= FACTOR:
         return f"×{count(1 + share)}"
     rounded = round(share * 100)
     return "±0%" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded)}%"
+
+
+def _two_digits(value: float) -> str:
+    return count(value) if value >= 10 else f"{value:.2g}"
 
 
 def _points(share: float | None) -> str:

@@ -213,6 +213,7 @@ def _ways_out(
 ) -> Iterator[WayOut]:
     """What may make the launch fit, best first: a plan has to confirm it."""
     yield from _lower_shares(sets, wanted, host, shares)
+    yield from _fewer_gpus(wanted)
     yield from _stops(wanted, host, shares)
     yield WayOut(f": choose a smaller model and a lower --{UTILIZATION}")
 
@@ -228,6 +229,14 @@ def _lower_shares(
         for fix in ({UTILIZATION: share}, {UTILIZATION: share, **layout}) if share else ():
             words = " ".join(f"--{name} {flag_text(value)}" for name, value in fix.items())
             yield WayOut(f". It would fit with {words}{unsure}", fix=Changes(set=fix))
+
+
+def _fewer_gpus(wanted: GpuRequest) -> Iterator[WayOut]:
+    """Half as many GPUs, a quarter, and so on: more were chosen for the workload, but fewer may have room."""
+    size = whole_number(wanted.flags, TENSOR) // 2
+    while size:
+        yield WayOut(f". It would fit with --{TENSOR} {size}", fix=Changes(set={TENSOR: size}))
+        size //= 2
 
 
 def _fitting_share(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> float:

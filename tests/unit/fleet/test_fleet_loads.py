@@ -54,6 +54,17 @@ def ended(loads: Loads, name: str) -> str:
     return result
 
 
+def test_requests_cut_off_at_the_end_are_not_called_failed(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+    report = {**REPORT, "sent": 271, "completed": 207, "failed": 64, "unfinished": 64, "held_back": 196}
+    pretend(f"echo '{json.dumps(report)}'")
+    loads = loads_of(WORK, tmp_path)
+    loads.start("chat")
+    assert ended(loads, "chat").startswith(
+        "load done: 207 of 271 answered, 64 unfinished when it ended, 196 sent late: too many in flight, "
+        "TTFT p99 500ms from the scheduled arrival"
+    )
+
+
 def test_report_counts_despite_some_failed_requests(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     pretend(f"echo 'vllm-console: 1024 of 1035 requests failed: timeout' >&2; echo '{json.dumps(REPORT)}'; exit 0")
     loads = loads_of(WORK, tmp_path)

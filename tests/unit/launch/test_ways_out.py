@@ -103,6 +103,15 @@ def test_fix_keeps_the_layout_that_another_utilization_would_change(fleet: Local
     assert fleet.plan(request(workload=busy, changes=refused.fix)).gpus == (1,)
 
 
+def test_fewer_gpus_are_offered_before_a_server_is_stopped(fleet: LocalFleet) -> None:
+    """Two GPUs were chosen for the workload; one with room holds fewer of its requests."""
+    busy, share = Workload(3072, 768, 0.5, 128), {UTILIZATION: 0.55}
+    refused = refusal(fleet, workload=busy, changes=Changes(set=share))
+    assert refused.fix == Changes(set={TENSOR: 1})
+    assert str(refused).endswith(". It would fit with --tensor-parallel-size 1")
+    assert fleet.plan(request(workload=busy, changes=Changes(set={**share, TENSOR: 1}))).gpus == (1,)
+
+
 def test_share_that_leaves_no_room_for_the_cache_is_not_offered(make: Make) -> None:
     """The weights alone would fit in the 15.8 GiB."""
     with pytest.raises(NoPlaceError) as refused:

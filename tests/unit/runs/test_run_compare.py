@@ -724,6 +724,22 @@ def test_a_change_that_may_be_noise_is_not_called_similar(key, after, likeness, 
     assert likeness_text(Factor(key, "", "tokens", 400.0, after, likeness)) == text
 
 
+@pytest.mark.parametrize(
+    ("change", "low", "high", "text"),
+    [
+        (0.95, 0.029, 23.48, "×96 (×3.9 to ×2,349)"),
+        (0.11, 0.011, 0.67, "×12 (×2.1 to ×68)"),
+        (0.058, 0.0074, 0.25, "+580% (×1.7 to ×26)"),
+        (0.058, -0.0074, 0.25, "+580% (−74% to ×26)"),
+        (0.05, 0.01, 0.08, "+500% (+100 to +800%)"),
+    ],
+)
+def test_interval_with_a_factor_does_not_mix_units(change, low, high, text):
+    """``×96 (+291 to ×2,348)`` was once shown."""
+    figure = ComparedFigure("ttft_p99", "TTFT p99", "s", 0.01, 0.01 + change, change=change, low=low, high=high)
+    assert figure_change_text(figure) == text
+
+
 def test_decrease_is_limited_to_all_and_zero_interval_is_unclear():
     """``preemptions −100% (−158 to −42%)`` and, for −43 to +46%, ``no change`` were once shown."""
     gone = ComparedFigure(

@@ -367,7 +367,10 @@ def _chart(
         [curve.name for curve in curves] if names else [], tuple((cell, kind) for cell, _, kind in marks), cursor,
         area, whole,
     )  # fmt: skip
-    axis = _time_axis(series.end, series.step, count, columns, label(scale.lo), marks, cursor, moment, height - rows)
+    lowest = label(scale.lo)
+    if objective is not None and lowest == label(objective):
+        lowest = ""  # the objective's line has the same label
+    axis = _time_axis(series.end, series.step, count, columns, lowest, marks, cursor, moment, height - rows)
     return [*plot, *axis]
 
 
@@ -534,11 +537,12 @@ def _ticks(
 ) -> Mapping[int, str]:
     """The labels of the value axis, by row: the top, the objective, and round values between them."""
     ticks = {0: label(scale.hi)}
+    lowest = label(scale.lo)  # it is at the time axis
     if objective_row is not None and objective is not None:
         ticks[objective_row] = label(objective)
     for value in _round_values(scale, whole=whole):
         row, text = scale.row(value), label(value)
-        if row is not None and text not in ticks.values() and not {row - 1, row, row + 1} & ticks.keys():
+        if row is not None and text not in (lowest, *ticks.values()) and not {row - 1, row, row + 1} & ticks.keys():
             ticks[row] = text
     return ticks
 

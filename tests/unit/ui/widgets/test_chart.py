@@ -133,6 +133,18 @@ def test_log_scale_shows_an_objective_and_a_far_higher_peak():
     assert linear[-4].startswith(" 1.0s┤"), "close to zero, yet above its row"
 
 
+def test_no_label_stands_twice_on_the_value_axis():
+    """A log scale that begins at an objective of 1 s: ``1.0s`` was at its line and at the time axis."""
+    series = made(ttft_p50=1.2, ttft_p99=16.0)
+    for objective in (1.0, None):
+        rows = texts(chart_of(series, LATENCY, 60, 11, seconds, objective=objective, view=ChartView(log=True)))
+        labels = [
+            label for row in rows if (label := row.partition("┤")[0].partition("┼")[0].strip()) and len(label) < 8
+        ]
+        assert "1.0s" in labels
+        assert len(labels) == len(set(labels)), labels
+
+
 @pytest.mark.parametrize("height", [3, 4, 5, 6, 8, 9, 11, 20])
 @pytest.mark.parametrize("objective", [0.001, 1.0, 30.0])
 @pytest.mark.parametrize("area", [True, False])
