@@ -67,24 +67,11 @@ _MARKS = (
     *(f"_{word}{sign}" for word in ("key", "token") for sign in ("=", ":", "'", '"', " ", "\\")),
     *(f"{word}{sign}token" for word in ("hf", "hub", "auth", "access", "api", "session") for sign in ("", "-", "_")),
     *("bearer", "refreshtoken", "refresh-token", "refresh_token", "security", "passw", "passphrase", "secret"),
-    *(
-        "'credential",
-        '"credential',
-        "?token=",
-        "&token=",
-        "?key=",
-        "&key=",
-        "sig=",
-        "signature=",
-        "basic ",
-        "authorization",
-        "cookie",
-    ),
+    *("'credential", '"credential', "?token=", "&token=", "?key=", "&key=", "sig=", "signature="),
+    *("basic ", "authorization", "cookie"),
     *("hf_", "sk-", "nvapi-", "glpat-", "xox", "akia", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_"),
 )
-_MARKS_OF_NAMES = (
-    *("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH", "_PWD", "PAT=", "JWT", "BEARER", "CREDS", "COOKIE"),
-)
+_MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASS", "CRED", "AUTH", "_PWD", "PAT=", "JWT", "BEARER", "COOKIE")
 """Nearly all log lines contain none of these."""
 
 
