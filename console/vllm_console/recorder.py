@@ -6,6 +6,9 @@ need a running console. If the keeper that started it dies, it starts a new one.
 
 from __future__ import annotations
 
+import vllm_console.msgspec_import  # noqa: F401 - before msgspec
+
+# isort: split
 import argparse
 import contextlib
 import fcntl

@@ -180,7 +180,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         description=f"{summary[0].upper()}{summary[1:].removesuffix('?')}{'?' if summary.endswith('?') else '.'}",
         formatter_class=_Help,
     )
-    _import_msgspec()
+    importlib.import_module("vllm_console.msgspec_import")
     implementation(args.command, "add_arguments")(command)
     if command.get_default("more") is None or "--" not in rest:
         return command.parse_args(rest, args)
@@ -189,21 +189,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     command.parse_args(rest[:at], args)
     args.more = [*args.more, *rest[at + 1 :]]
     return args
-
-
-def _import_msgspec() -> None:
-    """Import msgspec without typing_extensions, which would cost every command 10 ms.
-
-    msgspec needs three names from it that ``typing`` has since Python 3.11, and uses those if it is not installed.
-    """
-    unwanted = "typing_extensions"
-    if unwanted in sys.modules:
-        return
-    sys.modules[unwanted] = None  # type: ignore[assignment] # importing it raises ImportError
-    try:
-        importlib.import_module("msgspec")
-    finally:
-        del sys.modules[unwanted]
 
 
 def _global_parser() -> argparse.ArgumentParser:

@@ -136,6 +136,11 @@ def window_note(server: ServerView, now: float) -> str:
     return f"minute to {clock(server.moment, now)}" if server.moment is not None else "last minute"
 
 
+def rate_note(server: ServerView, now: float) -> str:
+    """The period of a pane's rates: as `window_note`; once the load has ended they are zero, not a mean."""
+    return "load ended" if past_load(server) else window_note(server, now)
+
+
 def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
     """One sentence on why a server's requests and steps are not recorded, and how to change that."""
     if server.probe is not None and server.probe.problem:
@@ -169,6 +174,14 @@ def usage_missed(server: ServerView, shown: float | None = None) -> bool:
     if not limits and server.objectives is not None:
         limits = [server.objectives.kv_cache_usage]
     return over(usage, limits[0] if limits else 0.0) and server.missed("kv_cache_usage")
+
+
+def preemptions_missed(server: ServerView) -> bool:
+    """Whether the preemption objective is missed and there are preemptions in the window shown.
+
+    A finding stays open for a while after the last one; zero is not marked.
+    """
+    return server.window is not None and bool(server.window.preemptions_per_minute) and server.missed("preemption_rate")
 
 
 def marked(text: str, missed: bool) -> Part:

@@ -8,7 +8,7 @@ from textual.strip import Strip
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import UNKNOWN, count
-from vllm_console.ui.panes.base import age_note, marked, title_line, why_empty, window_note
+from vllm_console.ui.panes.base import age_note, marked, past_load, preemptions_missed, rate_note, title_line, why_empty
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, mean
@@ -28,11 +28,12 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int, vi
     objective = server.objectives.preemption_rate if server.objectives else None
     rate = count(window.preemptions_per_minute if window else None)
     # The chart has the rate of each point, the title that of the last minute, so they differ.
-    window_text = window_note(server, now) if width >= WIDE or server.moment is not None else "last min"
+    whole = width >= WIDE or server.moment is not None or past_load(server)
+    window_text = rate_note(server, now) if whole else "last min"
     note: Part = (f"{window_text} ", DIM) if len(window_text) + len(rate) + NEEDED < width else ""
     right = age_note(server, now) or (note, f"{rate}/min")
     shown = UNKNOWN if share is None else f"{share:.2g}"
-    parts: list[Part] = [" ", marked(shown, server.missed("preemption_rate")), (" per request", DIM)]
+    parts: list[Part] = [" ", marked(shown, preemptions_missed(server)), (" per request", DIM)]
     if objective is not None:
         parts += [(" · objective ", DIM), f"{objective:g}"]
     per_minute = 60.0 / server.series.step if server.series else 1.0

@@ -89,7 +89,7 @@ def requests_lines(server: ServerView, now: float, width: int, height: int, view
 
 def _view(server: ServerView, seen: RequestsSeen, view: ChartView, now: float, width: int, height: int) -> list[Strip]:
     if view.order == PREFIXES:
-        return prefix_lines(seen.prefixes, server.window, width, height)
+        return prefix_lines(seen.prefixes, server.window, width, height, view)
     return _list(seen, ORDERS.index(view.order), now, width, height)
 
 
@@ -227,7 +227,9 @@ _PREFIX_COLUMNS = (
 """``HIT``: requests with a hit; ``CACHED``: tokens."""
 
 
-def prefix_lines(use: PrefixUse, window: Window | None, width: int, height: int) -> list[Strip]:
+def prefix_lines(
+    use: PrefixUse, window: Window | None, width: int, height: int, view: ChartView = PLAIN
+) -> list[Strip]:
     """A line per prompt length class with its hit rate as a bar, then the total and resumed requests."""
     if window is not None and window.prefix_caching is False:
         return [line(), line((" Prefix caching is off.", WARN))][:height]
@@ -240,10 +242,8 @@ def prefix_lines(use: PrefixUse, window: Window | None, width: int, height: int)
     head = " " + " ".join(fit(name, wide, align) for name, wide, align in _PREFIX_COLUMNS)
     rows = [_prefix_row(one, long_bar, width) for one in use.classes]
     if len(rows) > room:
-        rows = [
-            *rows[: room - 1],
-            line((f" {len(rows) - room + 1} more: enlarge the pane", DIM)).crop(0, width),
-        ]
+        more = f" {len(rows) - room + 1} more: enlarge the {'window' if view.large else 'pane'}"
+        rows = [*rows[: room - 1], line((more, DIM)).crop(0, width)]
     return [line((fit(head, width).rstrip(), DIM)), *rows, *below][:height]
 
 

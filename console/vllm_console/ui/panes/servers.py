@@ -20,7 +20,7 @@ from vllm_console.metrics.sample import EngineSample, Window
 from vllm_console.metrics.window import in_order
 from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
-from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
+from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, preemptions_missed, usage_missed
 from vllm_console.ui.panes.state import format_left
 from vllm_console.ui.terminal.lines import clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
@@ -461,7 +461,7 @@ def _waiting_cell(server: ServerView, _now: float, _width: int) -> Cell:
 
 
 def _preemption_cell(server: ServerView, _now: float, _width: int) -> Cell:
-    return _with_mark(count(_value(server, "preemptions_per_minute")), server.missed("preemption_rate"))
+    return _with_mark(count(_value(server, "preemptions_per_minute")), preemptions_missed(server))
 
 
 def _latency_cell(server: ServerView, latency: str) -> Cell:

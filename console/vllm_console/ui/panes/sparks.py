@@ -15,7 +15,7 @@ from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Series, Window
 from vllm_console.text import UNKNOWN, count, percent, round_duration
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.base import latencies_of, past_load, usage_missed
+from vllm_console.ui.panes.base import latencies_of, past_load, preemptions_missed, usage_missed
 from vllm_console.ui.panes.pane_bar import KV_CACHE, LATENCY, NAMES, PREEMPTIONS, THROUGHPUT
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY
@@ -26,7 +26,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Spark(msgspec.Struct, frozen=True):
-    """What a pane's line shows: a series, the top of its scale if fixed, its current figure, its objectives.
+    """What a pane's line shows: a series, its current figure, whether that misses its objective, the top of the scale.
 
     Points up to ``limit`` are dim, if there is a limit.
     """
@@ -34,7 +34,7 @@ class Spark(msgspec.Struct, frozen=True):
     number: int
     key: str
     figure: Callable[[Window], str]
-    objectives: tuple[str, ...] = ()
+    missed: Callable[[ServerView], bool] = lambda _server: False
     top: float | None = None
     limit: Callable[[ServerView], float | None] = lambda _server: None
 
@@ -58,7 +58,7 @@ SPARKS = {
         KV_CACHE,
         "kv_cache_usage",
         lambda w: f"{percent(w.kv_cache_usage)} used",
-        ("kv_cache_usage",),
+        usage_missed,
         1.0,
         _objective("kv_cache_usage"),
     ),
@@ -66,10 +66,16 @@ SPARKS = {
         PREEMPTIONS,
         "preemptions",
         lambda w: f"{count(w.preemptions_per_minute)}/min",
-        ("preemption_rate",),
+        preemptions_missed,
         limit=_most_preemptions,
     ),
-    "latency": Spark(LATENCY, "ttft_p99", _ttft, ("ttft_p99_seconds",), limit=_objective("ttft_p99_seconds")),
+    "latency": Spark(
+        LATENCY,
+        "ttft_p99",
+        _ttft,
+        lambda server: server.missed("ttft_p99_seconds"),
+        limit=_objective("ttft_p99_seconds"),
+    ),
     "throughput": Spark(
         THROUGHPUT, "generation_tokens_per_second", lambda w: f"{count(w.generation_tokens_per_second)} tok/s out"
     ),
@@ -85,8 +91,7 @@ def _spark_line(server: ServerView, spark: Spark, width: int) -> Strip:
     series, action = server.series, f"screen.pane({spark.number})"
     figure = spark.figure(server.window) if server.window is not None else UNKNOWN
     past = DIM if spark.number == LATENCY and past_load(server) else None
-    missed = usage_missed(server) if spark.number == KV_CACHE else any(map(server.missed, spark.objectives))
-    missed = missed and not figure.startswith(UNKNOWN)
+    missed = spark.missed(server) and not figure.startswith(UNKNOWN)
     covered = round_duration(len(series.values.get(spark.key, ())) * series.step) if series is not None else ""
     key = f" {key_of(f'pane_{spark.number}')} "
     room = max(0, width - _LABEL - _FIGURE - len(covered) - 3)

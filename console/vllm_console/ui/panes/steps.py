@@ -59,7 +59,7 @@ def step_lines(server: ServerView, _now: float, width: int, height: int, view: C
     room = height - 1
     fitting = min(len(PLOTS), columns * max(1, room // SMALLEST_CHART))
     rows = -(-fitting // columns)
-    more = "" if fitting == len(PLOTS) else "enlarge the pane for more"
+    more = "" if fitting == len(PLOTS) else f"enlarge the {'window' if view.large else 'pane'} for more"
     latest = f"latest {duration(series.step)}" if view.cursor is None and series.values else ""
     note = " · ".join(filter(None, (_begins(series), more, latest)))
     lines = [title_line(8, "Steps", width, ((note, DIM),) if note else ())]

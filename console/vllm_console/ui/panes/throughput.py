@@ -9,7 +9,7 @@ from textual.strip import Strip
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.window import format_unserved
 from vllm_console.text import amount, count, duration, plain, rate
-from vllm_console.ui.panes.base import age_note, longest_wait, title_line, why_empty, window_note
+from vllm_console.ui.panes.base import age_note, longest_wait, rate_note, title_line, why_empty
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SECOND, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
@@ -56,7 +56,7 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
         load.append((f", longest ≥ {duration(wait)}", WARN))
     if server.last_window is not None:
         load = []  # the load has ended
-    note = age_note(server, now) or ((window_note(server, now), DIM),)
+    note = age_note(server, now) or ((rate_note(server, now), DIM),)
     rows = [whole_clauses(line(*parts), width) for parts in (figures, load) if parts]
     lines = [title_line(4, "Throughput", width, note), *rows]
     if about := server.load or server.load_result:

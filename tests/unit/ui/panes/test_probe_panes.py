@@ -145,6 +145,7 @@ def test_steps_show_their_values_at_the_cursor(fakes, recorded):
     assert "p99 210ms" in then
     assert "latest" not in then
     assert "enlarge the pane for more" in text(step_lines(recorded, fakes.NOW, 60, 6))
+    assert "enlarge the window for more" in text(step_lines(recorded, fakes.NOW, 60, 6, ChartView(large=True)))
 
 
 def test_step_charts_show_since_when_steps_are_recorded(fakes, recorded):

@@ -23,6 +23,7 @@ from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines, on_log_scale
 from vllm_console.ui.panes.preemptions import preemption_lines
 from vllm_console.ui.panes.servers import column_titles, columns_for, row, state_counts
+from vllm_console.ui.panes.sparks import spark_lines
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.parts import staging
@@ -499,6 +500,23 @@ def test_latencies_of_an_ended_load_are_dimmed(fakes):
     cells = row(ended, columns_for([ended], 120), fakes.NOW, 120, False)
     ttft = text_of(ended.window.latencies["ttft"].p99)
     assert next(segment.style for segment in cells if ttft in segment.text).dim
+
+
+def test_rates_after_a_load_are_not_called_those_of_the_last_minute(fakes):
+    server = fakes.chat(fakes.NOW)
+    server = replace(server, window=replace(server.window, preemptions_per_minute=12.0))
+    assert server.missed("preemption_rate"), "the finding stays open for a while"
+    ended = replace(server, window=without_rates(replace(server.window, requests_running=0.0, requests_waiting=0.0)))
+    for width in (40, 120):
+        for draw in (throughput_lines, preemption_lines):
+            assert "last min" in text(draw(server, fakes.NOW, width, 8)[0])
+            title = text(draw(ended, fakes.NOW, width, 8)[0])
+            assert "load ended" in title
+            assert "last min" not in title
+    (busy,), (calm,) = (spark_lines(one, ["preemptions"], 80) for one in (server, ended))
+    assert "12/min !" in text(busy)
+    assert "0/min" in text(calm)
+    assert "!" not in text(calm)
 
 
 @pytest.mark.parametrize(("maker", "sign"), [("stopped", ""), ("observed", "! ")])
