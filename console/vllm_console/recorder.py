@@ -124,7 +124,7 @@ class WindowRecorder:
     def _store(self, connection: sqlite3.Connection) -> None:
         run = run_id(connection, self._run, self._waiting[0].at)
         store_windows(connection, run, self._waiting)
-        if self._stored % _THIN_EVERY == 0:
+        if -self._stored % _THIN_EVERY < len(self._waiting):  # a batch of several may pass the multiple
             thin(connection)
 
 

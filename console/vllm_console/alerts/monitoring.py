@@ -26,7 +26,8 @@ def ask_prometheus(url: str) -> Monitoring:
             targets = _data(client, f"{url}/api/v1/targets?state=active")
             rules = _data(client, f"{url}/api/v1/rules?type=alert")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        why = "nothing answers" if isinstance(error, httpx.ConnectError) else redact(plain(str(error), 200))
+        refused = isinstance(error, httpx.ConnectError) and "refused" in str(error)
+        why = "nothing answers" if refused else redact(plain(str(error), 200))
         return Monitoring(shown, problem=f"no Prometheus at {shown}: {why}")
     except ValueError:
         return Monitoring(shown, problem=f"no Prometheus at {shown}: the response is not from Prometheus")

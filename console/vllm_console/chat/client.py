@@ -23,8 +23,8 @@ from vllm_console.load.client import (
     open_client,
     read_body,
 )
+from vllm_console.load.transport import unreachable
 from vllm_console.text import plain
-from vllm_launchers.listeners import WrongProcessError
 from vllm_launchers.secrets import redact
 
 STREAMING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -82,10 +82,12 @@ class ChatClient:
         except (LoadError, AnswerError) as error:
             return reader.answer(problem=self._sentence(str(error)))
         except httpx.ConnectError as error:
-            taken = str(error) if isinstance(error.__cause__, WrongProcessError) else "nothing listens there anymore"
-            return reader.answer(problem=self._sentence(f"no connection to {self.server.url}: {taken}"))
+            why = unreachable(error) or "nothing listens there anymore"
+            return reader.answer(problem=self._sentence(f"no connection to {self.server.url}: {why}"))
         except httpx.TimeoutException:
             return reader.answer(problem=self._sentence(f"no connection within {CONNECT_SECONDS:.0f}s"))
+        except httpx.RemoteProtocolError as error:
+            return reader.answer(problem=self._sentence(f"the response is not valid HTTP: {error}"))
         except httpx.HTTPError:
             return reader.answer(problem=self._sentence("the connection was lost: it ended or was restarted"))
         return reader.answer()

@@ -94,10 +94,18 @@ class Loads:
         words = [sys.executable, "-m", "vllm_console", "--state", str(self._state), "load", name, "--json"]
         words += ["--rate", f"{rate:g}", "--duration", f"{LOAD_SECONDS:g}"]
         words += ["--concurrency", str(concurrency)] if concurrency else []
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+        except OSError:
+            output.close()
+            errors.close()
+            raise
         with self._lock:
+            other = self._loads.get(name)  # started at the same time
             until = time.monotonic() + LOAD_SECONDS
             self._loads[name] = _Load(process, output, errors, rate, until, time.time(), concurrency)
+        if other is not None:
+            _finish(other)
 
     def describe(self, name: str) -> str:
         """The running load in a few words; empty if there is none."""
@@ -163,16 +171,7 @@ class Loads:
                 return
             if not load.result:
                 self._remember(name, load)
-        import subprocess
-
-        load.process.terminate()  # does nothing if it has ended
-        try:
-            load.process.wait(5)
-        except subprocess.TimeoutExpired:
-            load.process.kill()
-            load.process.wait()
-        load.output.close()
-        load.errors.close()
+        _finish(load)
 
     def close(self) -> None:
         """End all loads."""
@@ -180,6 +179,20 @@ class Loads:
             names = list(self._loads)
         for name in names:
             self._end(name)
+
+
+def _finish(load: _Load) -> None:
+    """End a load; kill it if it has not ended after 5 s."""
+    import subprocess
+
+    load.process.terminate()  # does nothing if it has ended
+    try:
+        load.process.wait(5)
+    except subprocess.TimeoutExpired:
+        load.process.kill()
+        load.process.wait()
+    load.output.close()
+    load.errors.close()
 
 
 def _read(file: IO[bytes]) -> str:

@@ -667,7 +667,7 @@ class LocalFleet:
                 self._forget_release(name)  # it continues to serve, perhaps for weeks
                 raise
             self._announce()
-        self.loads.stop(name)  # only now: a server that can't be stopped keeps its load
+        self.loads.server_ended(name)  # only now: a server that can't be stopped keeps its load
         self.ramps.cancel(name)
         return self._view_apart(record)
 

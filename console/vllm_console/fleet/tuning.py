@@ -133,9 +133,10 @@ def predict_each(
 
 
 def _at_one_per_second(arrivals: Sequence[Arrival]) -> list[Arrival]:
-    """The same requests in the same order, one per second on average."""
-    seconds = arrivals[-1].at - arrivals[0].at
-    by = len(arrivals) / seconds
+    """The same requests in the same order, one per second on average: the last one ``len(arrivals) - 1`` seconds after
+    the first, so that they can be repeated every ``len(arrivals)`` seconds.
+    """
+    by = (len(arrivals) - 1) / (arrivals[-1].at - arrivals[0].at)
     return [replace(one, at=(one.at - arrivals[0].at) * by) for one in arrivals]
 
 

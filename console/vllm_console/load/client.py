@@ -16,7 +16,7 @@ import msgspec
 
 from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest
-from vllm_console.load.transport import LeanTransport
+from vllm_console.load.transport import LeanTransport, unreachable
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, reachable, tls_to_own
 from vllm_launchers.errors import OperationError
@@ -316,6 +316,8 @@ async def find_served_model(client: httpx.AsyncClient, model: str | None, access
     except httpx.ConnectError as error:
         if isinstance(error.__cause__, WrongProcessError):
             raise LoadError(f"{error}: nothing was sent; use --remote to allow it") from error
+        if why := unreachable(error):
+            raise LoadError(f"no connection to {base}: {why}") from error
         raise LoadError(f"nothing answers at {base}: no connection; is the server up?") from error
     except (httpx.TimeoutException, TimeoutError) as error:
         raise LoadError(f"{base} does not answer within {CONNECT_SECONDS:.0f}s; does it hang?") from error
@@ -505,10 +507,13 @@ class Sender:
         tally = answer.tally
         try:
             await self._stream(request, answer, scheduled)
-        except httpx.ConnectError:
-            tally.fail("connection refused")
+        except httpx.ConnectError as error:
+            why = unreachable(error)
+            tally.fail(f"no connection: {why}" if why else "connection refused")
         except httpx.TimeoutException:
             tally.fail(f"no connection within {CONNECT_SECONDS:.0f}s")
+        except httpx.RemoteProtocolError as error:
+            tally.fail(f"the response is not valid HTTP: {error}")
         except httpx.HTTPError:
             tally.fail("the connection was lost")
         except RequestFailedError as error:

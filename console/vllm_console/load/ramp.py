@@ -53,7 +53,6 @@ from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.units import counted, three_digits
 
 if TYPE_CHECKING:
-    from vllm_console.metrics.sample import Sample
     from vllm_launchers.host.gpu.host import Host
 
 DEFAULT_BUDGET_SECONDS = 600.0

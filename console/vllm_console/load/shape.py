@@ -33,7 +33,7 @@ USUAL_ITL_SECONDS = 0.03
 """Assumed time per token before a server has shown it."""
 
 LONGEST = 3.0
-"""Lengths are capped at this multiple of their 95th percentile (about the 99.95th percentile)."""
+"""Lengths are capped at this multiple of their 95th percentile (about the 99.93rd percentile)."""
 
 LONGEST_DRAWN = 1 << 62
 """Longer than all lengths, to find where a length would be cut."""

@@ -7,6 +7,7 @@ which shows in the latencies if the server runs on the same machine. This transp
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,12 +15,26 @@ from urllib.parse import unquote
 
 import httpx
 
+from vllm_console.text import plain
 from vllm_launchers.listeners import Listener, WrongProcessError, listens
 
 LARGEST_HEAD = 64 * 1024
 LARGEST_LINE = 1024
 IDLE_SECONDS = 3.0
 """Idle connections are reused within this time; vLLM closes its own after five seconds."""
+
+
+def unreachable(error: httpx.ConnectError) -> str:
+    """Why there is no connection, as a clause; empty if it was refused, i.e. nothing listens there."""
+    cause = error.__cause__
+    # asyncio joins the errors of a name's several addresses in one text.
+    if isinstance(cause, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(cause):
+        return ""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its TLS certificate is not trusted: {plain(cause.verify_message, 120).rstrip('.')}"
+    if isinstance(cause, ssl.SSLError):
+        return "the TLS handshake failed: check scheme (https) and port"
+    return plain(getattr(cause, "strerror", None) or str(error), 200)
 
 
 class LeanTransport(httpx.AsyncBaseTransport):
@@ -213,7 +228,12 @@ class _Connection(asyncio.Protocol):
         self._transport.write(head + content)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Status and headers of the response. Raises httpx.RemoteProtocolError if it is invalid."""
+        """Status and headers of the response.
+
+        Raises:
+            httpx.RemoteProtocolError: it is invalid.
+            httpx.ReadError: the connection ended before its end.
+        """
         while True:
             while (end := self._data.find(b"\r\n\r\n")) < 0:
                 if len(self._data) > LARGEST_HEAD:
@@ -238,7 +258,7 @@ class _Connection(asyncio.Protocol):
         return status, headers
 
     async def body(self) -> bytes:
-        """The next available pieces of the body; empty at its end. Raises httpx.RemoteProtocolError."""
+        """The next available pieces of the body; empty at its end. Raises as `head`."""
         while not self._ended:
             found = self._chunks() if self._chunked else self._plain()
             if found or self._ended:
@@ -286,9 +306,9 @@ class _Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def _more(self) -> None:
-        """Wait for more data. Raises httpx.RemoteProtocolError if the connection has ended."""
+        """Wait for more data. Raises httpx.ReadError if the connection has ended."""
         if self._over:
-            raise httpx.RemoteProtocolError("the connection ended in the middle of a response")
+            raise httpx.ReadError("the connection ended in the middle of a response")
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

@@ -230,14 +230,7 @@ class RunStore:
             number = run_id(connection, run, at)
             for code in codes:
                 began = min(at, since.get(code, at) if since is not None else at)
-                # Consoles' clocks and write order differ: one may report a slightly earlier time than another.
-                known = connection.execute(
-                    "UPDATE findings SET until = max(until, ?)"
-                    " WHERE run = ? AND code = ? AND since <= ? AND until >= ?",
-                    (at, number, code, at + _TOGETHER_SECONDS, began - _TOGETHER_SECONDS),
-                )
-                if not known.rowcount:
-                    connection.execute("INSERT INTO findings VALUES (?, ?, ?, ?)", (number, code, began, at))
+                _note(connection, number, code, [(began, at)])
 
         self._write(act)
 
@@ -252,12 +245,7 @@ class RunStore:
         def act(connection: sqlite3.Connection) -> None:
             number = run_id(connection, run, since)
             for code, new in stretches.items():
-                known = connection.execute(
-                    "SELECT since, until FROM findings WHERE run = ? AND code = ?", (number, code)
-                ).fetchall()
-                connection.execute("DELETE FROM findings WHERE run = ? AND code = ?", (number, code))
-                rows = [(number, code, *stretch) for stretch in _merged([*known, *new])]
-                connection.executemany("INSERT INTO findings VALUES (?, ?, ?, ?)", rows)
+                _note(connection, number, code, new)
             _write_document(connection, number, _read_document(connection, number) | {"judged_until": until})
 
         self._write(act)
@@ -381,6 +369,16 @@ def past_runs(state: Path, record: ServerRecord) -> Sequence[PastRun] | None:
         return None
     number = record.current.number
     return [run for run in runs if run.generation <= number and run.started_at >= record.created_at]
+
+
+def _note(connection: sqlite3.Connection, run: int, code: str, new: Sequence[tuple[float, float]]) -> None:
+    """Store intervals of a finding, merged with the known ones. Consoles may report them late or in another order."""
+    known = connection.execute("SELECT since, until FROM findings WHERE run = ? AND code = ?", (run, code)).fetchall()
+    merged = _merged([*known, *new])
+    if merged == sorted(known):
+        return
+    connection.execute("DELETE FROM findings WHERE run = ? AND code = ?", (run, code))
+    connection.executemany("INSERT INTO findings VALUES (?, ?, ?, ?)", [(run, code, *one) for one in merged])
 
 
 def _merged(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

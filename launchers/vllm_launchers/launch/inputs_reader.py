@@ -90,7 +90,7 @@ class PlanInputsReader:
         self._learning: set[str] = set()
         self._lock = threading.Lock()
         self._models: dict[tuple[str, ...], tuple[Stamp, Model]] = {}
-        self._from_hub: dict[str, Model] = {}
+        self._from_hub: dict[tuple[str, ...], Model] = {}
 
     def gather(
         self,
@@ -216,14 +216,15 @@ class PlanInputsReader:
         found = known[1]
         if not from_hub or found.facts is None or found.facts.source in ("folder", "cache"):
             return found
-        if model not in self._from_hub:
+        asked = (*key, token or "")  # a gated model's files are known only with a token
+        if asked not in self._from_hub:
             from vllm_launchers.vllm.modelfacts.hub import facts_from_hub  # imports an HTTP client
 
             try:
-                self._from_hub[model] = Model(facts_from_hub(model, token, revision=revision, environ=environment))
+                self._from_hub[asked] = Model(facts_from_hub(model, token, revision=revision, environ=environment))
             except ModelFactsError as error:
                 return Model(found.facts, str(error))
-        return self._from_hub[model]
+        return self._from_hub[asked]
 
 
 def _flags(request: ResolvedRequest) -> Flags:

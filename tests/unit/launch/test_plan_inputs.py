@@ -155,6 +155,26 @@ def test_hub_is_queried_only_on_request_for_missing_models(
     assert "not on the hub" in known.model("org/gone", {}, here, from_hub=True, token=None).problem
 
 
+def test_facts_from_the_hub_are_those_of_the_revision_and_token(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from vllm_launchers.vllm.modelfacts import hub
+    from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+    def ask(model: str, token: str | None, *, revision: str | None, **more: Any) -> ModelFacts:
+        return ModelFacts(model, source="hub", architecture=f"{revision} {token}")
+
+    monkeypatch.setattr(hub, "facts_from_hub", ask)
+    reader, here = PlanInputsReader(), {"HF_HOME": str(tmp_path)}
+
+    def asked(revision: str, token: str | None) -> str | None:
+        facts = reader.model("org/some-7b", {"revision": revision}, here, from_hub=True, token=token).facts
+        assert facts is not None
+        return facts.architecture
+
+    assert [asked("v1", None), asked("v2", None), asked("v2", "hf_x")] == ["v1 None", "v2 None", "v2 hf_x"]
+
+
 def test_files_are_looked_for_only_where_this_machine_runs_the_engine(cache: Cache, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.jinja")
 

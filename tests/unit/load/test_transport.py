@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_console.load.transport import LeanTransport, _Connection
+from vllm_console.load.transport import LeanTransport, _Connection, unreachable
 from vllm_launchers.addresses import tls_to_own
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -86,8 +87,31 @@ async def test_all_response_formats_are_read(answer: bytes, found: tuple[int, by
 )
 async def test_incomplete_response_is_refused(answer: bytes) -> None:
     async with asyncio.timeout(10):
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             await read([answer], end=True)
+
+
+async def test_connection_that_ends_early_is_not_called_invalid() -> None:
+    with pytest.raises(httpx.ReadError):
+        await read([HEAD + b"5\r\nhel"], end=True)
+
+
+async def test_every_reason_for_no_connection_is_named(free_port: int) -> None:
+    async def why(url: str) -> str:
+        with pytest.raises(httpx.ConnectError) as raised:
+            await LeanTransport(5, ssl.create_default_context()).handle_async_request(httpx.Request("GET", url))
+        return unreachable(raised.value)
+
+    async def plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    assert await why(f"http://127.0.0.1:{free_port}/") == ""
+    assert await why(f"http://localhost:{free_port}/") == "", "refused at each address of the name"
+    assert await why("http://no-such-host.invalid/") not in ("", "no connection")
+    async with await asyncio.start_server(plain_http, "127.0.0.1", free_port):
+        assert await why(f"https://127.0.0.1:{free_port}/") == "the TLS handshake failed: check scheme (https) and port"
 
 
 async def test_header_with_a_line_break_is_not_sent(free_port: int) -> None:

@@ -187,8 +187,6 @@ def patch_bytes(encoder: Encoder, split: int) -> float:
     return 2 * encoder.patch_values + max(attention, network)
 
 
-CPU_CACHE_GIB = 4
-"""The CPU build's default KV cache size."""
 NULL_BLOCKS = 1
 """Blocks that vLLM never gives to a request. It counts them in the size that it logs."""
 
@@ -241,7 +239,7 @@ def estimate(
     stages = pipeline_stages(max(len(facts.layers), settings.pipeline), settings, environment)
     stages[-1] = range(stages[-1].start, stages[-1].stop + settings.draft_layers)
     if on_cpu:
-        ranks = [_cpu_rank(weights, settings, stages[0], flags, environment, learned, assumed)]
+        ranks = _cpu_ranks(weights, settings, stages[0], flags, environment, learned)
     else:
         chosen = shapes(gpus, settings.gpus_per_engine * settings.data)
         kinds = {gpu.name: gpu for gpu in chosen}
@@ -341,16 +339,18 @@ def _with_tokens(budget: MemoryBudget, ratio: float | None) -> MemoryBudget:
     )
 
 
-def _cpu_rank(
+def _cpu_ranks(
     weights: LoadedWeights,
     settings: EffectiveFlags,
     stage: range,
     flags: Flags,
     environment: Mapping[str, str],
     learned: EarlierReport | None,
-    assumed: list[str],
-) -> _Rank:
-    """The only rank of the CPU build, whose KV cache has a configured size."""
+) -> list[_Rank]:
+    """The only rank of the CPU build; empty if the size of its KV cache is not configured.
+
+    Then the size is a share of the memory of a NUMA node, less the size of vLLM's process (``CPUWorker``).
+    """
     space = decimal(environment.get("VLLM_CPU_KVCACHE_SPACE"))
     if space is not None and space > 0:
         cache = space
@@ -359,10 +359,9 @@ def _cpu_rank(
     elif learned is not None and learned.report.kv_gib is not None:
         cache = learned.report.kv_gib
     else:
-        cache = float(CPU_CACHE_GIB)
-        assumed.append(f"VLLM_CPU_KVCACHE_SPACE is not set: {CPU_CACHE_GIB} GiB of KV cache assumed")
+        return []
     taken = weights.on_gpu(settings, stage) / GIB
-    return _Rank(GpuShape(), stage, taken + cache, taken, Overhead(0.0, 0.0, 0.0), cache)
+    return [_Rank(GpuShape(), stage, taken + cache, taken, Overhead(0.0, 0.0, 0.0), cache)]
 
 
 def _budget(
