@@ -16,7 +16,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum, auto
 from pathlib import Path
 
 from vllm_launchers.keeper.lifecycle import HelperFailed, LogLost, LogRecovered, Post
@@ -287,11 +286,12 @@ class RotatingLog:
         self._at_line_start = True
 
 
-class AfterReading(Enum):
-    """What the log's thread should do once it has read everything."""
+class _Request:
+    """Asks the log's thread to read everything and then, if ``renew``, to empty the output."""
 
-    DRAIN = auto()
-    RENEW = auto()
+    def __init__(self, *, renew: bool) -> None:
+        self.renew = renew
+        self.done = threading.Event()
 
 
 class LogForwarder(threading.Thread):
@@ -306,8 +306,9 @@ class LogForwarder(threading.Thread):
         self._output = OutputFile(folder, place)
         self._post = post
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._done = threading.Event()
-        self._request: AfterReading | None = None
+        self._request: _Request | None = None
+        """What is waited for; a request that is no longer here was withdrawn or is done."""
+        self._ending_request = threading.Lock()
         self._held = 0.0
         """Seconds until an incomplete line is read again; 0 if there is none."""
         self._posted_at = 0.0
@@ -326,20 +327,23 @@ class LogForwarder(threading.Thread):
 
     def drain(self, seconds: float) -> bool:
         """Wait until all output available now has been read; False if that took too long."""
-        return self._send(AfterReading.DRAIN, seconds)
+        return self._send(_Request(renew=False), seconds)
 
     def begin_anew(self, seconds: float) -> bool:
         """Read the available output, then empty the file for the next server. Only while no process writes to it.
 
-        Returns False if that took too long.
+        Returns False if that took too long; then the file is not emptied, and processes may write to it again.
         """
-        return self._send(AfterReading.RENEW, seconds)
+        return self._send(_Request(renew=True), seconds)
 
-    def _send(self, what: AfterReading, seconds: float) -> bool:
-        self._done.clear()
-        self._request = what
+    def _send(self, request: _Request, seconds: float) -> bool:
+        """Wait for a request, and withdraw it after ``seconds``; returns whether it is done. For one thread only."""
+        self._request = request
         os.eventfd_write(self._wake, 1)
-        return self._done.wait(seconds)
+        if not request.done.wait(seconds):
+            with self._ending_request:
+                self._request = None
+        return request.done.is_set()
 
     def _wait_for_output(self) -> None:
         poller, wait = select.poll(), POLL_SECONDS
@@ -358,6 +362,8 @@ class LogForwarder(threading.Thread):
         self._output.acknowledge()
         while waiting := self._output.waiting():
             data = self._output.peek()
+            if self._request is not request:  # withdrawn: the next server may already have written some of this
+                request = None
             self._count_missing()
             more = len(data) < min(waiting, self._output.waiting())
             if more:  # the end of its last line is already available
@@ -372,13 +378,15 @@ class LogForwarder(threading.Thread):
             self._write(text, used, hidden=text != data[:used])
             if not more and request is None:
                 time.sleep(GATHER_SECONDS)
-        if request is not None:
-            self._request = None
+        with self._ending_request:
+            if request is None or self._request is not request:
+                return
             self._output.trim(now=True)
-            if request is AfterReading.RENEW:
+            if request.renew:
                 self._output.empty()
                 self._save_position()
-            self._done.set()
+            self._request = None
+            request.done.set()
 
     def _write(self, text: bytes, used: int, *, hidden: bool) -> None:
         """Write the log text for ``used`` bytes of the output, and only then drop them.

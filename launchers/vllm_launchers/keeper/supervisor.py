@@ -728,7 +728,10 @@ class Supervisor:
         """Write the rest of the log once nothing of the server is left. Returns a clause if that took too long."""
         if self._forwarder.begin_anew(DRAIN_SECONDS):
             return ""
-        unread = f"the end of its log took longer than {DRAIN_SECONDS:g}s to read and is missing until the next start"
+        unread = (
+            f"the end of its log took longer than {DRAIN_SECONDS:g}s to read: it is written later, "
+            "possibly into the next run's part of the log"
+        )
         self.note(unread)
         return unread
 

@@ -214,6 +214,57 @@ def test_forwarder_keeps_draining_while_the_disk_is_full(tmp_path):
     assert (tmp_path / "server.log").read_bytes().endswith(b"on device\nagain\n")
 
 
+class HeldDisk:
+    """Writes nothing until released."""
+
+    def __init__(self):
+        self.released = threading.Event()
+
+    def write(self, fd, data):
+        assert self.released.wait(60.0)
+        return os.write(fd, data)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A forwarder whose log can't be written yet, a server's output with a line, and the disk.
+
+    Its thread starts late, so that it begins with the test's first request.
+    """
+    disk = HeldDisk()
+    writer = open_for_server(tmp_path)
+    os.write(writer, b"first\n")
+    log = RotatingLog(tmp_path / "server.log", 1 << 20, 2, write=disk.write)
+    forwarder = LogForwarder(tmp_path, log, print)
+    start = threading.Timer(0.1, forwarder.start)
+    start.start()
+    yield forwarder, writer, disk
+    start.join()
+    disk.released.set()
+    os.close(writer)
+
+
+def test_output_is_not_emptied_for_a_start_that_no_longer_waits(tmp_path, held):
+    """The next server writes meanwhile."""
+    forwarder, writer, disk = held
+    assert not forwarder.begin_anew(0.5)
+    os.write(writer, b"second\n")
+    disk.released.set()
+    assert forwarder.drain(10.0)
+    assert (tmp_path / "server.log").read_bytes() == b"first\nsecond\n"
+    assert (tmp_path / "server.output").stat().st_size == len(b"first\nsecond\n")
+
+
+def test_a_request_in_progress_does_not_end_the_next_one(tmp_path, held):
+    forwarder, _, disk = held
+    assert not forwarder.drain(0.5)
+    later = threading.Timer(0.3, disk.released.set)
+    later.start()
+    assert forwarder.begin_anew(10.0)
+    assert (tmp_path / "server.output").stat().st_size == 0
+    later.join()
+
+
 def test_repeated_lines_survive_a_change_of_keepers(tmp_path):
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     for times in range(1, 4):

@@ -24,9 +24,10 @@ class QuietForwarder:
     def __init__(self, folder):
         self.log = RotatingLog(folder / "server.log", 1 << 20, 2)
         self.redaction = Redaction()
+        self.reads_in_time = True
 
     def begin_anew(self, seconds):
-        return True
+        return self.reads_in_time
 
 
 @pytest.fixture
@@ -77,6 +78,28 @@ def test_answer_during_a_stop_changes_nothing(server):
     assert server.record.reason == "stopping as requested"
 
 
+def until_over(server):
+    """Run the server's events until it has ended."""
+    ended = time.monotonic() + 60
+    child = os.pidfd_open(server.record.server.pid)
+    while not server.over:
+        assert time.monotonic() < ended
+        select.select([child], [], [], server.due())
+        server.reap()
+        server.tick(time.monotonic())
+    os.close(child)
+
+
+def test_log_that_takes_too_long_to_read_is_reported(server):
+    server._forwarder.reads_in_time = False
+    server.stop()
+    until_over(server)
+    assert server.record.reason.endswith(
+        "; the end of its log took longer than 30s to read: it is written later, "
+        "possibly into the next run's part of the log"
+    )
+
+
 def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
     """With a fault in the keeper's own code: it was never stopping, so nothing would ever have ended that state."""
     server.probed(Probed(epoch=1, healthy=True))
@@ -85,14 +108,7 @@ def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
         server.stop(replace(before.current.spec, details={"x": object()}))
     assert server.record == before
     server.stop()
-    ended = time.monotonic() + 60
-    child = os.pidfd_open(before.server.pid)
-    while not server.over:
-        assert time.monotonic() < ended
-        select.select([child], [], [], server.due())
-        server.reap()
-        server.tick(time.monotonic())
-    os.close(child)
+    until_over(server)
     assert server.record.state is State.STOPPED
 
 
