@@ -42,7 +42,8 @@ Secrets = Mapping[str, str]
 Options = Mapping[str, Any] | None
 """Overrides of the keeper's `Tuning` as plain JSON; consoles leave it unset."""
 
-START_SECONDS = 60.0
+START_SECONDS, END_SECONDS = 60.0, 5.0
+"""Time limits for the answer of a new keeper, and for the end of one that was killed because it did not answer."""
 RETRY_SECONDS = 10.0
 READ_SECONDS = 2.0
 POLL_SECONDS = 0.05
@@ -450,7 +451,10 @@ def _adopt(home: Path, tuning: Options) -> bool:
 def _start_keeper(
     home: Path, lock: int, request: Mapping[str, Any], tuning: Options, prepared: PreparedLaunch | None = None
 ) -> ServerRecord:
-    """Start a keeper that takes over the lock, or use the one that prepared this start; returns its first record."""
+    """Start a keeper that takes over the lock, or use the one that prepared this start; returns its first record.
+
+    Raises `SilentError` if it does not answer in time but may still start.
+    """
     import subprocess
 
     if prepared is not None and (answer := prepared.launch(lock, {**request, "tuning": tuning})) is not None:
@@ -459,16 +463,24 @@ def _start_keeper(
     with _on_disk(home):
         notes = open_file(home / KEEPER_LOG, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-I", "-S", str(program), str(home.absolute()), str(lock)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=notes,
             pass_fds=(lock,),
-        )
-        output, _ = process.communicate(json.dumps({**request, "tuning": tuning}).encode(), timeout=START_SECONDS)
+        ) as process:
+            try:
+                data = json.dumps({**request, "tuning": tuning}).encode()
+                output, _ = process.communicate(data, timeout=START_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                process.kill()
+                # The keeper leaves this process with two forks. If it has done so, it still has the pipe open.
+                output, _ = process.communicate(timeout=END_SECONDS)
+                if not output:
+                    raise KeeperError(f"the keeper of {home.name} did not start within {START_SECONDS:g}s") from error
     except subprocess.TimeoutExpired as error:
-        raise KeeperError(f"the keeper of {home.name} did not start within {START_SECONDS:g}s") from error
+        raise SilentError.starting(home, START_SECONDS) from error
     except OSError as error:
         raise KeeperError(f"can't start a keeper with {sys.executable}: {error.strerror}") from error
     finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
+from vllm_launchers.keeper.files import KEEPER_LOG
 
 
 class KeeperError(OperationError):
@@ -35,6 +38,12 @@ class SecretMissingError(KeeperError):
 
 class SilentError(KeeperError):
     """A keeper lives but does not answer in time."""
+
+    @classmethod
+    def starting(cls, folder: Path, seconds: float) -> SilentError:
+        """For a new keeper of ``folder`` that runs but has not answered within ``seconds``."""
+        log = folder / KEEPER_LOG
+        return cls(f"the keeper of {folder.name} has not answered within {seconds:g}s and may still start; see {log}")
 
 
 class NotPreparingError(KeeperError):

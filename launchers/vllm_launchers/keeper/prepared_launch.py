@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.context import KeeperContext, Tuning
-from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.errors import KeeperError, SilentError
 from vllm_launchers.keeper.lifecycle import Event, LaunchRequested, PreparedStep
 from vllm_launchers.keeper.preparation import PreparedProcess
 from vllm_launchers.keeper.records import LaunchSpec
@@ -126,7 +126,7 @@ class PreparedLaunch:
     def launch(self, lock: int, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Let it become the keeper of its folder, whose lock this is; returns its answer, or None if it has ended.
 
-        Raises `KeeperError` if it does not answer.
+        Raises `SilentError` if it does not answer.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.over or self.pid is not None, ANSWER_SECONDS)
@@ -140,7 +140,7 @@ class PreparedLaunch:
             answer, ended = self._answer, self._ended
         self._close()
         if answer is None and not ended:  # it is alive and has the lock
-            raise KeeperError(f"the keeper of {self.start.folder.name} did not start within {ANSWER_SECONDS:g}s")
+            raise SilentError.starting(self.start.folder, ANSWER_SECONDS)
         return answer
 
     def end(self) -> None:
