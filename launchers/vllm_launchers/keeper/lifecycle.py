@@ -90,8 +90,11 @@ def next_state(transition: Transition, state: State) -> State:
     return target
 
 
-def exit_of(status: int, requested: bool, killed: bool, at: float) -> Exit:
-    """The exit that a wait status describes; ``killed``: the stop sequence reached SIGKILL."""
+def exit_of(status: int, requested: bool, killed: bool, at: float, overdue: str = "") -> Exit:
+    """The exit that a wait status describes, at ``at`` (Unix seconds).
+
+    ``killed``: the stop sequence reached SIGKILL. ``overdue``: why the keeper killed it without a stop, as a clause.
+    """
     code = os.waitstatus_to_exitcode(status)
     how = f"exit code {code}" if code >= 0 else signal_name(-code)
     if requested:
@@ -99,7 +102,7 @@ def exit_of(status: int, requested: bool, killed: bool, at: float) -> Exit:
     elif code >= 0:
         reason = f"exited with code {code}"
     else:
-        reason = f"killed by signal {how}, not by this console"
+        reason = f"killed by signal {how}, " + (f"by its keeper: {overdue}" if overdue else "not by this console")
     return Exit(
         at=at,
         code=code if code >= 0 else None,

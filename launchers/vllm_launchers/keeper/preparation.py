@@ -36,6 +36,7 @@ GO = b"g"
 """The byte that accompanies the output's descriptor."""
 GO_SECONDS = 10.0
 """Time limit for reporting "started"."""
+OVERDUE = f"it did not take over within {GO_SECONDS:g}s"
 MOST_OUTPUT = 8 << 20
 """Maximum output while it is prepared, which is kept in memory."""
 LAST_MESSAGE_SECONDS = 1.0
@@ -183,6 +184,8 @@ class RestartPreparation:
         """What the record contained about the preparation before the process took over."""
         self.spec: LaunchSpec | None = None
         """The flags of the last restart that was prepared."""
+        self.killed: ProcessIdentity | None = None
+        """The process that was killed because it was `OVERDUE`: the server's, even if it did take over just then."""
 
     @property
     def under_way(self) -> bool:
@@ -333,7 +336,8 @@ class RestartPreparation:
         if process is None:
             return
         if process.overdue(now) and not process.why_not:
-            process.why_not = "it did not take over"
+            process.why_not = OVERDUE
+            self.killed = process.process
             process.end()
         elif not self.waits or preparation is None:
             return

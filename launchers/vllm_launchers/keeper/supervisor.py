@@ -36,7 +36,7 @@ from vllm_launchers.keeper.lifecycle import (
 from vllm_launchers.keeper.log_forwarder import LogForwarder
 from vllm_launchers.keeper.node_link import NodeLink
 from vllm_launchers.keeper.output import server_output
-from vllm_launchers.keeper.preparation import PreparedProcess, RestartPreparation
+from vllm_launchers.keeper.preparation import OVERDUE, PreparedProcess, RestartPreparation
 from vllm_launchers.keeper.process_group import ProcessGroup
 from vllm_launchers.keeper.record_writer import Notes, RecordWriter
 from vllm_launchers.keeper.records import (
@@ -592,7 +592,8 @@ class Supervisor:
         if status is None:
             ended = exit_unknown(requested, ADOPTED_EXIT, now)
         else:
-            ended = exit_of(status, requested, stop is not None and stop.sequence.killing, now)
+            overdue = OVERDUE if self._preparation.killed == self.record.server else ""
+            ended = exit_of(status, requested, stop is not None and stop.sequence.killing, now, overdue)
         more: dict[str, Any] = {}
         if stop is None:
             sequence = StopSequence.leftover(time.monotonic(), timeouts)

@@ -113,6 +113,11 @@ def test_exit_reason_is_formatted(status, requested, killed, code, name, reason)
     assert (ended.code, ended.signal, ended.requested, ended.reason) == (code, name, requested, reason)
 
 
+def test_exit_of_a_process_that_its_keeper_killed_says_why():
+    ended = exit_of(9, requested=False, killed=False, at=5.0, overdue="it did not take over within 10s")
+    assert ended.reason == "killed by signal SIGKILL (9), by its keeper: it did not take over within 10s"
+
+
 def test_backoff_doubles_up_to_its_cap_and_ends():
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=6, backoff_seconds=2, backoff_cap_seconds=20)
     assert [retry_delay(policy, attempt) for attempt in range(7)] == [2, 4, 8, 16, 20, 20, None]

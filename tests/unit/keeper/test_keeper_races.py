@@ -151,3 +151,39 @@ def test_death_reported_twice_counts_once(server):
     assert server.record == first
     assert first.state is State.STOPPING
     assert first.exit.signal == "SIGKILL"
+
+
+class Overdue:
+    """Replaces a prepared process that was asked to become the server long ago."""
+
+    launched, why_not, went_at = True, "", 0.0
+
+    def __init__(self, process, last):
+        self.process, self._last = process, last
+
+    def overdue(self, now):
+        return True
+
+    def end(self):
+        processes.send(self.process, signal.SIGKILL)
+
+    def last_message(self):
+        return self._last
+
+    def output(self):
+        return b""
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("last", [{}, {"step": "started"}], ids=["silent", "took over just then"])
+def test_exit_of_a_process_that_did_not_take_over_says_who_killed_it(server, last):
+    process = server.record.server
+    server._preparation._process = Overdue(process, last)
+    child = os.pidfd_open(process.pid)
+    server.tick(time.monotonic())
+    assert select.select([child], [], [], 60)[0]
+    os.close(child)
+    server.reap()
+    assert server.record.exit.reason == "killed by signal SIGKILL (9), by its keeper: it did not take over within 10s"
