@@ -30,23 +30,14 @@ from vllm_console.cli.demo_recording import (
 )
 from vllm_console.cli.demo_servers import MOST_IN_FLIGHT, SERVERS
 from vllm_console.fleet.local import LocalFleet
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, FirstToken, Interval, Resumed
 from vllm_console.load.run import Phase
 from vllm_console.load.shape import TrafficShape
 from vllm_console.metrics.parse import Parser
 from vllm_console.metrics.sample import Sample
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.probe.plugin.vllm_console_probe import (
-    FIRST_TOKEN_FIELDS,
-    INTERVAL_FIELDS,
-    LAYOUTS,
-    REQUEST_FIELDS,
-    RESUMED_FIELDS,
-    STEP_FIELDS,
-    Probe,
-    Recorder,
-    Row,
-)
+from vllm_launchers.probe.plugin.vllm_console_probe import LAYOUTS, Probe, Recorder, Row
 from vllm_launchers.simulated.engine import Engines, SimulatedEngine, record_step
 from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import MemoryPlan
@@ -73,8 +64,8 @@ TIMES = {
     "resumed": ("at",),
 }
 FIELDS = {
-    "steps": STEP_FIELDS, "requests": REQUEST_FIELDS, "first_tokens": FIRST_TOKEN_FIELDS, "intervals": INTERVAL_FIELDS,
-    "resumed": RESUMED_FIELDS,
+    "steps": EngineStep._fields, "requests": FinishedRequest._fields, "first_tokens": FirstToken._fields,
+    "intervals": Interval._fields, "resumed": Resumed._fields,
 }  # fmt: skip
 FRACTION = 1 << 15
 """Times are rounded to this fraction of a second (31 µs), so that the records can be compressed."""

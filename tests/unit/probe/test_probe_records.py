@@ -21,7 +21,15 @@ from typing import Any
 
 import pytest
 
-from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader, ProbeSpans, Resumed
+from vllm_console.history.probe_records import (
+    EngineStep,
+    FinishedRequest,
+    FirstToken,
+    Interval,
+    ProbeReader,
+    ProbeSpans,
+    Resumed,
+)
 from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 from vllm_launchers.probe.plugin.vllm_console_probe import HEADER_BYTES, Probe, Recorder
 
@@ -503,9 +511,12 @@ def test_plugin_needs_only_the_standard_library() -> None:
 
 
 def test_reader_and_plugin_use_the_same_fields() -> None:
-    assert EngineStep._fields == plugin.STEP_FIELDS
-    assert FinishedRequest._fields == plugin.REQUEST_FIELDS
-    assert Resumed._fields == plugin.RESUMED_FIELDS
+    records = {
+        "steps": EngineStep, "intervals": Interval, "first_tokens": FirstToken, "requests": FinishedRequest,
+        "resumed": Resumed,
+    }  # fmt: skip
+    read = {kind: len(layout.unpack(bytes(layout.size))) for kind, layout in plugin.LAYOUTS.items()}
+    assert read == {kind: len(record._fields) for kind, record in records.items()}
 
 
 # -- spans of time -----------------------------------------------------------------------------------------------------

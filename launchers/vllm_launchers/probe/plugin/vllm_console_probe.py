@@ -7,11 +7,11 @@ What vLLM calls does almost nothing: it appends a tuple to a bounded queue, and 
 of a second, a thread writes the queue to the folder named by the variable `FOLDER`. No error here reaches vLLM; fields
 that a release lacks are recorded as unknown.
 
-The folder holds *segments* of one kind each (`LAYOUTS`): a JSON header, then records of a fixed size. A full segment is
-followed by a new one, and the oldest are deleted, so the folder is bounded (`KEPT`). Each process has its own segments;
-a restart therefore continues in new ones. Readers ignore anything after the last whole record. Times are seconds of the
-monotonic clock: add ``wall`` minus ``monotonic`` from the header to get Unix time. When somebody sets the machine's
-clock, a new segment begins.
+The folder holds *segments* of one kind each (`LAYOUTS`): a JSON header, then records of a fixed size, whose fields are
+named in the console's `probe_records`. A full segment is followed by a new one, and the oldest are deleted, so the
+folder is bounded (`KEPT`). Each process has its own segments; a restart therefore continues in new ones. Readers ignore
+anything after the last whole record. Times are seconds of the monotonic clock: add ``wall`` minus ``monotonic`` from
+the header to get Unix time. When somebody sets the machine's clock, a new segment begins.
 """
 
 from __future__ import annotations
@@ -41,34 +41,22 @@ KEPT = {"steps": 28 << 20, "intervals": 8 << 20, "first_tokens": 8 << 20, "reque
 MOST_SEGMENTS = 200
 """Maximum segments of each kind: a server that restarts often begins many."""
 
-STEP_FIELDS = (
-    "at", "engine", "running", "waiting", "kv_usage", "evictions", "cache_queries", "cache_hits", "prompt_tokens",
-    "generation_tokens", "preempted", "intervals", "shortest_interval", "longest_interval", "context_requests",
-    "context_tokens", "generation_requests", "dropped",
-)  # fmt: skip
 STEP = struct.Struct("<dhiifiqqiiiiffiiiq")
 """One engine step; -1 means unknown. ``intervals``: number of inter-token intervals that ended in it. ``dropped``:
 number of records that this process has lost so far."""
 
-REQUEST_FIELDS = (
-    "id", "arrived_at", "finished_at", "engine", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds",
-    "prefill_seconds", "decode_seconds", "e2e_seconds", "preemptions", "finish_reason", "dropped",
-)  # fmt: skip
 REQUEST = struct.Struct("<64sddhiiiddddi12sq")
 """One finished request, with the times reported by vLLM."""
 
-FIRST_TOKEN_FIELDS = ("at", "engine", "seconds", "dropped")
 FIRST_TOKEN = struct.Struct("<dhdq")
 """Time of one request's first token, and seconds since its arrival; recorded early, because a request may run long."""
 
-INTERVAL_FIELDS = ("at", "engine", "seconds", "times", "dropped")
 INTERVAL = struct.Struct("<dhfiq")
 """An inter-token interval of a step whose intervals differ, and its count: requests of a batch get their tokens
 together, but a preempted one waited longer. Not recorded for a step with more than `MOST_DISTINCT` different ones."""
 
 MOST_DISTINCT = 16
 
-RESUMED_FIELDS = ("at", "engine", "requests", "tokens", "cached_tokens", "dropped")
 RESUMED = struct.Struct("<dhiqqq")
 """Previously preempted requests that a step resumed: of the ``tokens`` that they looked up in the prefix cache (prompt
 and output so far), ``cached_tokens`` were still there. Not recorded for a step without such requests."""
