@@ -30,6 +30,7 @@ from vllm_console.diagnosis.failure.literals import FirstMatches, names_a_flag
 from vllm_console.diagnosis.failure.rules import (
     AFTERMATH,
     CONFIG_PLACES,
+    DAMAGED_WEIGHTS,
     DEATHS,
     ENDS_A_SERVER,
     GRAPHS_TOO_LARGE,
@@ -447,6 +448,8 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
         return None
     if _PYDANTIC.search(exception["text"] or "") and (refused_at := pydantic_error_line(parsed, index)) is not None:
         return _Candidate(refused_at, _Rank.NAMED, _refused(parsed, refused_at))
+    if line.message.startswith("MemoryError") and any("safetensors" in one for one in lines_of(parsed, above, index)):
+        return _Candidate(index, _Rank.NAMED, DAMAGED_WEIGHTS)
     if rule := _named(line):
         return _behind_nccl(parsed, index, rule, _Rank.NAMED)
     if _out_of_memory_in(line.message):

@@ -31,6 +31,8 @@ class Topic(StrEnum):
     KERNEL_CRASH = "kernel crash"
     NCCL_WARNING = "NCCL warning"
     MAIN_MEMORY = "main memory"
+    DAMAGED_WEIGHTS = "damaged weights"
+    ADAPTER = "adapter"
     RAY_MISSING = "Ray missing"
     RAY_CLUSTER = "Ray cluster"
     RAY_GPUS = "Ray GPUs"
@@ -56,6 +58,9 @@ class FailureRule(FailureVerdict, frozen=True, kw_only=True):
     """The verdict for lines that match ``pattern``."""
 
     pattern: re.Pattern[str]
+
+
+_DAMAGED = "A weights file is damaged or incomplete, or is only a pointer of Git LFS."
 
 
 def _rule(
@@ -304,6 +309,19 @@ RULES: tuple[FailureRule, ...] = (
         0.9,
         topic=Topic.RAYLET_GONE,
     ),
+    # files
+    _rule(
+        r"\bSafetensorError: |Error while deserializing header",
+        Cause.OTHER,
+        _DAMAGED,
+        topic=Topic.DAMAGED_WEIGHTS,
+    ),
+    _rule(
+        r"No such file or directory: '[^']*adapter_config\.json|No adapter found for |doesn't contain tensors",
+        Cause.OTHER,
+        "A LoRA adapter's folder is missing or incomplete.",
+        topic=Topic.ADAPTER,
+    ),
     # the machine
     _rule(
         r"DefaultCPUAllocator: |^MemoryError\b|\[Errno 12\]|Cannot allocate memory|OutOfMemoryError: Task was killed"
@@ -531,7 +549,7 @@ RULES: tuple[FailureRule, ...] = (
     ),
     _rule(
         r"Repo id must be (?:in the form|a string)"
-        r"|Invalid repository ID or local directory|Cannot find any model weights|RevisionNotFoundError"
+        r"|Invalid repository ID or local directory|RevisionNotFoundError"
         r"|is not a valid git identifier|Can't load the configuration of|Incorrect path_or_model_id"
         r"|No supported config format found"
         r"|does not appear to have a file named (?:config|params|model|pytorch_model)\b"
@@ -539,6 +557,13 @@ RULES: tuple[FailureRule, ...] = (
         Cause.MODEL_NOT_FOUND,
         "Model not found: no such folder, not in the local cache, not on the Hub.",
         0.9,
+    ),
+    _rule(
+        r"Cannot find any model weights",
+        Cause.MODEL_NOT_FOUND,
+        "The model's folder has no weights that vLLM can load.",
+        0.9,
+        topic=Topic.DAMAGED_WEIGHTS,
     ),
     _rule(
         r"LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to .*huggingface|EntryNotFoundError"
@@ -554,6 +579,12 @@ RULES: tuple[FailureRule, ...] = (
         "This vLLM (or its transformers) does not know the model's architecture; a newer one may.",
     ),
     # external ends
+    _rule(
+        r"^KeyboardInterrupt: (?:\w+ )?terminated",  # vLLM raises it for both signals
+        Cause.INTERRUPTED,
+        "Ended by SIGTERM or SIGINT from outside, not by a failure.",
+        0.85,
+    ),
     _rule(r"^KeyboardInterrupt\b", Cause.INTERRUPTED, "The start was interrupted (SIGINT, as by ctrl+c).", 0.6),
     _rule(
         r"\bCANCELLED AT \S+(?: DUE TO| \*\*\*)|srun: Job step aborted",
@@ -571,6 +602,9 @@ RULES: tuple[FailureRule, ...] = (
     ),
 )
 """Lines that name the cause by themselves; the first matching rule counts."""
+
+DAMAGED_WEIGHTS = FailureVerdict(Cause.OTHER, _DAMAGED, 0.85, topic=Topic.DAMAGED_WEIGHTS)
+"""For running out of memory while reading the header of a weights file: a pointer's text is read as a huge length."""
 
 INTERNAL_ADDRESS = FailureVerdict(
     Cause.OTHER, "An internal address of vLLM's processes is in use; it is not the server's port."

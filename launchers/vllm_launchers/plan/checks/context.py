@@ -57,7 +57,10 @@ def _longest_by_config(plan: Plan, inputs: PlanInputs) -> int | None:
         return _overridden(changed, inputs.facts)
     if any(key in changed for key in _ROPE) and not _unstretched(plan, changed):
         return None
-    return inputs.facts.max_context
+    longest, stretched = inputs.facts.max_context, inputs.facts.stretched_context
+    if longest is None or stretched is None or checked(plan.engine.release):
+        return longest
+    return max(longest, stretched)
 
 
 def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surely: bool) -> Iterator[PlanFinding]:

@@ -5,6 +5,7 @@ Each sentence gives its reason and its source. None of them blocks a launch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
@@ -69,11 +70,13 @@ def _larger(plan: Plan, inputs: PlanInputs) -> str:
     if plan.memory is None or None in sizes or plan.nodes is not None:
         return ""
     weights, room = plan.memory.weights_gib * ranks(plan.flags), sum(size or 0.0 for size in sizes)
-    if weights <= room:
+    if weights <= room or not room:
         return ""
+    nodes = math.ceil(weights / room)
     return (
-        f"the weights need about {weights:.0f} GiB, and all GPUs of this machine have {room:.0f}: vLLM needs several "
-        "nodes, see 'plan --nodes 2' (source: vLLM's documentation, Parallelism and Scaling), or --cpu-offload-gb, "
+        f"the weights need about {weights:.0f} GiB, and all GPUs of this machine have {room:.0f}: vLLM needs at "
+        f"least {nodes} such machines, see 'plan --nodes {nodes}' (source: vLLM's documentation, Parallelism and "
+        "Scaling), or --cpu-offload-gb, "
         "which copies weights from main memory in each step; for few users, llama.cpp can compute layers on the CPU "
         "(source: its README)"
     )

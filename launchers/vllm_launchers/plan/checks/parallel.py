@@ -13,7 +13,7 @@ from vllm_launchers.plan.checks.request import gpus_of, local_ranks, most_gpus, 
 from vllm_launchers.plan.choices.choice import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import DATA, EXPERTS, PIPELINE, TENSOR, VISIBLE
+from vllm_launchers.plan.flags import DATA, DECODE_CONTEXT, EXPERTS, PIPELINE, TENSOR, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan
@@ -23,7 +23,12 @@ from vllm_launchers.units import counted, three_digits
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.flags.check_value import MICROBATCHED
 from vllm_launchers.vllm.flags.wording import either
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
+from vllm_launchers.vllm.modelfacts.facts import (
+    ModelFacts,
+    decode_context_problem,
+    expert_split_problem,
+    split_problem,
+)
 from vllm_launchers.vllm.release_defaults import checked
 
 MOST_TENSOR = 64
@@ -57,6 +62,11 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         text = f"--{TENSOR} {tensor}: {problem}{would}"
         sure = facts.source != "table"
         yield PlanFinding("tp_not_divisor", Level.ERROR, text, _largest(fitting), surely=sure)
+    shards = whole_number(plan.flags, DECODE_CONTEXT)
+    if checked(plan.engine.release) and (problem := decode_context_problem(facts, tensor, shards)):
+        text = f"--{DECODE_CONTEXT} {shards} for {facts.model}: it {problem}; vLLM will refuse it"
+        sure = facts.source != "table"
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(DECODE_CONTEXT,)), surely=sure)
     spread = tensor * whole_number(plan.flags, DATA)
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"

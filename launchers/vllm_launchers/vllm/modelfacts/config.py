@@ -133,6 +133,7 @@ def facts_from_config(model: str, config: Config, quant_config: Config | None = 
         intermediate_size=number(merged, *_INTERMEDIATE),
         vocabulary=number(merged, "vocab_size", "padded_vocab_size"),
         max_context=max_context(merged, model_type),
+        stretched_context=max_context(merged, model_type, stretch_yarn=True),
         positions=_positions(merged),
         dtype=dtype,
         multimodal=part is not config or any(config.get(name) for name in _OTHER_PARTS),
@@ -301,12 +302,12 @@ _ALREADY_LONG = frozenset({"su", "longrope", "llama3", "deepseek_llama_scaling"}
 """Rotary scaling types whose factor is already included in the config's length."""
 
 
-def max_context(config: Config, model_type: str) -> int | None:
+def max_context(config: Config, model_type: str, *, stretch_yarn: bool = False) -> int | None:
     """Tokens of prompt plus output, or None if the config does not specify it.
 
-    The smallest of the known entries, times the rotary embedding's factor if vLLM applies it. YaRN differs between
-    releases: earlier ones scale the original length, later ones use the config's length unchanged. The longer one is
-    returned, so that nothing that a release accepts is rejected here.
+    The smallest of the known entries, times the rotary embedding's factor if vLLM applies it. With YaRN, 0.32.0 uses
+    the config's length unchanged; ``stretch_yarn`` gives the longer one of that and the scaled original length, as in
+    earlier releases.
     """
     lengths = [length for name in LENGTHS if (length := number(config, name))]
     derived = number(config, "model_max_length") or (min(lengths) if lengths else None)
@@ -318,7 +319,7 @@ def max_context(config: Config, model_type: str) -> int | None:
         if times is None or kind in _ALREADY_LONG:
             continue
         if "yarn" in kind:
-            original = number(rope, "original_max_position_embeddings")
+            original = number(rope, "original_max_position_embeddings") if stretch_yarn else None
             stretched = max(derived, int((original or 0) * times))
         else:
             stretched = int(derived * times)

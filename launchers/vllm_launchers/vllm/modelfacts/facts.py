@@ -104,6 +104,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """Width of one expert; ``intermediate_size`` is that of dense layers if a model has both."""
     vocabulary: int | None = None
     max_context: int | None = None
+    stretched_context: int | None = None
+    """As ``max_context``, but for releases that apply YaRN's factor to the original length (before 0.32)."""
     positions: int | None = None
     """The config's ``max_position_embeddings`` if that alone is ``max_context``: no rotary scaling changes it."""
     dtype: str | None = None
@@ -157,6 +159,7 @@ _QUANTIZED: tuple[tuple[str, Quantization], ...] = (
     ("w8a8", Quantization("compressed-tensors", 8)),
     ("nvfp4", Quantization("modelopt_fp4", 4, 16)),
     ("mxfp4", Quantization("mxfp4", 4, 32)),
+    ("fp4", Quantization("modelopt_fp4", 4, 16)),
     ("fp8-dynamic", Quantization("compressed-tensors", 8, floating=True)),
     ("fp8-block", Quantization("compressed-tensors", 8, floating=True)),
     ("fp8", Quantization("fp8", 8)),
@@ -186,6 +189,23 @@ def split_quantization(model: str) -> tuple[str, Quantization | None]:
             rest = (name[: found.start()] + name[found.end() :]).strip("-.")
             return re.sub(r"-(?:int[48]|[48]bit|g128|128g|block|dynamic)$", "", rest), quantization
     return name, None
+
+
+def decode_context_problem(facts: ModelFacts, tensor: int, shards: int) -> str:
+    """Why the KV cache cannot be split over ``shards`` of ``tensor`` GPUs, in a few words; empty if it can.
+
+    A rule for models without MLA (``ModelConfig.verify_with_parallel_config``): only copies of KV heads are split.
+    """
+    heads, kv_heads = facts.heads, facts.kv_heads
+    if shards <= 1 or facts.mla or not kv_heads:
+        return ""
+    if tensor <= kv_heads:
+        return f"needs more GPUs per engine than its {kv_heads} KV heads"
+    if shards > tensor // kv_heads:
+        return f"can be at most {tensor // kv_heads}: each of its {kv_heads} KV heads is on as many GPUs"
+    if heads and heads // kv_heads % shards:
+        return f"must divide its {heads // kv_heads} query heads per KV head"
+    return ""
 
 
 def parameters_in(name: str) -> int | None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.vllm.flags.changes import Changes
-from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, decode_context_problem
 
 Find = Callable[..., list[PlanFinding]]
 
@@ -45,6 +45,29 @@ def test_yarn_set_by_single_keys(find: Find) -> None:
 
 def test_earlier_release_may_apply_the_factor(find: Find) -> None:
     assert over(find, {"hf-overrides": json.dumps({"rope_scaling": YARN})}, version="0.31.0") is None
+
+
+@pytest.mark.parametrize(("version", "most"), [("0.32.0", 4096), ("0.31.0", 8192)])
+def test_yarn_in_the_config_lengthens_the_context_only_in_earlier_releases(find: Find, version: str, most: int) -> None:
+    finding = over(find, {}, facts=replace(MODEL, stretched_context=8192), version=version)
+    assert finding is not None
+    assert finding.fix == Changes(set={"max-model-len": most})
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shards", "problem"),
+    [
+        (4, 2, "it needs more GPUs per engine than its 8 KV heads"),
+        (16, 4, "it can be at most 2: each of its 8 KV heads is on as many GPUs"),
+        (24, 3, "it must divide its 4 query heads per KV head"),
+        (16, 2, ""),
+        (1, 1, ""),
+    ],
+)
+def test_decode_context_parallelism_needs_copies_of_kv_heads(tensor: int, shards: int, problem: str) -> None:
+    facts = replace(MODEL, heads=32, kv_heads=8)
+    assert f"it {decode_context_problem(facts, tensor, shards)}" == (problem or "it ")
+    assert decode_context_problem(replace(facts, kv_lora_rank=512), tensor, shards) == ""
 
 
 def test_model_with_a_text_config_has_no_such_fix(find: Find) -> None:

@@ -208,7 +208,7 @@ def test_linear_model_has_a_state_size() -> None:
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, 32768),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 8192),
         ({"rope_scaling": {"type": "longrope", "factor": 8.0}}, 8192),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}, 32768),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}, 8192),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}}, 8192),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, 8192),
         ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, 16384),
@@ -221,6 +221,11 @@ def test_longest_context(entries: dict[str, Any], expected: int | None) -> None:
     facts = read(**entries)
     assert facts.max_context == expected
     assert ("longest context" in facts.missing) is (expected is None)
+
+
+def test_yarn_lengthens_the_context_only_in_earlier_releases() -> None:
+    facts = read(rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192})
+    assert (facts.max_context, facts.stretched_context) == (8192, 32768)
 
 
 @pytest.mark.parametrize(

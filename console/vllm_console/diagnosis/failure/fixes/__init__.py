@@ -35,6 +35,8 @@ _FIXES: Mapping[Cause | Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.NOT_READY_IN_TIME: environment.not_ready_in_time,
     Topic.KERNEL_CRASH: environment.kernel_crash,
     Topic.MAIN_MEMORY: environment.main_memory,
+    Topic.DAMAGED_WEIGHTS: environment.damaged_weights,
+    Topic.ADAPTER: environment.incomplete_adapter,
     Topic.RAY_MISSING: environment.ray_missing,
     Topic.ATTENTION_BACKEND: settings.backend_fixes,
     Topic.BLOCK_SIZE: settings.block_size,

@@ -177,6 +177,18 @@ def main_memory(case: Case) -> tuple[Fix, ...]:
     return (more, advice(f"Lower what uses main memory: {', '.join(names)}.")) if names else (more,)
 
 
+def damaged_weights(_case: Case) -> tuple[Fix, ...]:
+    """Get the weights files again."""
+    again = "Download the model again (hf download MODEL), or run 'git lfs pull' in a folder that git cloned."
+    return (advice(again),)
+
+
+def incomplete_adapter(_case: Case) -> tuple[Fix, ...]:
+    """Correct the adapter's path, or provide its files."""
+    needs = "that folder needs adapter_config.json and the adapter's weights"
+    return (advice(f"Check the path in --lora-modules: {needs}."),)
+
+
 def disk_full(case: Case) -> tuple[Fix, ...]:
     """Make room, elsewhere or here."""
     if "/torch_" in case.text or "shared" in case.text.lower():
