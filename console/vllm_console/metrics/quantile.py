@@ -133,7 +133,7 @@ def quantile(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> 
 
 
 def middle(found: Sequence[Quantile]) -> Quantile | None:
-    """The median of a quantile over several windows. Those in the first bucket sort below all values, so it is exact.
+    """The median of a quantile over several windows. A histogram's first bucket sorts below its other buckets.
 
     For an even number of windows it is the mean of the middle two, or the one of them that has no value.
     """
@@ -141,9 +141,9 @@ def middle(found: Sequence[Quantile]) -> Quantile | None:
         return None
     ordered = sorted(found, key=lambda one: one.nearest)
     one, other = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    if one is other or one.value is None:
+    if one is other or one.value is None or one.high is None:
         return one
-    if other.high is None or one.high is None:
+    if other.value is None or other.high is None:
         return other
     return Quantile((one.guess + other.guess) / 2, (one.low + other.low) / 2, (one.high + other.high) / 2)
 

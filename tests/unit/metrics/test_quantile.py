@@ -128,6 +128,8 @@ def test_median_of_windows_is_a_bound_if_most_of_them_are() -> None:
     assert middle([low, low, high]) is low
     assert middle([low, high, high]) is high
     assert middle([low, high]) is low, "between a bound and a value nothing is known"
+    exact = Quantile(0.2, 0.2, 0.2)
+    assert middle([low, exact]) is low, "also if the value sorts below the bound"
     between = middle([high, Quantile(0.44, 0.3, 0.5)])
     assert between is not None
     assert between.value == pytest.approx(0.42)

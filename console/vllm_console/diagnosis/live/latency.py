@@ -72,14 +72,15 @@ def _prompt_tokens(frame: Frame) -> float:
 
 
 def _peak(frames: Sequence[Frame], prompts: Histogram | None, most_running: int) -> float:
-    """An upper bound on the prompt tokens of a step: those of a frame, and the third longest prompt.
+    """An upper bound on the prompt tokens of a step: those of a frame, and the bucket of the longest prompt.
 
-    Longer ones are too few for spikes. If requests wait for no limit, as many may begin in one step.
+    The longest 1%, at most three, are ignored: too few for spikes. If requests wait for no limit, as many may begin in
+    one step.
     """
     peak = max(map(_prompt_tokens, frames), default=0.0)
     if prompts is None or not prompts.count:
         return peak
-    _, longest = highest_gap(prompts)
+    _, longest = longest_of(prompts, min(3.0, 0.01 * prompts.count))
     free = (one.waiting_max or 0.0 for one in frames if (one.running_max or 0.0) < AT_THE_LIMIT * most_running)
     return min(peak, longest * (1 + max(free, default=0.0)))
 
@@ -172,7 +173,7 @@ class PrefillContention(Rule):
         then = evidence if minute is not None and minute.count else evidence.when_observed("itl")
         frames, objective = then.last(self.FRAMES), evidence.objectives.itl_p99_seconds
         itl = merged(frames, "itl")
-        low, high = highest_gap(itl)
+        low, high = longest_of(itl)
         usual = text_of(p50(itl))
         span = round_duration(frames[-1].end - frames[0].start)
         spikes = sum(bool(_is_spike(one, objective, evidence.engines)) for one in frames)
@@ -256,13 +257,12 @@ def _is_slow(prefill: Histogram | None, limit: float) -> bool:
     return prefill.sum / prefill.count > limit or (longest is not None and longest.within(limit) is False)
 
 
-def highest_gap(itl: Histogram | None) -> tuple[float, float]:
-    """Bounds of the longest gap's bucket, ignoring the top three observations: above the first, at most the second."""
-    if itl is None or not itl.count:
+def longest_of(histogram: Histogram | None, but: float = 0.0) -> tuple[float, float]:
+    """Bounds of the bucket of the longest observation ``but`` so many: above the first, at most the second."""
+    if histogram is None or not histogram.count:
         return 0.0, math.inf
-    at_least = itl.count - min(3.0, 0.01 * itl.count)
-    buckets = zip((0.0, *itl.bounds), itl.bounds, itl.counts, strict=False)
-    return next(((low, high) for low, high, count in buckets if count >= at_least), (0.0, math.inf))
+    buckets = zip((0.0, *histogram.bounds), histogram.bounds, histogram.counts, strict=False)
+    return next((low, high) for low, high, count in buckets if count >= histogram.count - but)
 
 
 def _range(low: float, high: float) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.findings import findings
-from vllm_console.diagnosis.live.latency import _range, answered_by_shorter_steps, highest_gap
+from vllm_console.diagnosis.live.latency import _range, answered_by_shorter_steps, longest_of
 from vllm_console.diagnosis.live.prefix_cache import LARGE_STEP
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frame
@@ -112,13 +112,14 @@ def test_prefill_delay_is_a_bucket_over_a_named_time() -> None:
     [
         ((0, 0, 900, 900), "100ms–500ms"),
         ((900, 900, 900, 900), "<50ms"),
+        ((900, 997, 997, 1000), ">500ms"),
         ((0, 0, 0, 900), ">500ms"),
         ((0, 0, 0, 0), "–"),
     ],
 )
 def test_the_longest_gap_is_shown_as_its_bucket(counts: tuple[float, ...], text: str) -> None:
     histogram = Histogram((0.05, 0.1, 0.5, math.inf), counts, 0.0)
-    assert _range(*highest_gap(histogram)) == text
+    assert _range(*longest_of(histogram)) == text
 
 
 def test_only_the_p99_measure_has_a_limit() -> None:
