@@ -93,8 +93,8 @@ class Frames:
         self._within: list[Sample] = []
         self._first = FirstRequests()
         self._compiling = False
-        self._found: tuple[tuple[float, int | None], tuple[Frame, ...]] | None = None
-        """The arguments and the result of the last `since`; None after a new frame."""
+        self._found: dict[tuple[float, int | None], tuple[Frame, ...]] = {}
+        """The results of `since` by its arguments; empty after a new frame."""
 
     def append(self, sample: Sample, generation: int = 1) -> None:
         """Add the next sample; start over after a gap of more than three steps or in another generation."""
@@ -114,7 +114,7 @@ class Frames:
             if self._compiling and self._first.compiled:
                 frame = replace(frame, compiling=True, unanswered=not self._first.answered)
             self._frames.append(frame)
-            self._found = None
+            self._found.clear()
             self._base, self._within, self._compiling = (sample, generation), [], not over
 
     def _begin(self, sample: Sample, generation: int) -> None:
@@ -126,14 +126,13 @@ class Frames:
         Until there is a new frame, the same arguments return the same object.
         """
         wanted = (at, generation)
-        if self._found is None or self._found[0] != wanted:
-            found = tuple(
+        if wanted not in self._found:
+            self._found[wanted] = tuple(
                 frame
                 for frame in self._frames
                 if frame.start >= at and (generation is None or frame.generation == generation)
             )
-            self._found = wanted, found
-        return self._found[1]
+        return self._found[wanted]
 
 
 def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:

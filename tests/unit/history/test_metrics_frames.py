@@ -100,6 +100,7 @@ def test_frames_are_computed_once() -> None:
     frames.append(poll(11.0, 0.0))
     assert frames.since(0.0, 1) is found
     assert frames.since(5.0, 1) == ()
+    assert frames.since(0.0, 1) is found, "also after other frames were asked for"
     for at in range(12, 21):
         frames.append(poll(float(at), 0.0))
     assert [one.start for one in frames.since(0.0, 1)] == [0.0, 10.0]
