@@ -9,16 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Measure, Severity
+from vllm_console.diagnosis.live.frame_sums import SUSTAINED_STEPS
 from vllm_console.diagnosis.live.rule import objectives_of
+from vllm_console.history.frames import STEP_SECONDS
 from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Sample, Window
 from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, restarted
 from vllm_console.text import UNKNOWN, duration, percent, seconds
 from vllm_launchers.presets.model import Objectives
-
-STEP_SECONDS = 10.0
-SUSTAINED_STEPS = 3
-"""KV cache usage counts if it holds for three steps of ten seconds; a single peak does not miss the objective."""
 
 MOSTLY = 0.9
 """If usage is known for a smaller fraction of the window than this, the text says so."""

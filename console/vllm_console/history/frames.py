@@ -14,6 +14,7 @@ from vllm_console.metrics.window import (
     combine,
     growths,
     highest,
+    highest_usage,
     merge_histograms,
     responses_between,
 )
@@ -141,11 +142,11 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
     times = []
     for sample in within:
         total = combine(sample.engines.values())
-        usages = [one.kv_cache_usage for one in sample.engines.values() if one.kv_cache_usage is not None]
-        usage = highest(usage, max(usages, default=None))
+        fullest = highest_usage(sample.engines.values())
+        usage = highest(usage, fullest)
         running = highest(running, total.requests_running)
-        if usages and total.requests_running:
-            times.append((max(usages), total.requests_running))
+        if fullest is not None and total.requests_running:
+            times.append((fullest, total.requests_running))
         most_waiting = highest(most_waiting, total.requests_waiting)
         if total.requests_waiting is not None:
             least_waiting = min(total.requests_waiting, least_waiting if least_waiting is not None else float("inf"))

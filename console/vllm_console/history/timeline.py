@@ -17,7 +17,16 @@ from msgspec.structs import replace
 from vllm_console.metrics.quantile import quantile
 from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Sample, Series, Window
 from vllm_console.metrics.waiting import Waits
-from vllm_console.metrics.window import combine, growths, highest, is_idle, merge_histograms, window, without_rates
+from vllm_console.metrics.window import (
+    combine,
+    growths,
+    highest,
+    highest_usage,
+    is_idle,
+    merge_histograms,
+    window,
+    without_rates,
+)
 
 SERIES = (
     "kv_cache_usage",
@@ -70,8 +79,7 @@ class _Step(msgspec.Struct):
     def gauges(self, sample: Sample) -> None:
         """Add a sample's gauges; KV usage is the fullest engine's."""
         total = combine(sample.engines.values())
-        usages = [e.kv_cache_usage for e in sample.engines.values() if e.kv_cache_usage is not None]
-        self.usage = highest(self.usage, max(usages, default=None))
+        self.usage = highest(self.usage, highest_usage(sample.engines.values()))
         self.running = highest(self.running, total.requests_running)
         self.waiting = highest(self.waiting, total.requests_waiting)
 

@@ -46,7 +46,7 @@ from vllm_console.load.shape import USUAL_ITL_SECONDS, Exact, TrafficShape, mean
 from vllm_console.metrics.parse import NotMetricsError, Parser
 from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.metrics.sample import EngineSample, Sample
-from vllm_console.metrics.window import combine, growths
+from vllm_console.metrics.window import combine, growths, highest_usage
 from vllm_console.text import percent
 from vllm_console.text import seconds as latency_text
 from vllm_launchers.presets.model import Objectives, Workload
@@ -503,7 +503,9 @@ class _Run:
             itl=(tally.itl.within, tally.itl.beyond),
             failed=tally.failed,
             in_flight=tuple(in_flight),
-            kv_cache_usage=tuple(usage for sample in samples if (usage := _fullest(sample)) is not None),
+            kv_cache_usage=tuple(
+                usage for sample in samples if (usage := highest_usage(sample.engines.values())) is not None
+            ),
             preemptions=grown.preemptions_total,
             finished=grown.requests_finished_total,
             running=combine(samples[-1].engines.values()).requests_running if samples else None,
@@ -515,7 +517,7 @@ class _Run:
     ) -> RampStep:
         if outcome.ok:
             self._learn(tally)
-        usages = sorted(usage for sample in samples if (usage := _fullest(sample)) is not None)
+        usages = sorted(usage for sample in samples if (usage := highest_usage(sample.engines.values())) is not None)
         ended = tally.completed + tally.failed
         return RampStep(
             rate=rate,
@@ -560,11 +562,6 @@ def warm(rate: float, before: float, outcome: StepOutcome) -> bool:
 def _grown(samples: Sequence[Sample]) -> EngineSample:
     """The server's counts between the first and the last of these samples."""
     return combine(growths(samples[0], samples[-1])) if len(samples) > 1 else EngineSample()
-
-
-def _fullest(sample: Sample) -> float | None:
-    known = [one.kv_cache_usage for one in sample.engines.values() if one.kv_cache_usage is not None]
-    return max(known, default=None)
 
 
 # -- the result -------------------------------------------------------------------------------------------------------

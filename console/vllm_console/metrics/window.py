@@ -172,7 +172,6 @@ def window(before: Sample, after: Sample) -> Window:
     since_start = combine(after.engines.values())
     parts = growths(before, after, (*LATENCIES, ACCEPTED))
     total = combine(parts)
-    usages = [part.kv_cache_usage for part in parts if part.kv_cache_usage is not None]
     finished, preempted = total.requests_finished_total, total.preemptions_total
 
     def rate(name: str) -> float | None:
@@ -187,7 +186,7 @@ def window(before: Sample, after: Sample) -> Window:
         requests_running=total.requests_running,
         requests_waiting=total.requests_waiting,
         kv_cache_usage=total.kv_cache_usage,
-        kv_cache_usage_max=max(usages, default=None),
+        kv_cache_usage_max=highest_usage(parts),
         kv_cache_tokens=after.kv_cache_tokens,
         preemptions_per_minute=None if preemptions_per_second is None else preemptions_per_second * 60,
         preemption_share=preemptions_per_request(preempted, finished, total.requests_running) if seconds > 0 else None,
@@ -240,6 +239,11 @@ def load_ended(found: Window) -> bool:
            found.requests_waiting)  # fmt: skip
     quiet = any(value is not None for value in now) and not any(now)
     return quiet and any(one.count for one in found.latencies.values())
+
+
+def highest_usage(engines: Iterable[EngineSample]) -> float | None:
+    """The KV cache usage of the fullest engine, a fraction from 0 to 1; None if none reports it."""
+    return max((one.kv_cache_usage for one in engines if one.kv_cache_usage is not None), default=None)
 
 
 def highest(one: float | None, other: float | None) -> float | None:

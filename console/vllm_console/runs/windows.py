@@ -17,6 +17,7 @@ from vllm_console.metrics.window import (
     FirstRequests,
     combine,
     growths,
+    highest_usage,
     per_second,
     preemptions_per_request,
     quantiles,
@@ -142,9 +143,8 @@ class _Gauges(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, sample: Sample) -> _Gauges:
         engines = sample.engines.values()
-        usages = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
         total = combine(engines)
-        return cls(total.requests_running, total.requests_waiting, max(usages, default=None))
+        return cls(total.requests_running, total.requests_waiting, highest_usage(engines))
 
     @property
     def in_flight(self) -> float | None:

@@ -13,8 +13,8 @@ from vllm_console.metrics.sample import Histogram
 MINUTE = 6
 """Frames of ten seconds in a minute."""
 
-SUSTAINED_FRAMES = 3
-"""Consecutive frames for which usage must hold, so that a peak does not count."""
+SUSTAINED_STEPS = 3
+"""KV cache usage counts if it holds for this many steps of ten seconds (frames), so that a peak does not count."""
 
 SLOW_SHARE = 0.01
 """A p99 is above its objective if more than this fraction of the observations is."""
@@ -42,7 +42,7 @@ def sustained_usage(frames: Sequence[Frame], at: int) -> float | None:
     Peaks do not count; `check` uses the same measure. None if usage is not reported.
     """
     known = [one.usage_max for one in frames[max(0, at + 1 - MINUTE) : at + 1] if one.usage_max is not None]
-    rows = [known[begin : begin + SUSTAINED_FRAMES] for begin in range(max(1, len(known) - SUSTAINED_FRAMES + 1))]
+    rows = [known[begin : begin + SUSTAINED_STEPS] for begin in range(max(1, len(known) - SUSTAINED_STEPS + 1))]
     return max(map(min, rows)) if known else None
 
 
