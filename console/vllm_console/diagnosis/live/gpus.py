@@ -137,6 +137,10 @@ def _pcie(gpu: Gpu) -> str:
     return " and ".join(parts) or "it fluctuates"
 
 
+OVER_PCIE = ("cpu-offload-gb", "offload-group-size", "kv-offloading-size", TRANSFER)
+"""Flags that move weights or KV cache between a GPU and main memory, or another server."""
+
+
 class PcieNarrow(Rule):
     """Under load the PCIe link is narrower or of an older generation than it could be."""
 
@@ -147,19 +151,22 @@ class PcieNarrow(Rule):
         return by_gpu(evidence, _narrow)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """The present and the possible link; a warning only if GPUs communicate over it."""
+        """The present and the possible link; a warning only if it is used while serving."""
         narrow = newest(evidence, _narrow)
         measures = tuple(
             Measure(f"GPU {gpu.index} PCIe", f"generation {gpu.pcie_generation} ×{gpu.pcie_width}",
                     f"generation {gpu.pcie_generation_max} ×{gpu.pcie_width_max}", "maximum of GPU and slot")
             for gpu in narrow
         )  # fmt: skip
-        talks = evidence.tensor_parallel > 1 and link_level(evidence.link) is not LinkLevel.NVLINK
+        moving = flag_names({name: value for name, value in evidence.flags.items() if value}).intersection(OVER_PCIE)
+        user = min(moving, default="")
+        if evidence.tensor_parallel > 1 and link_level(evidence.link) is not LinkLevel.NVLINK:
+            user = "Tensor parallelism"
         symptom = f"{named(narrow, 'has', 'have')} a degraded PCIe link: {', '.join(map(_pcie, narrow))}."
         cause = "Slot, riser or BIOS setting; no vLLM flag changes it."
-        cause += " Tensor parallelism uses this link." if talks else " It only slows weight loading."
+        cause += f" {user} uses this link." if user else " It only slows weight loading."
         fix = Fix(Changes(), "Reseat the GPU, or move it to a slot that is not shared; check the BIOS.")
-        severity = Severity.WARNING if talks else Severity.NOTE
+        severity = Severity.WARNING if user else Severity.NOTE
         return Finding(self.code, severity, since, symptom, cause, measures, (fix,))
 
 

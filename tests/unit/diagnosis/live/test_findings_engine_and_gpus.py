@@ -201,6 +201,24 @@ def test_ending_finding_keeps_its_last_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "severity", "use"),
+    [
+        ({}, Severity.NOTE, "It only slows weight loading."),
+        ({"cpu-offload-gb": 0}, Severity.NOTE, "It only slows weight loading."),
+        ({"cpu-offload-gb": 8}, Severity.WARNING, "cpu-offload-gb uses this link."),
+        ({"kv-offloading-size": 8}, Severity.WARNING, "kv-offloading-size uses this link."),
+        ({"kv-transfer-config.kv_connector": "X"}, Severity.WARNING, "kv-transfer-config uses this link."),
+    ],
+)
+def test_a_narrow_link_slows_what_is_moved_over_it(flags: dict[str, Any], severity: Severity, use: str) -> None:
+    finding = find(evidence(lambda _: replace(GOOD, pcie_width=4), flags=flags), "pcie_narrow")
+    assert (finding.severity, finding.cause) == (
+        severity,
+        f"Slot, riser or BIOS setting; no vLLM flag changes it. {use}",
+    )
+
+
+@pytest.mark.parametrize(
     "gpu", [steady, lambda _: GOOD, lambda at: replace(GOOD, used_by=(replace(OURS, gib=30.0 + at),))]
 )
 def test_constant_processes_and_own_growth_are_not_contention(gpu: Callable[[int], Gpu]) -> None:
