@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,7 @@ from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.probe_records import EngineStep, ProbeReader
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.logs.refusals import Refusals, read_refusals
-from vllm_console.metrics.quantile import Quantiles
-from vllm_console.metrics.sample import Sample
+from vllm_console.metrics.sample import Sample, Window
 from vllm_console.metrics.window import is_idle
 from vllm_console.text import plain
 from vllm_launchers.engine_model.gpu_models import SMALL_BATCHES, find_model
@@ -212,10 +211,10 @@ class Judge:
         context: JudgeContext,
         now: float,
         *,
-        minute: Mapping[str, Quantiles] | None = None,
+        minute: Window | None = None,
         wait: bool = False,
     ) -> tuple[Finding, ...]:
-        """The findings as of ``now`` (Unix seconds), with the latencies of the last ``minute`` as panes show them.
+        """The findings as of ``now`` (Unix seconds), with the figures of the last ``minute`` as panes show them.
 
         ``wait`` for the answer of a server that seems to hang.
         """

@@ -6,7 +6,6 @@ for earlier moments, no findings does not mean that there were none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from vllm_console.fleet.probe import exact_window
 from vllm_console.fleet.snapshot import StateThen
 from vllm_console.history.store import TIERS, HistoryReader
 from vllm_console.history.timeline import Timeline
-from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import traffic
 from vllm_launchers.keeper.records import ServerRecord, State
@@ -76,7 +74,7 @@ def read_moment(
         return Moment(at, window, no_findings=why)
     details = unpack(record.generations[index].spec.details)
     current = index == len(record.generations) - 1
-    findings = _findings(history, at_work(record, index), at, context, window.latencies, probe)
+    findings = _findings(history, at_work(record, index), at, context, window, probe)
     judged: tuple[Judged, ...] = ()
     samples = timeline.recent
     if traffic(samples) and len(traffic(samples)) == len(samples):
@@ -154,7 +152,7 @@ def _findings(
     then: ServerRecord,
     at: float,
     context: JudgeContext,
-    minute: Mapping[str, Quantiles],
+    minute: Window,
     probe: Path | None,
 ) -> tuple[Finding, ...]:
     """The findings of that time, from rows of ten seconds or less."""

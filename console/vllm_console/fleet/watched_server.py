@@ -488,8 +488,7 @@ class WatchedServer:
         if self._has_probe:
             self._judge.set_resumed(self._probe_of(record).resumed(now))
         # A command takes only one snapshot, so it waits for the test request to a server that seems to hang.
-        minute = self._window.latencies if self._window is not None else None
-        found = self._judge.findings(record, details, context, now, minute=minute, wait=not self._interactive)
+        found = self._judge.findings(record, details, context, now, minute=self._window, wait=not self._interactive)
         return self._from_their_beginning(found, record, now)
 
     def _from_their_beginning(

@@ -26,8 +26,10 @@ from vllm_console.history.exact import exact_value
 from vllm_console.history.gpu_samples import GPU_SAMPLES
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.history.time_view import LIVE
+from vllm_console.history.timeline import Timeline
 from vllm_console.metrics.quantile import Quantiles
-from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Window
+from vllm_console.metrics.window import without_rates
 from vllm_console.runs.store import FILE_NAME, RunName, RunStore
 from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settings
 from vllm_console.ui.screens.describe import describe_lines
@@ -151,14 +153,14 @@ def test_findings_and_panes_show_the_same_latencies() -> None:
         itl = Histogram(BOUNDS, (0.0, done / 2, done, done), done * 0.3)
         judge.append(replace(seen, engines={"0": replace(engine, histograms={"itl": itl})}), 1)
 
-    def shown(minute: dict[str, Quantiles] | None) -> tuple[str, str]:
+    def shown(minute: Window | None) -> tuple[str, str]:
         (found,) = judge.findings(record(), Details(objectives=OBJECTIVES), JudgeContext(), NOW, minute=minute)
         assert found.code == "slow_tokens"
         return found.symptom, found.measures[0].value
 
-    def exactly(value: float) -> dict[str, Quantiles]:
+    def exactly(value: float) -> Window:
         one = exact_value(value)
-        return {"itl": Quantiles(600.0, 0.3, one, one, one, exact=True)}
+        return Window(NOW - 60, NOW, latencies={"itl": Quantiles(600.0, 0.3, one, one, one, exact=True)})
 
     estimated, figure = shown(None)
     assert estimated == f"ITL p99 of the last minute is {figure}; the objective is 100ms."
@@ -166,6 +168,34 @@ def test_findings_and_panes_show_the_same_latencies() -> None:
     assert shown(exactly(0.838)) == ("ITL p99 of the last minute is 838ms; the objective is 100ms.", "838ms")
     assert shown(exactly(0.5))[1] == "500ms", "also between two frames"
     assert "; now 90ms" in shown(exactly(0.09))[0]
+
+
+def test_findings_and_panes_show_the_same_preemptions() -> None:
+    """A finding once showed ``79 preemptions in the last minute`` beside a pane with 76/min: its frames are older."""
+    judge, timeline = Judge("chat"), Timeline(5.0, 10)
+    total = 0.0
+    for second in range(304):
+        seen = sample(NOW - 300 + second)
+        total += 2.0 if second < 280 else 1.0
+        engine = replace(seen.engines["0"], preemptions_total=total, requests_finished_total=10.0 * second)
+        seen = replace(seen, engines={"0": replace(engine, requests_running=4.0)})
+        judge.append(seen, 1)
+        timeline.append(seen, 1)
+
+    def shown(minute: Window | None) -> tuple[str, list[str]]:
+        (found,) = judge.findings(record(), Details(objectives=OBJECTIVES), JudgeContext(), NOW + 4, minute=minute)
+        assert (found.code, found.recovering) == ("preempting", False)
+        return found.symptom, [one.value for one in found.measures[:2]]
+
+    older, _ = shown(None)
+    assert older == "99 preemptions in the last minute, 0.17 per finished request."
+    window = timeline.window()
+    assert window is not None
+    assert (window.preemptions_per_minute, window.preemption_share) == (96.0, 0.16)
+    same = "96 preemptions in the last minute, 0.16 per finished request."
+    assert shown(window) == (same, ["0.16", "96/min"])
+    ended = replace(without_rates(window), requests_running=0.0, latencies={"itl": Quantiles(9.0, 0.1)})
+    assert shown(ended)[0] == older, "rates after a load are not those of the last minute"
 
 
 def test_late_tokens_are_explained_by_recorded_steps(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, t
 from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, above
 from vllm_console.history.frames import Frame, merged
 from vllm_console.metrics.sample import Histogram
-from vllm_console.metrics.window import preemptions_per_request
+from vllm_console.metrics.window import load_ended, preemptions_per_request
 from vllm_console.text import UNKNOWN, clock, percent, round_duration
 from vllm_console.text import count as count_text
 from vllm_launchers.units import counted
@@ -93,7 +93,7 @@ class Preempting(Rule):
     """Requests are evicted from the KV cache and recomputed; bursts that are minutes apart are one finding."""
 
     code = "preempting"
-    of_traffic = through_pauses = True
+    of_traffic = through_pauses = of_the_last_minute = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by preemptions per request and per minute, over the minute up to each frame."""
@@ -143,13 +143,19 @@ class Preempting(Rule):
         length = _length(frames, len(frames) - 1)
         rate = (count or 0.0) * 60 / length
         objective = evidence.objectives.preemption_rate
-        if length <= 60 and evidence.now - frames[-1].end < NEWEST_SECONDS:
-            seen = f"{counted(round(count or 0.0), 'preemption')} in the last minute"
+        newest, minute = evidence.now - frames[-1].end < NEWEST_SECONDS, evidence.minute
+        # Newer than the frames; after a load has ended, its rates are zero instead of a mean.
+        if newest and minute is not None and minute.preemptions_per_minute is not None and not load_ended(minute):
+            rate, share, length = minute.preemptions_per_minute, minute.preemption_share, 60.0
+            running = minute.requests_running
+            finished = (minute.requests_per_second or 0.0) * (minute.end - minute.start)
+        if newest and length <= 60:
+            seen = f"{counted(round(rate), 'preemption')} in the last minute"
         else:
             seen = f"{rate:.0f} preemptions/min in the minute to {clock(frames[-1].end, evidence.now, seconds=True)}"
         symptom = f"{seen}{_per_request(share, finished, running)}."
         shown = UNKNOWN if share is None else f"{share:.2g}"
-        few, rare = share is not None and share <= objective, rate <= MOST_PREEMPTIONS
+        few, rare = not rate or (share is not None and share <= objective), rate <= MOST_PREEMPTIONS
         measures = [
             Measure("preemptions per request", shown, f"{objective:g}", evidence.objectives_source, few),
             Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "built-in", rare),

@@ -169,7 +169,7 @@ def _settled(evidence: Evidence) -> Evidence:
 
 
 def with_minute(found: Sequence[Finding], evidence: Evidence) -> tuple[Finding, ...]:
-    """The newest frame's findings with the current latencies of the last minute; cause and fixes stay."""
+    """The newest frame's findings with the current figures of the last minute; cause and fixes stay."""
     judged = _settled(evidence)
     rules = {rule.code: rule for rule in RULES if rule.of_the_last_minute}
     renewed = tuple(_renewed(one, rules[one.code], judged) if one.code in rules else one for one in found)

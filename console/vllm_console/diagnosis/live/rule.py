@@ -23,6 +23,7 @@ from vllm_console.history.prefix_use import StillCached
 from vllm_console.history.probe_records import EngineStep
 from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.quantile import Quantiles
+from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import quantiles
 from vllm_launchers.engine_model.gpu_models import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
@@ -156,8 +157,8 @@ class Evidence(msgspec.Struct, frozen=True):
     silent_seconds: float | None = None
     idle_seconds: float = 0.0
     """How long nothing has run, waited or been counted, as far as known."""
-    minute: Mapping[str, Quantiles] | None = None
-    """Latencies of the last minute as panes show them, exact where a probe has them. None: computed from the frames."""
+    minute: Window | None = None
+    """The last minute as panes show it, latencies exact where a probe has them. None: computed from the frames."""
     unasked: str = ""
     """Why no one-token request is sent though it seems to hang (``this console is read-only``), else empty."""
 
@@ -250,7 +251,7 @@ class Evidence(msgspec.Struct, frozen=True):
     def latency(self, key: str) -> Quantiles:
         """A latency over the last minute."""
         if self.minute is not None:
-            return self.minute.get(key) or _NOTHING
+            return self.minute.latencies.get(key) or _NOTHING
         found = merged(self.last(MINUTE), key)
         return quantiles(found) if found is not None else _NOTHING
 
@@ -298,7 +299,7 @@ class Rule(ABC):
     through_pauses = False
     """Whether it stays open through pauses of slow traffic: `verdicts` decides when a pause is the end."""
     of_the_last_minute = False
-    """Whether its figures include latencies of the last minute (`Evidence.latency`)."""
+    """Whether its figures include those of the last minute as panes show it (`Evidence.minute`)."""
     missed_objective = False
     """Whether it is a missed objective: ranked before others of the same severity if a change of flags fixes it,
     otherwise after."""
