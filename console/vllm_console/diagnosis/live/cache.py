@@ -45,7 +45,7 @@ class KvCachePressure(Rule):
             verdict = above(frame.usage_max, objective, objective - USAGE_MARGIN)
             quiet = quiet + 1 if _is_quiet(frame) else 0
             if quiet and verdict is not Judgment.UNKNOWN:
-                verdict = Judgment.SILENT if quiet >= MINUTE else Judgment.BETWEEN
+                verdict = Judgment.SILENT if quiet >= MINUTE else Judgment.UNCLEAR
             found.append(verdict)
         return found
 
@@ -117,9 +117,9 @@ class Preempting(Rule):
             return Judgment.SILENT
         rate = count * 60 / length
         if rate > MOST_PREEMPTIONS or (share is not None and share > objective and count >= FEWEST_PREEMPTIONS):
-            return Judgment.BAD
+            return Judgment.HOLDS
         few = share is not None and share <= objective / 2
-        return Judgment.SILENT if few and rate <= MOST_PREEMPTIONS / 2 else Judgment.BETWEEN
+        return Judgment.SILENT if few and rate <= MOST_PREEMPTIONS / 2 else Judgment.UNCLEAR
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How many preemptions, and the effect on streams; for the last burst if preemption has paused."""
@@ -205,7 +205,7 @@ class ContextUnused(Rule):
             return [Judgment.UNKNOWN] * len(frames)
         cache = evidence.cache_tokens
         if context < self.LONG and (cache is None or context < self.MUCH * cache):
-            return [Judgment.GOOD] * len(frames)
+            return [Judgment.FAILS] * len(frames)
         seen = (observed(frames, key, len(frames)) for key in ("prompt_tokens", "generation_tokens"))
         return [self._verdict(prompt, answer, context) for prompt, answer in zip(*seen, strict=True)]
 
@@ -214,9 +214,9 @@ class ContextUnused(Rule):
             return Judgment.UNKNOWN
         longest, answered = _longest(prompt, answer), min(prompt.count, answer.count)
         if answered < self.REQUESTS:
-            return Judgment.BETWEEN
+            return Judgment.UNCLEAR
         if longest is None or self._fitting(longest) >= context:
-            return Judgment.GOOD  # requests may have any length, or there is nothing to shorten
+            return Judgment.FAILS  # requests may have any length, or there is nothing to shorten
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
 
     def _fitting(self, longest: float) -> int:

@@ -55,14 +55,14 @@ def first_request(evidence: Evidence) -> Finding:
 
 
 def _silence(frames: Sequence[Frame]) -> list[Judgment]:
-    """Bad for frames in which an engine that is stuck now was already stuck, with requests running."""
+    """Holds in frames in which an engine that is stuck now was already stuck, with requests running."""
     still = frames[-1].still if frames else ()
     found = []
     for frame in frames:
         if frame.grown.generation_tokens_total is None or frame.running_max is None:
             found.append(Judgment.UNKNOWN)
         else:
-            found.append(Judgment.BAD if set(still).intersection(frame.still) else Judgment.GOOD)
+            found.append(Judgment.HOLDS if set(still).intersection(frame.still) else Judgment.FAILS)
     return found
 
 
@@ -74,7 +74,7 @@ def in_part(frames: Sequence[Frame]) -> bool:
 def suspected_hang(frames: Sequence[Frame]) -> float | None:
     """Since when (Unix seconds) requests run without progress, or None. To be confirmed by a one-token request."""
     verdicts = _silence(frames)
-    if not verdicts or verdicts[-1] is not Judgment.BAD:
+    if not verdicts or verdicts[-1] is not Judgment.HOLDS:
         return None
     return holds_since(verdicts, frames)
 
@@ -93,16 +93,16 @@ class EngineHung(Rule):
         if evidence.unasked:
             return self._suspected(_silence(evidence.frames))
         if silent is None or silent < HUNG_AFTER_SECONDS:
-            return [Judgment.GOOD] * len(evidence.frames)
+            return [Judgment.FAILS] * len(evidence.frames)
         return _silence(evidence.frames)
 
     @staticmethod
     def _suspected(silence: Sequence[Judgment]) -> list[Judgment]:
-        """Bad from the fourth consecutive silent frame on."""
+        """Holds from the fourth consecutive silent frame on."""
         found, row = [], 0
         for verdict in silence:
-            row = row + 1 if verdict is Judgment.BAD else 0
-            found.append(Judgment.BETWEEN if 0 < row < SUSPECTED_FRAMES else verdict)
+            row = row + 1 if verdict is Judgment.HOLDS else 0
+            found.append(Judgment.UNCLEAR if 0 < row < SUSPECTED_FRAMES else verdict)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -155,13 +155,13 @@ class StarvedByClients(Rule):
             if not busy or frame.waiting_max is None:
                 found.append(Judgment.UNKNOWN)
             elif frame.waiting_max >= 1 or minute.count(False) >= self.PAUSES:
-                found.append(Judgment.GOOD)
+                found.append(Judgment.FAILS)
             elif sum(minute) < MINUTE:
-                found.append(Judgment.BETWEEN)
+                found.append(Judgment.UNCLEAR)
             else:
                 used = sum(busy) / len(busy)
-                bad = used < self.IDLE
-                found.append(Judgment.BAD if bad else Judgment.GOOD if used > self.BUSY else Judgment.BETWEEN)
+                idle = used < self.IDLE
+                found.append(Judgment.HOLDS if idle else Judgment.FAILS if used > self.BUSY else Judgment.UNCLEAR)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -213,7 +213,7 @@ class DraftsRejected(Rule):
     of_traffic = through_pauses = True
     optional = True
     LOW, ENOUGH, SPAN, DRAFTS = 0.1, 0.2, 5 * MINUTE, 500
-    """Accepted tokens per draft (bad below, good above), frames, and the minimum number of drafts in them."""
+    """Accepted tokens per draft (holds below, fails above), frames, and the minimum number of drafts in them."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by accepted tokens per draft over five minutes, if there were enough drafts."""
@@ -225,10 +225,10 @@ class DraftsRejected(Rule):
             elif per_draft is None:
                 found.append(Judgment.OVER)
             elif accepted.count < self.DRAFTS or at + 1 < self.SPAN:
-                found.append(Judgment.BETWEEN)
+                found.append(Judgment.UNCLEAR)
             else:
-                bad, good = per_draft < self.LOW, per_draft > self.ENOUGH
-                found.append(Judgment.BAD if bad else Judgment.GOOD if good else Judgment.BETWEEN)
+                few, enough = per_draft < self.LOW, per_draft > self.ENOUGH
+                found.append(Judgment.HOLDS if few else Judgment.FAILS if enough else Judgment.UNCLEAR)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

@@ -209,7 +209,7 @@ NEARLY = 1.25
 
 
 class Healthy(Rule):
-    """Requests are served within the objectives. Here "bad" means a good minute, since bad verdicts begin findings."""
+    """Requests are served within the objectives."""
 
     code = "healthy"
 
@@ -224,9 +224,9 @@ class Healthy(Rule):
                 continue
             worst = max(_share(p99(ttft), objectives.ttft_p99_seconds), _share(p99(itl), objectives.itl_p99_seconds))
             served = tokens > 0
-            well = Judgment.BAD if worst <= 1.0 else Judgment.BETWEEN if worst <= NEARLY else Judgment.GOOD
+            well = Judgment.HOLDS if worst <= 1.0 else Judgment.UNCLEAR if worst <= NEARLY else Judgment.FAILS
             full = (sustained_usage(frames, at) or 0.0) > objectives.kv_cache_usage
-            found.append(well if served and not full else Judgment.GOOD)
+            found.append(well if served and not full else Judgment.FAILS)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

@@ -21,32 +21,32 @@ Judge = Callable[[Gpu], Judgment]
 
 
 def by_gpu(evidence: Evidence, judge: Judge) -> list[Judgment]:
-    """Per frame, the worst judgment of any GPU in more than half of its samples."""
+    """Per frame, whether it holds for any GPU in more than half of its samples."""
     found = []
     for _, moments in moments_within(evidence):
-        judged = [_worst(judge(gpu) for gpu in moment.gpus) for moment in moments]
+        judged = [_for_any(judge(gpu) for gpu in moment.gpus) for moment in moments]
         if not judged:
             found.append(Judgment.UNKNOWN)
-        elif 2 * judged.count(Judgment.BAD) > len(judged):
-            found.append(Judgment.BAD)
-        elif all(one is Judgment.GOOD for one in judged):
-            found.append(Judgment.GOOD)
+        elif 2 * judged.count(Judgment.HOLDS) > len(judged):
+            found.append(Judgment.HOLDS)
+        elif all(one is Judgment.FAILS for one in judged):
+            found.append(Judgment.FAILS)
         else:
             unknown = all(one is Judgment.UNKNOWN for one in judged)
-            found.append(Judgment.UNKNOWN if unknown else Judgment.BETWEEN)
+            found.append(Judgment.UNKNOWN if unknown else Judgment.UNCLEAR)
     return found
 
 
-def _worst(verdicts: Iterator[Judgment]) -> Judgment:
+def _for_any(verdicts: Iterator[Judgment]) -> Judgment:
     all_of = list(verdicts)
-    order = (Judgment.BAD, Judgment.BETWEEN, Judgment.GOOD)
+    order = (Judgment.HOLDS, Judgment.UNCLEAR, Judgment.FAILS)
     return next((verdict for verdict in order if verdict in all_of), Judgment.UNKNOWN)
 
 
 def newest(evidence: Evidence, judge: Judge) -> list[Gpu]:
-    """The affected GPUs in the newest sample that has any: while a finding ends, later samples are already good."""
+    """The affected GPUs in the newest sample that has any: while a finding ends, it already fails in later samples."""
     for moment in reversed(evidence.moments):
-        if found := [gpu for gpu in moment.gpus if judge(gpu) is Judgment.BAD]:
+        if found := [gpu for gpu in moment.gpus if judge(gpu) is Judgment.HOLDS]:
             return found
     return list(evidence.moments[-1].gpus) if evidence.moments else []
 
@@ -70,11 +70,11 @@ def _throttled(gpu: Gpu) -> Judgment:
     if gpu.throttle is None:
         return Judgment.UNKNOWN
     if any(word in gpu.throttle for word in (*HOT, *FAULTY)):
-        return Judgment.BAD
+        return Judgment.HOLDS
     if POWER_LIMIT in gpu.throttle and (gpu.utilization or 0.0) >= WORKING_PERCENT:
         clock, best = gpu.clock_mhz, gpu.clock_max_mhz
-        return Judgment.BAD if clock and best and clock < SLOWED_CLOCK * best else Judgment.BETWEEN
-    return Judgment.GOOD
+        return Judgment.HOLDS if clock and best and clock < SLOWED_CLOCK * best else Judgment.UNCLEAR
+    return Judgment.FAILS
 
 
 class GpuThrottled(Rule):
@@ -123,9 +123,9 @@ def _narrow(gpu: Gpu) -> Judgment:
     if not (width and widest and generation and newest):
         return Judgment.UNKNOWN
     if width >= widest and generation >= newest:
-        return Judgment.GOOD
+        return Judgment.FAILS
     # An idle link is slower, and on some boards narrower, to save power.
-    return Judgment.BAD if (gpu.utilization or 0.0) >= WORKING_PERCENT else Judgment.BETWEEN
+    return Judgment.HOLDS if (gpu.utilization or 0.0) >= WORKING_PERCENT else Judgment.UNCLEAR
 
 
 def _pcie(gpu: Gpu) -> str:
@@ -192,7 +192,7 @@ class TensorParallelStalls(Rule):
         """Judge by memory traffic, during decode, of GPUs that are split over a slow link."""
         frames = evidence.frames
         if evidence.tensor_parallel < 2 or not evidence.link or link_level(evidence.link) is LinkLevel.NVLINK:
-            return [Judgment.GOOD] * len(frames)
+            return [Judgment.FAILS] * len(frames)
         found = []
         for frame, moments in moments_within(evidence):
             samples = [gpu for moment in moments for gpu in moment.gpus]
@@ -204,9 +204,9 @@ class TensorParallelStalls(Rule):
             read, works = sum(reads) / len(reads), sum(busy) / len(busy)
             decodes = bool(frame.grown.generation_tokens_total)
             if decodes and works >= self.BUSY and read <= self.READS:
-                found.append(Judgment.BAD)
+                found.append(Judgment.HOLDS)
             else:
-                found.append(Judgment.GOOD if decodes and read >= self.READS_WELL else Judgment.BETWEEN)
+                found.append(Judgment.FAILS if decodes and read >= self.READS_WELL else Judgment.UNCLEAR)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

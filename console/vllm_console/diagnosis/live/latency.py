@@ -129,7 +129,7 @@ class PrefillContention(Rule):
         spikes = [_is_spike(frame, objective, engines) for frame in frames]
         recorded = _slow_steps(evidence)
         if recorded is not None and not _due_to_prompts(recorded):
-            return [Judgment.GOOD] * len(frames)
+            return [Judgment.FAILS] * len(frames)
         prefill, prompts = (observed(frames, key, 5 * MINUTE) for key in ("prefill", "prompt_tokens"))
         minutes = observed(frames, "itl")
         found = []
@@ -141,14 +141,14 @@ class PrefillContention(Rule):
             elif _is_silent(minutes[at], frames[at]):
                 found.append(Judgment.SILENT)
             elif not any(spikes[one] for one in span):
-                found.append(Judgment.GOOD)
+                found.append(Judgment.FAILS)
             else:
                 lengths = prompts[at] if recorded is None else None
                 long = _peak(frames[begin : at + 1], lengths, evidence.most_running) > LEAST_STEP_TOKENS
                 slow = _is_slow(prefill[at], objective / 2) and long
                 most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
-                bad = slow and (most or self._by_prompts(frames, spikes, span))
-                found.append(Judgment.BAD if bad else Judgment.BETWEEN)
+                delayed = slow and (most or self._by_prompts(frames, spikes, span))
+                found.append(Judgment.HOLDS if delayed else Judgment.UNCLEAR)
         return found
 
     def _by_prompts(self, frames: Sequence[Frame], spikes: Sequence[bool | None], span: range) -> bool:
@@ -311,10 +311,10 @@ class SlowTokens(Rule):
             return Judgment.UNKNOWN
         worst = p99(minute)
         if worst is None:
-            return Judgment.SILENT if _is_silent(minute, frame) else Judgment.BETWEEN
+            return Judgment.SILENT if _is_silent(minute, frame) else Judgment.UNCLEAR
         if worst.within(BACK * objective):
-            return Judgment.GOOD
-        return Judgment.BAD if surely_slow(minute, objective) else Judgment.BETWEEN
+            return Judgment.FAILS
+        return Judgment.HOLDS if surely_slow(minute, objective) else Judgment.UNCLEAR
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How slow it is, and why; over the minute up to the last observation if the last minute has none."""

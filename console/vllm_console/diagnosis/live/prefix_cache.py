@@ -37,7 +37,7 @@ class PrefixCacheIdle(Rule):
         """Judge by the hit rate over five minutes, if enough prompt tokens were looked up."""
         frames = evidence.frames
         if evidence.flags.get(CACHING) is False:
-            return [Judgment.GOOD] * len(frames)
+            return [Judgment.FAILS] * len(frames)
         asked = totals(frames, "prefix_cache_queries_total", self.SPAN)
         found = totals(frames, "prefix_cache_hits_total", self.SPAN)
         return [
@@ -47,9 +47,9 @@ class PrefixCacheIdle(Rule):
 
     def _verdict(self, at: int, queries: float, hits: float) -> Judgment:
         if at + 1 < self.SPAN or queries < self.TOKENS:
-            return Judgment.BETWEEN
+            return Judgment.UNCLEAR
         rate = hits / queries
-        return Judgment.BAD if rate < self.LOW else Judgment.GOOD if rate > self.ENOUGH else Judgment.BETWEEN
+        return Judgment.HOLDS if rate < self.LOW else Judgment.FAILS if rate > self.ENOUGH else Judgment.UNCLEAR
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """The hit rate, and why there are no hits, as far as known."""
@@ -170,10 +170,10 @@ class PrefixCacheMissed(Rule):
         """Judge by the flag and the known reuse, only while requests arrive."""
         off = evidence.flags.get(CACHING) is False
         if not off or evidence.reuse[0] <= WORTH_CACHING:
-            return [Judgment.GOOD] * len(evidence.frames)
+            return [Judgment.FAILS] * len(evidence.frames)
         ended = totals(evidence.frames, "requests_finished_total", len(evidence.frames))
         return [
-            Judgment.UNKNOWN if count is None else Judgment.BAD if count >= self.ENOUGH_REQUESTS else Judgment.BETWEEN
+            Judgment.UNKNOWN if count is None else Judgment.HOLDS if count >= self.ENOUGH_REQUESTS else Judgment.UNCLEAR
             for count in ended
         ]
 
@@ -200,7 +200,7 @@ class PrefixCacheOff(Rule):
         frames = evidence.frames
         unique = evidence.workload is not None and evidence.reuse[0] <= WORTH_CACHING
         if unique or evidence.flags.get(CACHING) is False:
-            return [Judgment.GOOD] * len(frames)
+            return [Judgment.FAILS] * len(frames)
         ended = totals(frames, "requests_finished_total", len(frames))
         sums = (totals(frames, f"{name}_total", self.SPAN) for name in ("prefix_cache_queries", "prompt_tokens"))
         found = []
@@ -208,9 +208,9 @@ class PrefixCacheOff(Rule):
             if frame.prefix_caching is None or requests is None:
                 found.append(Judgment.UNKNOWN)
             elif frame.prefix_caching and not self._skipped(at, asked, tokens):
-                found.append(Judgment.GOOD)
+                found.append(Judgment.FAILS)
             else:
-                found.append(Judgment.BAD if requests >= self.ENOUGH_REQUESTS else Judgment.BETWEEN)
+                found.append(Judgment.HOLDS if requests >= self.ENOUGH_REQUESTS else Judgment.UNCLEAR)
         return found
 
     def _skipped(self, at: int, asked: float | None, tokens: float | None) -> bool:

@@ -47,11 +47,11 @@ def _growth(frames: Sequence[Frame], at: int) -> Judgment:
     if now is None:
         return Judgment.UNKNOWN
     if now < LEAST_WAITING / 2:
-        return Judgment.GOOD
+        return Judgment.FAILS
     known = [value for frame in frames[max(0, at - GROWTH_FRAMES) : at] if (value := frame.waiting_min) is not None]
     if now >= LEAST_WAITING and known and now > min(known) * 1.1 + 1:
-        return Judgment.BAD
-    return Judgment.GOOD if known and now < 0.5 * max(known) else Judgment.BETWEEN
+        return Judgment.HOLDS
+    return Judgment.FAILS if known and now < 0.5 * max(known) else Judgment.UNCLEAR
 
 
 def _bottleneck_of(evidence: Evidence, frame: Frame, prompt: float) -> Bottleneck:
@@ -90,11 +90,11 @@ def _verdicts(evidence: Evidence, bottleneck: Bottleneck) -> list[Judgment]:
     found = []
     for at, frame in enumerate(frames):
         verdict = _growth(frames, at)
-        waits = verdict in (Judgment.BAD, Judgment.BETWEEN)
+        waits = verdict in (Judgment.HOLDS, Judgment.UNCLEAR)
         if waits and _bottleneck_of(evidence, frame, prompts[at]) is not bottleneck:
-            verdict = Judgment.GOOD
-        if verdict is Judgment.BAD and bottleneck is Bottleneck.STEPS and not _computes(frame):
-            verdict = Judgment.BETWEEN  # it seems to hang, or was paused: more compute would not help
+            verdict = Judgment.FAILS
+        if verdict is Judgment.HOLDS and bottleneck is Bottleneck.STEPS and not _computes(frame):
+            verdict = Judgment.UNCLEAR  # it seems to hang, or was paused: more compute would not help
         found.append(verdict)
     return found
 
@@ -217,15 +217,15 @@ class NotAdmitted(Rule):
     of_traffic = of_the_last_minute = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        """Bad in frames with waiting requests but no running ones and no tokens."""
+        """Holds in frames with waiting requests but no running ones and no tokens."""
         found = []
         for frame in evidence.frames:
             if frame.waiting_min is None or frame.running_max is None:
                 found.append(Judgment.UNKNOWN)
             elif frame.waiting_min >= 1 and frame.running_max == 0 and not frame.grown.generation_tokens_total:
-                found.append(Judgment.BAD)
+                found.append(Judgment.HOLDS)
             else:
-                found.append(Judgment.GOOD)
+                found.append(Judgment.FAILS)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

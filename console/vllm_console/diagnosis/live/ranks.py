@@ -44,13 +44,13 @@ class UnevenRanks(Rule):
         if len(known) < 2:
             return Judgment.UNKNOWN if frame.engines > 1 else Judgment.OVER
         if _pair(frame) is not None:
-            return Judgment.BAD
-        return Judgment.BETWEEN if any(one.waiting_min for one in known) else Judgment.GOOD
+            return Judgment.HOLDS
+        return Judgment.UNCLEAR if any(one.waiting_min for one in known) else Judgment.FAILS
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Which rank is full, which has room, and why no request moves."""
         found = [(frame, pair) for frame in reversed(evidence.frames) if (pair := _pair(frame)) is not None]
-        if not found:  # it ends only after good frames; the last ones were neither
+        if not found:  # it ends only after frames that fail; the last ones were unclear
             symptom = "Requests waited on one data-parallel rank while another one had room."
             return Finding(
                 self.code, Severity.WARNING, since, symptom, "The ranks' queues are evening out.", recovering=True

@@ -30,7 +30,7 @@ class RequestsRefused(Rule):
 
     code = "requests_refused"
     SHARE, ENOUGH, FEWEST = 0.05, 0.02, 5
-    """Fractions of a minute's answered requests (bad above, good below), and the minimum number of refused ones."""
+    """Fractions of a minute's answered requests (holds above, fails below), and the minimum number of refused ones."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge the minute up to each frame."""
@@ -44,7 +44,7 @@ class RequestsRefused(Rule):
             return Judgment.OVER
         share = minute.all_refused / minute.total
         if share > self.SHARE and minute.all_refused < self.FEWEST:
-            return Judgment.BETWEEN
+            return Judgment.UNCLEAR
         return above(share, self.SHARE, self.ENOUGH)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:

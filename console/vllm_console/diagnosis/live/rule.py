@@ -1,7 +1,8 @@
 """How a finding is detected: a verdict for every frame, and from the verdicts, since when it holds.
 
-A finding begins when three of the last four frames are bad. It ends when three consecutive frames are good, so that it
-does not flap, or at once if its whole evaluation window has no occurrence; a neutral frame changes nothing. Findings
+A finding begins when its condition holds in three of the last four frames. It ends when the condition fails in three
+consecutive frames, so that it does not flap, or at once if its whole evaluation window has no occurrence; an unclear
+frame changes nothing. Findings
 judged by requests stay open through a silence of some minutes, because slow traffic has such pauses, and then end. So
 does preemption while requests run, since it comes in bursts: if it returns within these minutes, it is the same
 finding. After a while without reports, a finding is not shown. Everything is recomputed from the frames each time, so
@@ -55,10 +56,12 @@ _NOTHING = Quantiles(count=0.0, mean=None)
 class Judgment(Enum):
     """One frame's verdict on one finding."""
 
-    BAD = "bad"
-    BETWEEN = "between"
-    """Neither bad enough to begin a finding nor good enough to end it."""
-    GOOD = "good"
+    HOLDS = "holds"
+    """The finding's condition holds."""
+    UNCLEAR = "unclear"
+    """The condition does not hold clearly enough to begin a finding, nor fail clearly enough to end it."""
+    FAILS = "fails"
+    """The condition does not hold."""
     OVER = "over"
     """No occurrence in the whole evaluation window: ends the finding at once, since there is no figure to show."""
     SILENT = "silent"
@@ -316,28 +319,28 @@ class Rule(ABC):
 
 
 def holds_since(verdicts: Sequence[Judgment], frames: Sequence[Frame]) -> float | None:
-    """When the finding that holds at the end began (start of its first bad frame), or None if none holds."""
+    """When the finding that holds at the end began (start of its first frame that holds), or None if none holds."""
     begun: float | None = None
-    good = unknown = silent = 0
+    failed = unknown = silent = 0
     for index, verdict in enumerate(verdicts):
         unknown = unknown + 1 if verdict is Judgment.UNKNOWN else 0
         silent = silent + 1 if verdict is Judgment.SILENT else 0
         if verdict is Judgment.OVER or unknown >= QUIET_AFTER or silent >= SILENT_FRAMES:
-            begun, good = None, 0
+            begun, failed = None, 0
         elif begun is not None:
-            good = good + 1 if verdict is Judgment.GOOD else 0 if verdict is Judgment.BAD else good
-            if good >= LEAVE:
-                begun, good = None, 0
-        elif verdict is Judgment.BAD:
+            failed = failed + 1 if verdict is Judgment.FAILS else 0 if verdict is Judgment.HOLDS else failed
+            if failed >= LEAVE:
+                begun, failed = None, 0
+        elif verdict is Judgment.HOLDS:
             last = range(max(0, index - OF + 1), index + 1)
-            bad = [at for at in last if verdicts[at] is Judgment.BAD]
-            if len(bad) >= ENTER:
-                begun, good = frames[bad[0]].start, 0
+            held = [at for at in last if verdicts[at] is Judgment.HOLDS]
+            if len(held) >= ENTER:
+                begun, failed = frames[held[0]].start, 0
     return begun
 
 
 def above(value: float | None, begins: float, ends: float) -> Judgment:
-    """Bad above ``begins``, good up to ``ends``, neither in between."""
+    """Holds above ``begins``, fails up to ``ends``, unclear in between."""
     if value is None:
         return Judgment.UNKNOWN
-    return Judgment.BAD if value > begins else Judgment.GOOD if value <= ends else Judgment.BETWEEN
+    return Judgment.HOLDS if value > begins else Judgment.FAILS if value <= ends else Judgment.UNCLEAR

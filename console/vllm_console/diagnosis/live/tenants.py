@@ -31,12 +31,12 @@ class GpuMemoryBelowReserve(Rule):
         def judge(gpu: Gpu) -> Judgment:
             reserve = evidence.reserve_gib.get(gpu.index)
             if not reserve:
-                return Judgment.GOOD
+                return Judgment.FAILS
             if gpu.free_gib is None:
                 return Judgment.UNKNOWN
             if gpu.free_gib < reserve:
-                return Judgment.BAD
-            return Judgment.GOOD if gpu.free_gib >= reserve + self.MARGIN else Judgment.BETWEEN
+                return Judgment.HOLDS
+            return Judgment.FAILS if gpu.free_gib >= reserve + self.MARGIN else Judgment.UNCLEAR
 
         return judge
 
@@ -110,10 +110,10 @@ class GpuMemoryContended(Rule):
                 continue
             earlier = [one for one in held[max(0, at - self.SPAN) : at] if one is not None]
             if _growth(earlier, now) >= self.GROWTH:
-                found.append(Judgment.BAD)
+                found.append(Judgment.HOLDS)
             else:
                 settled = _growth(earlier[-MINUTE:], now) < self.SETTLED
-                found.append(Judgment.GOOD if settled else Judgment.BETWEEN)
+                found.append(Judgment.FAILS if settled else Judgment.UNCLEAR)
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -205,4 +205,4 @@ class GpuClaimed(Rule):
 
     @staticmethod
     def _judge(gpu: Gpu) -> Judgment:
-        return Judgment.BAD if gpu.claimed else Judgment.GOOD
+        return Judgment.HOLDS if gpu.claimed else Judgment.FAILS

@@ -30,7 +30,7 @@ class Held(Rule):
         )
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        return [Judgment.BAD if at >= self.begins else Judgment.GOOD for at in range(len(evidence.frames))]
+        return [Judgment.HOLDS if at >= self.begins else Judgment.FAILS for at in range(len(evidence.frames))]
 
     def describe(self, _evidence: Evidence, since: float) -> Finding:
         return Finding(self.code, Severity.WARNING, since, "", "", fixes=self.fixes)
