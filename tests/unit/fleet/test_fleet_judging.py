@@ -194,6 +194,8 @@ def test_findings_and_panes_show_the_same_preemptions() -> None:
     assert (window.preemptions_per_minute, window.preemption_share) == (96.0, 0.16)
     same = "96 preemptions in the last minute, 0.16 per finished request."
     assert shown(window) == (same, ["0.16", "96/min"])
+    half = replace(window, start=window.end - 30)
+    assert shown(half)[0] == "48 preemptions in the last minute, 0.16 per finished request.", "as many as were seen"
     ended = replace(without_rates(window), requests_running=0.0, latencies={"itl": Quantiles(9.0, 0.1)})
     assert shown(ended)[0] == older, "rates after a load are not those of the last minute"
 

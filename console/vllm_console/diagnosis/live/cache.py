@@ -146,11 +146,12 @@ class Preempting(Rule):
         newest, minute = evidence.now - frames[-1].end < NEWEST_SECONDS, evidence.minute
         # Newer than the frames; after a load has ended, its rates are zero instead of a mean.
         if newest and minute is not None and minute.preemptions_per_minute is not None and not load_ended(minute):
-            rate, share, length = minute.preemptions_per_minute, minute.preemption_share, 60.0
-            running = minute.requests_running
-            finished = (minute.requests_per_second or 0.0) * (minute.end - minute.start)
+            rate, share, length = minute.preemptions_per_minute, minute.preemption_share, minute.end - minute.start
+            running, finished = minute.requests_running, (minute.requests_per_second or 0.0) * length
+            length = min(length, 60.0)  # shorter soon after the start
+            count = rate * length / 60
         if newest and length <= 60:
-            seen = f"{counted(round(rate), 'preemption')} in the last minute"
+            seen = f"{counted(round(count or 0.0), 'preemption')} in the last minute"
         else:
             seen = f"{rate:.0f} preemptions/min in the minute to {clock(frames[-1].end, evidence.now, seconds=True)}"
         symptom = f"{seen}{_per_request(share, finished, running)}."
