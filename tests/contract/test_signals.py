@@ -21,6 +21,7 @@ OWN_CHILDREN = {
     "console/vllm_console/fleet/remote_hosts.py": {"terminate", "kill"},
     "console/vllm_console/cli/demo.py": {"terminate"},
     "console/vllm_console/web/server.py": {"terminate", "kill"},
+    "launchers/vllm_launchers/keeper/client.py": {"kill"},
     "launchers/vllm_launchers/vllm/engine_install.py": {"terminate"},
     "launchers/vllm_launchers/vllm/hub.py": {"terminate"},
 }
