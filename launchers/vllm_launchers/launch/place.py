@@ -212,6 +212,8 @@ def _ways_out(
     sets: Sequence[Placement], wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]
 ) -> Iterator[WayOut]:
     """What may make the launch fit, best first: a plan has to confirm it."""
+    if BYTES in wanted.flags:
+        yield WayOut(f". It would fit without --{BYTES}", fix=Changes(unset=(BYTES,)))
     yield from _lower_shares(sets, wanted, host, shares)
     yield from _fewer_gpus(wanted)
     yield from _stops(wanted, host, shares)

@@ -120,6 +120,19 @@ def test_share_that_leaves_no_room_for_the_cache_is_not_offered(make: Make) -> N
     assert str(refused.value).endswith("(GPU 1: docs (yours) holds 7.2 GiB): stop docs to make room")
 
 
+def test_cache_size_that_fits_nowhere_is_named_as_the_reason(make: Make) -> None:
+    """More GPUs were chosen, and a smaller model was advised."""
+    size = "kv-cache-memory-bytes"
+    with pytest.raises(NoPlaceError) as refused:
+        make(EIGHT, "4xa6000", {}, {size: 100 * 2**30})
+    assert refused.value.fix == Changes(unset=(size,))
+    assert str(refused.value).startswith("needs a GPU with ")
+    assert str(refused.value).endswith(f". It would fit without --{size}")
+    plan = make(EIGHT, "4xa6000", {}, {size: 100 * 2**20}).plan
+    assert len(plan.gpus) == 1
+    assert [one.fix for one in plan.findings if one.level is Level.ERROR] == [Changes(unset=(size,))]
+
+
 def test_share_for_an_unknown_model_is_offered_with_a_condition(make: Make) -> None:
     with pytest.raises(NoPlaceError) as refused:
         make(None, "2xrtx3090", PAIR)

@@ -18,7 +18,17 @@ from vllm_launchers.plan.attention import fp8_cache_support, is_fp8
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.pool import Layout, Pool
-from vllm_launchers.plan.flags import BLOCKS, DATA, DECODE_CONTEXT, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
+from vllm_launchers.plan.flags import (
+    BLOCKS,
+    BYTES,
+    DATA,
+    DECODE_CONTEXT,
+    EXPERTS,
+    KV_DTYPE,
+    PIPELINE,
+    QUANTIZATION,
+    TENSOR,
+)
 from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
@@ -140,6 +150,12 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
                 chosen.layout, chosen.formats, chosen.budget, fits=True, serves=chosen.serves(wanted), fixed=fixed,
                 chosen=chosen, single=single, rival=rival,
             )  # fmt: skip
+    if whole_number(flags, BYTES, 0):  # on any layout: the fault of this size, not of too few GPUs
+        unlimited = {name: value for name, value in flags.items() if name != BYTES}
+        found = fit_layout(inputs, unlimited, pool, settled)
+        if found is not None and found.fits:
+            option = Search(inputs, flags, pool, settled).option(found.layout, found.formats)
+            return replace(found, budget=option.budget, serves=False, chosen=option, rival=None)
     largest = max(layouts, key=lambda layout: (layout.replica, layout.tensor), default=Layout())
     largest = largest if fixed or pool.exact else Layout(largest.tensor, largest.pipeline)
     found = Search(inputs, flags, pool, settled).option(largest, {})
