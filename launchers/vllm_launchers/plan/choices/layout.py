@@ -151,11 +151,11 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
                 chosen=chosen, single=single, rival=rival,
             )  # fmt: skip
     if whole_number(flags, BYTES, 0):  # on any layout: the fault of this size, not of too few GPUs
-        unlimited = {name: value for name, value in flags.items() if name != BYTES}
-        found = fit_layout(inputs, unlimited, pool, settled)
-        if found is not None and found.fits:
-            option = Search(inputs, flags, pool, settled).option(found.layout, found.formats)
-            return replace(found, budget=option.budget, serves=False, chosen=option, rival=None)
+        others = {name: value for name, value in flags.items() if name != BYTES}
+        fit = fit_layout(inputs, others, pool, settled)
+        if fit is not None and fit.fits:
+            option = Search(inputs, flags, pool, settled).option(fit.layout, fit.formats)
+            return replace(fit, budget=option.budget, serves=False, chosen=option, rival=None)
     largest = max(layouts, key=lambda layout: (layout.replica, layout.tensor), default=Layout())
     largest = largest if fixed or pool.exact else Layout(largest.tensor, largest.pipeline)
     found = Search(inputs, flags, pool, settled).option(largest, {})
