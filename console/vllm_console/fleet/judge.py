@@ -396,7 +396,7 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     return _Facts(
         model=model_known,
         cache_free_gib=None if on_cpu else _cache_free(details, model_known, shape),
-        max_context=model_known.max_context if model_known is not None else None,
+        max_context=model_known.longest_context(release) if model_known is not None else None,
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,
         batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else shape),
         max_tokens_per_mm_item=max_tokens_per_mm_item(model_known, details.flags),

@@ -230,8 +230,11 @@ def reported_cache(record: ServerRecord) -> CacheConfig:
 
 def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
     """The engine limits of a server with these flags and this KV cache."""
-    seqs, batched = batch_sizes(facts, flags, details.engine.release if details.engine else None, _gpu(details))
-    length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
+    release = details.engine.release if details.engine is not None else None
+    seqs, batched = batch_sizes(facts, flags, release, _gpu(details))
+    length = token_count(flags.get("max-model-len"))
+    if length is None and facts is not None:
+        length = facts.longest_context(release)
     caching = flags.get("enable-prefix-caching")
     return EngineLimits(
         SchedulerLimits(

@@ -17,7 +17,8 @@ def unset_flags(details: Details) -> UnsetFlags:
         facts = model_facts(details.model)
     except (ModelFactsError, OSError):
         facts = None
-    return UnsetFlags(_sequences(details, facts), facts.max_context if facts is not None else None)
+    release = details.engine.release if details.engine is not None else None
+    return UnsetFlags(_sequences(details, facts), facts.longest_context(release) if facts is not None else None)
 
 
 def _sequences(details: Details, facts: ModelFacts | None) -> int | None:

@@ -40,8 +40,9 @@ class Target(msgspec.Struct, frozen=True):
     def derived(self, flags: Flags) -> Flags:
         """Limits that vLLM derives if no flag sets them."""
         found: dict[str, FlagValue] = {}
-        if self.facts is not None and self.facts.max_context is not None:
-            found[LENGTH] = self.facts.max_context
+        longest = self.facts.longest_context(self.release) if self.facts is not None else None
+        if longest is not None:
+            found[LENGTH] = longest
         if self.gpu is not None or self.on_cpu:
             gpu = None if self.on_cpu else self.gpu
             found[SEQUENCES], found[BATCHED] = batch_sizes(self.facts, flags, self.release, gpu)

@@ -24,6 +24,14 @@ def parse_release(version: str) -> Release | None:
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
+def scales_yarn(release: Release | None) -> bool:
+    """Whether vLLM multiplies a model's original context by YaRN's factor, as it did before 0.30.
+
+    Since then, the config's length counts (``_get_and_verify_max_len``). An unknown release counts as the newest.
+    """
+    return release is not None and release < (0, 30, 0)
+
+
 def checked(release: Release | None) -> bool:
     """Whether it is known in detail what a release refuses; False for an unknown one."""
     return release is not None and release >= CHECKED_SINCE

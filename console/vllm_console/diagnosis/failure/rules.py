@@ -60,6 +60,7 @@ class FailureRule(FailureVerdict, frozen=True, kw_only=True):
     pattern: re.Pattern[str]
 
 
+_ENDED_OUTSIDE = "Ended by SIGTERM or SIGINT from outside, not by a failure."
 _DAMAGED = "A weights file is damaged or incomplete, or is only a pointer of Git LFS."
 
 
@@ -582,7 +583,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"^KeyboardInterrupt: (?:\w+ )?terminated",  # vLLM raises it for both signals
         Cause.INTERRUPTED,
-        "Ended by SIGTERM or SIGINT from outside, not by a failure.",
+        _ENDED_OUTSIDE,
         0.85,
     ),
     _rule(r"^KeyboardInterrupt\b", Cause.INTERRUPTED, "The start was interrupted (SIGINT, as by ctrl+c).", 0.6),
@@ -610,7 +611,7 @@ INTERNAL_ADDRESS = FailureVerdict(
     Cause.OTHER, "An internal address of vLLM's processes is in use; it is not the server's port."
 )
 
-STOPPED = FailureVerdict(Cause.INTERRUPTED, "Ended by SIGTERM or SIGINT from outside, not by a failure.", 0.85)
+STOPPED = FailureVerdict(Cause.INTERRUPTED, _ENDED_OUTSIDE, 0.85)
 """For lines that show an external stop: see `STOPS`."""
 
 STOPS = (

@@ -159,7 +159,7 @@ class PcieNarrow(Rule):
             for gpu in narrow
         )  # fmt: skip
         moving = flag_names({name: value for name, value in evidence.flags.items() if value}).intersection(OVER_PCIE)
-        user = min(moving, default="")
+        user = f"--{min(moving)}" if moving else ""
         if evidence.tensor_parallel > 1 and link_level(evidence.link) is not LinkLevel.NVLINK:
             user = "Tensor parallelism"
         symptom = f"{named(narrow, 'has', 'have')} a degraded PCIe link: {', '.join(map(_pcie, narrow))}."

@@ -2,11 +2,10 @@
 
 A finding begins when its condition holds in three of the last four frames. It ends when the condition fails in three
 consecutive frames, so that it does not flap, or at once if its whole evaluation window has no occurrence; an unclear
-frame changes nothing. Findings
-judged by requests stay open through a silence of some minutes, because slow traffic has such pauses, and then end. So
-does preemption while requests run, since it comes in bursts: if it returns within these minutes, it is the same
-finding. After a while without reports, a finding is not shown. Everything is recomputed from the frames each time, so
-all consoles and commands agree.
+frame changes nothing. Findings judged by requests stay open through a silence of some minutes, because slow traffic has
+such pauses, and then end. So does preemption while requests run, since it comes in bursts: if it returns within these
+minutes, it is the same finding. After a while without reports, a finding is not shown. Everything is recomputed from
+the frames each time, so all consoles and commands agree.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def effective_flags(
         release = NEWEST
         assumed.append(f"the defaults of vLLM {NEWEST[0]}.{NEWEST[1]}, since your version is unknown")
     seqs, batched = batch_sizes(facts, flags, release, gpu)
-    length, fit = _length(facts, flags, assumed)
+    length, fit = _length(facts, flags, release, assumed)
     pipeline = whole(flags, "pipeline-parallel-size", 1)
     draft_layers, draft_tokens = _draft(facts, flags, assumed, draft)
     kept = _prefix_caching(flags, release)
@@ -235,7 +235,9 @@ def batch_sizes(
     if (batched := whole(flags, "max-num-batched-tokens", 0)) > 0:
         return asked or min(seqs, batched), batched
     batched = max(defaults[1] * doubled, max_tokens_per_mm_item(facts, flags))
-    length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
+    length = token_count(flags.get("max-model-len"))
+    if length is None and facts is not None:
+        length = facts.longest_context(release)
     if length is None:
         return seqs, batched
     if whole_prompts(flags, release):
@@ -291,12 +293,12 @@ def _batches_in_flight(flags: Flags, release: Release, pipeline: int, on_cpu: bo
     return 2 if overlap else pipeline
 
 
-def _length(facts: ModelFacts, flags: Flags, assumed: list[str]) -> tuple[int | None, bool]:
+def _length(facts: ModelFacts, flags: Flags, release: Release, assumed: list[str]) -> tuple[int | None, bool]:
     value = flags.get("max-model-len")
     length = token_count(value)
     fit = length is None and value in ("auto", "-1")
     if length is None:
-        length = facts.max_context
+        length = facts.longest_context(release)
         if length is None:
             assumed.append("the model's context length is unknown: set max-model-len to see the concurrency")
     if length is not None and flags.get("disable-sliding-window") is True and facts.window:

@@ -15,7 +15,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, Flags, json_object
 from vllm_launchers.vllm.modelfacts.config import LENGTHS
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
-from vllm_launchers.vllm.release_defaults import checked
+from vllm_launchers.vllm.release_defaults import scales_yarn
 
 LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
@@ -57,8 +57,8 @@ def _longest_by_config(plan: Plan, inputs: PlanInputs) -> int | None:
         return _overridden(changed, inputs.facts)
     if any(key in changed for key in _ROPE) and not _unstretched(plan, changed):
         return None
-    longest, stretched = inputs.facts.max_context, inputs.facts.stretched_context
-    if longest is None or stretched is None or checked(plan.engine.release):
+    longest, stretched = inputs.facts.longest_context(plan.engine.release), inputs.facts.stretched_context
+    if longest is None or stretched is None or plan.engine.release is not None:
         return longest
     return max(longest, stretched)
 
@@ -119,11 +119,13 @@ def config_overrides(flags: Flags) -> Mapping[str, Any] | None:
 
 
 def _unstretched(plan: Plan, changed: Mapping[str, Any]) -> bool:
-    """Whether the changes to the rotary embedding do not lengthen the context in this release.
-
-    Earlier releases than those checked lengthen it with YaRN (``_get_and_verify_max_len``).
-    """
-    return checked(plan.engine.release) and all(_keeps_length(changed[key]) for key in _ROPE if key in changed)
+    """Whether it is known that the changes to the rotary embedding do not lengthen the context in this release."""
+    release = plan.engine.release
+    return (
+        release is not None
+        and not scales_yarn(release)
+        and all(_keeps_length(changed[key]) for key in _ROPE if key in changed)
+    )
 
 
 def _keeps_length(rope: object) -> bool:

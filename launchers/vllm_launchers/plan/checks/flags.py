@@ -496,7 +496,7 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[Pla
         return
     context, said = token_count(flags.get(LENGTH)), f"--{LENGTH}"
     if LENGTH not in flags and inputs.facts is not None:
-        context, said = inputs.facts.max_context, "the model's context"
+        context, said = inputs.facts.longest_context(release), "the model's context"
     cut = context is not None and batched < context and whole_prompts(flags, release)
     chunked: dict[str, FlagValue] = {CHUNKED: True} if cut else {}
     item = max_tokens_per_mm_item(inputs.facts, flags)

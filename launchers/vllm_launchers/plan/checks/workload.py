@@ -144,7 +144,9 @@ def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None,
 
 def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     wanted = workload.input_tokens_p95 + workload.output_tokens_p95
-    most = longest_supported(plan, inputs) or (inputs.facts.max_context if inputs.facts is not None else None)
+    most = longest_supported(plan, inputs)
+    if most is None and inputs.facts is not None:
+        most = inputs.facts.longest_context(plan.engine.release)
     asked = token_count(plan.flags.get(LENGTH))
     if asked is not None and asked < wanted:
         fitting = rounded_up(wanted) if most is None else min(rounded_up(wanted), most)

@@ -32,7 +32,7 @@ def context(inputs: ChoiceInputs) -> Choice:
     work, tokens = inputs.workload, inputs.request_tokens
     length = rounded_up(tokens)
     parts = f"{work.input_tokens_p95:,} prompt + {work.output_tokens_p95:,} answer tokens at p95"
-    limit = inputs.facts.max_context if inputs.facts is not None else None
+    limit = inputs.facts.longest_context(inputs.release) if inputs.facts is not None else None
     if limit is None or length <= limit:
         rest = f"; the model supports {limit:,}" if limit is not None and limit > length else ""
         return Choice(LENGTH, length, f"{parts}, rounded up{rest}.", Source.WORKLOAD, "Longer requests are rejected.")

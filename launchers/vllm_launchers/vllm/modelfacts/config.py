@@ -305,9 +305,8 @@ _ALREADY_LONG = frozenset({"su", "longrope", "llama3", "deepseek_llama_scaling"}
 def max_context(config: Config, model_type: str, *, stretch_yarn: bool = False) -> int | None:
     """Tokens of prompt plus output, or None if the config does not specify it.
 
-    The smallest of the known entries, times the rotary embedding's factor if vLLM applies it. With YaRN, 0.32.0 uses
-    the config's length unchanged; ``stretch_yarn`` gives the longer one of that and the scaled original length, as in
-    earlier releases.
+    The smallest of the known entries, times the rotary embedding's factor if vLLM applies it. With YaRN, the config's
+    length is used unchanged since 0.30; ``stretch_yarn`` gives the original length times the factor, as before.
     """
     lengths = [length for name in LENGTHS if (length := number(config, name))]
     derived = number(config, "model_max_length") or (min(lengths) if lengths else None)
@@ -319,8 +318,9 @@ def max_context(config: Config, model_type: str, *, stretch_yarn: bool = False) 
         if times is None or kind in _ALREADY_LONG:
             continue
         if "yarn" in kind:
-            original = number(rope, "original_max_position_embeddings") if stretch_yarn else None
-            stretched = max(derived, int((original or 0) * times))
+            original = number(rope, "original_max_position_embeddings")
+            if stretch_yarn and kind == "yarn" and original:
+                stretched = int(original * times)
         else:
             stretched = int(derived * times)
     return stretched

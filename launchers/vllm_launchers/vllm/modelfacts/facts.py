@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.vllm.release_defaults import Release, scales_yarn
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "half": 2, "float": 4}
 """Bytes of one number of these types."""
@@ -105,7 +106,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocabulary: int | None = None
     max_context: int | None = None
     stretched_context: int | None = None
-    """As ``max_context``, but for releases that apply YaRN's factor to the original length (before 0.32)."""
+    """As ``max_context``, for releases that multiply the original length by YaRN's factor; see `longest_context`."""
     positions: int | None = None
     """The config's ``max_position_embeddings`` if that alone is ``max_context``: no rotary scaling changes it."""
     dtype: str | None = None
@@ -138,6 +139,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     def mla(self) -> bool:
         """Whether it uses multi-head latent attention."""
         return self.kv_lora_rank is not None
+
+    def longest_context(self, release: Release | None) -> int | None:
+        """Tokens of prompt plus output that a release accepts by default; an unknown release counts as the newest."""
+        return self.stretched_context if scales_yarn(release) and self.stretched_context else self.max_context
 
 
 # -- what a model's name contains -------------------------------------------------------------------------------------

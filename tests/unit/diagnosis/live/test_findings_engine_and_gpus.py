@@ -205,9 +205,9 @@ def test_ending_finding_keeps_its_last_values() -> None:
     [
         ({}, Severity.NOTE, "It only slows weight loading."),
         ({"cpu-offload-gb": 0}, Severity.NOTE, "It only slows weight loading."),
-        ({"cpu-offload-gb": 8}, Severity.WARNING, "cpu-offload-gb uses this link."),
-        ({"kv-offloading-size": 8}, Severity.WARNING, "kv-offloading-size uses this link."),
-        ({"kv-transfer-config.kv_connector": "X"}, Severity.WARNING, "kv-transfer-config uses this link."),
+        ({"cpu-offload-gb": 8}, Severity.WARNING, "--cpu-offload-gb uses this link."),
+        ({"kv-offloading-size": 8}, Severity.WARNING, "--kv-offloading-size uses this link."),
+        ({"kv-transfer-config.kv_connector": "X"}, Severity.WARNING, "--kv-transfer-config uses this link."),
     ],
 )
 def test_a_narrow_link_slows_what_is_moved_over_it(flags: dict[str, Any], severity: Severity, use: str) -> None:

@@ -44,10 +44,10 @@ def test_yarn_set_by_single_keys(find: Find) -> None:
 
 
 def test_earlier_release_may_apply_the_factor(find: Find) -> None:
-    assert over(find, {"hf-overrides": json.dumps({"rope_scaling": YARN})}, version="0.31.0") is None
+    assert over(find, {"hf-overrides": json.dumps({"rope_scaling": YARN})}, version="0.29.0") is None
 
 
-@pytest.mark.parametrize(("version", "most"), [("0.32.0", 4096), ("0.31.0", 8192)])
+@pytest.mark.parametrize(("version", "most"), [("0.32.0", 4096), ("0.30.0", 4096), ("0.29.0", 8192)])
 def test_yarn_in_the_config_lengthens_the_context_only_in_earlier_releases(find: Find, version: str, most: int) -> None:
     finding = over(find, {}, facts=replace(MODEL, stretched_context=8192), version=version)
     assert finding is not None

@@ -14,6 +14,7 @@ from vllm_launchers.plan.choices.choice import Choice, SeenRoom, Source
 from vllm_launchers.plan.choices.lengths import rounded_up
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
 
 Chosen = Callable[..., dict[str, Choice]]
 
@@ -142,14 +143,17 @@ def test_requests_never_exceed_the_context(chosen: Chosen) -> None:
     short = replace_context(chosen, 32_768)
     assert short["max-model-len"].value == 32_768
     assert short["max-num-seqs"].value == 4
+    stretched = replace_context(chosen, 32_768, release=(0, 29, 0), stretched_context=65_536)
+    assert stretched["max-model-len"].value == 65_536
 
 
-def replace_context(chosen: Chosen, context: int) -> dict[str, Choice]:
+def replace_context(chosen: Chosen, context: int, *, release: Release = (0, 33, 0), **other: Any) -> dict[str, Choice]:
     facts = ModelFacts(
         model="made/short", layers=(LayerKind.FULL,) * 32, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16",
         hidden_size=4096, vocabulary=128_256, intermediate_size=14_336, weight_bytes=16 * 10**9, max_context=context,
+        **other,
     )  # fmt: skip
-    return chosen(None, "a6000", work(122_880, 2048, 0.05, 2), facts=facts)
+    return chosen(None, "a6000", work(122_880, 2048, 0.05, 2), facts=facts, release=release)
 
 
 def test_sequences_are_reconsidered_with_all_flags_set(chosen: Chosen) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from vllm_launchers.vllm.model_folder import config_from_params
 from vllm_launchers.vllm.modelfacts.config import facts_from_config
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.release_defaults import Release
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -221,6 +222,16 @@ def test_longest_context(entries: dict[str, Any], expected: int | None) -> None:
     facts = read(**entries)
     assert facts.max_context == expected
     assert ("longest context" in facts.missing) is (expected is None)
+
+
+@pytest.mark.parametrize(("release", "expected"), [((0, 29, 0), 65_536), ((0, 30, 0), 131_072), (None, 131_072)])
+def test_before_release_0_30_the_original_length_times_the_factor_of_yarn_is_the_longest_context(
+    release: Release | None, expected: int
+) -> None:
+    """As in vLLM's ``_get_and_verify_max_len``."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32_768}
+    facts = read(max_position_embeddings=131_072, rope_scaling=yarn)
+    assert facts.longest_context(release) == expected
 
 
 def test_yarn_lengthens_the_context_only_in_earlier_releases() -> None:
