@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,9 @@ STALE_SECONDS = 5.0
 HOST = 2
 """The column that is omitted if all servers run on this machine."""
 
+OMITTED_FIRST = ("ENGINE", "OWNER", "PRESET", "PORT", "TOK/S", "RUN")
+"""Columns that a narrow terminal has no room for, the first one first."""
+
 LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
 """Display names of latencies, where they differ from JSON."""
 
@@ -56,7 +60,8 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List all servers. KV cache usage, running and waiting requests are current. Preemptions, p99 of TTFT and "
         "ITL, and TOK/S cover the last minute: TOK/S is the mean rate of generated tokens over all requests. – is "
-        "unknown: servers that you did not start are read only once, so most of their rates are unknown."
+        "unknown: servers that you did not start are read only once, so most of their rates are unknown. On a narrow "
+        "terminal, the engine and other columns are left out."
     )
     parser.add_argument("--ours", action="store_true", help="only your own servers")
     add_json(parser)
@@ -71,7 +76,7 @@ def run_list(args: argparse.Namespace) -> int:
     if args.json:
         print_json([status_document(server) for server in servers])
     elif servers:
-        print("\n".join(servers_table(servers, snapshot.at)))
+        print("\n".join(servers_table(servers, snapshot.at, _terminal_width())))
     else:
         print("No servers. Start one with 'vllm-console start chatbot', or try 'vllm-console demo'.")
     return 0
@@ -106,12 +111,27 @@ def run_status(args: argparse.Namespace) -> int:
 # -- as text ----------------------------------------------------------------------------------------------------------
 
 
-def servers_table(servers: Sequence[ServerView], now: float) -> list[str]:
-    """One line per server below a heading, with each reason on its own line below."""
+def _terminal_width() -> int | None:
+    """Columns of the terminal; None if the output goes elsewhere."""
+    if not sys.stdout.isatty():
+        return None
+    from shutil import get_terminal_size  # imports every archive format
+
+    return get_terminal_size().columns
+
+
+def servers_table(servers: Sequence[ServerView], now: float, room: int | None = None) -> list[str]:
+    """One line per server below a heading, with each reason on its own line below.
+
+    If the columns are wider than ``room``, they are made as narrow as their contents, and the least important ones are
+    left out.
+    """
     rows = [[plain(cell) for cell in _cells(server, now)] for server in servers]
     widths = [max([least, *(len(row[at]) + 1 for row in rows)]) for at, (_, least) in enumerate(COLUMNS)]
     if not any(server.where for server in servers):
         widths[HOST] = 0
+    if room is not None and sum(widths) > room:
+        widths = _narrow(widths, rows, room)
     lines = [_line([title for title, _ in COLUMNS], widths)]
     for server, row in zip(servers, rows, strict=True):
         lines.append(_line(row, widths))
@@ -127,6 +147,19 @@ def servers_table(servers: Sequence[ServerView], now: float) -> list[str]:
         if server.window is not None and (age := _age(server, now)) is not None:
             lines.append(f"  these metrics are {duration(age)} old")
     return lines
+
+
+def _narrow(widths: Sequence[int], rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Widths whose sum is at most ``room`` if possible. A width of 0 omits a column."""
+    titles = [title for title, _ in COLUMNS]
+    narrow = [
+        max(len(title), *(len(row[at]) for row in rows)) + 1 if widths[at] else 0 for at, title in enumerate(titles)
+    ]
+    for title in OMITTED_FIRST:
+        if sum(narrow) <= room + 1:  # the last column needs no space behind it
+            break
+        narrow[titles.index(title)] = 0
+    return narrow
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import re
 from types import ModuleType
 
+import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli.servers import add_list_arguments, describe_server, no_energy, servers_table, status_document
+from vllm_console.cli.servers import (
+    COLUMNS,
+    OMITTED_FIRST,
+    add_list_arguments,
+    describe_server,
+    no_energy,
+    servers_table,
+    status_document,
+)
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.sample import Sample, Window
@@ -28,6 +38,16 @@ def test_servers_of_others_take_one_line_with_an_owner_column() -> None:
     assert theirs.split()[:5] == ["vllm@8001", "anna", "–", "ready", "1m30s"]
     assert hidden.split()[0] == "vllm@pid-123456"
     assert [line.index("–") for line in (theirs, hidden)] == [heading.index("PRESET")] * 2, "columns stay aligned"
+
+
+@pytest.mark.parametrize(
+    ("room", "omitted"), [(200, 0), (110, 0), (100, 2), (90, 3), (80, 5), (40, len(OMITTED_FIRST))]
+)
+def test_narrow_terminal_omits_the_least_important_columns(room: int, omitted: int) -> None:
+    lines = servers_table((OURS, THEIRS, HIDDEN), NOW, room)
+    titles = set(re.split(r" +(?!p99)", lines[0]))
+    assert titles == {title for title, _ in COLUMNS} - {"HOST", *OMITTED_FIRST[:omitted]}
+    assert room == 40 or max(map(len, lines)) <= room
 
 
 def test_server_not_probed_is_running_not_starting() -> None:
