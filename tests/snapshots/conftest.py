@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.terminal_theme import TerminalTheme
 from textual.app import App
+from textual.filter import LineFilter
 from textual.pilot import Pilot
 
 from fakes.headless import parsed_once  # noqa: F401 - a fixture of all tests here
 from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
-from vllm_console.ui.theme import CONSOLE_THEME
+from vllm_console.ui.theme import CONSOLE_THEME, AsciiFilter
 
 
 async def _settled(pilot: Pilot[Any]) -> None:
@@ -94,6 +95,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, bool]]:
 
 class Host(App[None]):
     CSS = "Screen { background: ansi_default; color: ansi_default; }"
+    ascii = False
 
     def __init__(self, make: Callable[[], Any]) -> None:
         super().__init__(ansi_color=True)
@@ -104,6 +106,9 @@ class Host(App[None]):
 
     def on_mount(self) -> None:
         self.push_screen(self._make())
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *((AsciiFilter(),) if self.ascii else ())]
 
 
 @pytest.fixture

@@ -39,7 +39,17 @@ from vllm_console.ui.parts.server_verbs import RefusalError
 from vllm_console.ui.screens.operations import OperationsScreen
 from vllm_console.ui.terminal.choice import driver_class
 from vllm_console.ui.terminal.clipboard import copy
-from vllm_console.ui.theme import BAD, CONSOLE_THEME, OK, TERMINAL_THEME, THEMES, WARN, ThemeFilter, wants_ascii
+from vllm_console.ui.theme import (
+    BAD,
+    CONSOLE_THEME,
+    OK,
+    TERMINAL_THEME,
+    THEMES,
+    WARN,
+    AsciiFilter,
+    ThemeFilter,
+    wants_ascii,
+)
 from vllm_console.ui.threads import favor_the_screen, in_thread, woken
 from vllm_launchers.errors import OperationError
 from vllm_launchers.units import counted
@@ -169,6 +179,7 @@ class ConsoleApp(App[None]):
         self.recent = RecentCommands(state)
         self.color_theme = TERMINAL_THEME
         self._theme_filter: ThemeFilter | None = None
+        self._ascii_filter = (AsciiFilter(),) if self.ascii else ()
         if why := self.theme_refusal(theme):
             self.messages.note("", why)
         elif THEMES[theme].background:
@@ -659,8 +670,8 @@ class ConsoleApp(App[None]):
     # -- colors ----------------------------------------------------------------------------------------------------
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Line filters that adapt colors: none, or those of the theme."""
-        filters = super().get_line_filters()
+        """Line filters that adapt colors and characters: none, or those of the theme and of ``ascii``."""
+        filters = [*super().get_line_filters(), *self._ascii_filter]
         return filters if self._theme_filter is None else [*filters, self._theme_filter]
 
     def theme_refusal(self, name: str) -> str:

@@ -191,6 +191,14 @@ def to_ascii(text: str) -> str:
     return text if text.isascii() else text.replace(" → ", "-> ").translate(_TABLE)
 
 
+class AsciiFilter(LineFilter):
+    """Replaces every character on the screen by ASCII of the same width."""
+
+    def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
+        """Return the segments with the same styles and actions."""
+        return [Segment(to_ascii(text), style, control) for text, style, control in segments]
+
+
 def wants_ascii(environment: Mapping[str, str]) -> bool:
     """Whether ``TERM``, ``LC_ALL``, ``LC_CTYPE`` or ``LANG`` says that the terminal can't show Unicode."""
     locale = next((environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(name)), "")

@@ -2,21 +2,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from textual.app import App
+from textual.filter import LineFilter
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from vllm_console.ui.theme import CONSOLE_THEME
+from vllm_console.ui.theme import CONSOLE_THEME, AsciiFilter
 
 
 class Host(App[None]):
     """Shows one screen, and keeps its result."""
 
     CSS = "Screen { background: ansi_default; color: ansi_default; }"
+    ascii = False
 
     def __init__(self, make: Callable[[], Screen[Any]]) -> None:
         super().__init__(ansi_color=True)
@@ -28,6 +30,9 @@ class Host(App[None]):
 
     def on_mount(self) -> None:
         self.push_screen(self._make(), self.results.append)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *((AsciiFilter(),) if self.ascii else ())]
 
     def text(self) -> str:
         strips = self.screen._compositor.render_strips()

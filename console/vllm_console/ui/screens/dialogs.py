@@ -48,7 +48,6 @@ class Dialog(TerminalModal[Answer]):
 
     def on_mount(self) -> None:
         """Show the lines."""
-        self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
         self.query_one("#question", LineView).show(self.lines())
 
     def on_resize(self) -> None:

@@ -18,7 +18,6 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from vllm_console.text import WITHOUT_MARKS, plain
-from vllm_console.ui.theme import to_ascii
 
 BLANK = Strip([])
 
@@ -219,7 +218,6 @@ class LineView(Widget):
     """Draws a list of strips. `show` compares them with those on the screen and repaints only the difference.
 
     Segments are drawn as they are, on the terminal's own background; CSS colors and borders of the widget are not used.
-    If the app's ``ascii`` is true, every character is replaced by ASCII of the same width.
     """
 
     DEFAULT_CSS = "LineView { height: auto; width: 1fr; }"
@@ -247,7 +245,7 @@ class LineView(Widget):
     def show(self, lines: Sequence[Strip]) -> None:
         """Show these lines from the top; the remaining rows stay blank."""
         before = self._lines
-        self._lines = [_ascii(strip) for strip in lines] if getattr(self.app, "ascii", False) else list(lines)
+        self._lines = list(lines)
         if len(before) == len(self._lines) and all(map(is_, before, self._lines)):
             return
         if not self.is_mounted:
@@ -405,10 +403,6 @@ class LineView(Widget):
         """Repaint, since the filters may have changed with the styles."""
         self._painted_width = -1
         super().notify_style_update()
-
-
-def _ascii(strip: Strip) -> Strip:
-    return Strip([Segment(to_ascii(text), style) for text, style, _ in strip])
 
 
 def _underlined(strip: Strip, action: str) -> Strip:
