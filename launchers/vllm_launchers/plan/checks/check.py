@@ -11,6 +11,7 @@ from vllm_launchers.plan.checks.flags import EngineFacts, flag_findings, value_f
 from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import adapter_findings, model_findings
+from vllm_launchers.plan.checks.model_runner import model_runner_findings
 from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.checks.parallel import node_findings, parallel_findings
 from vllm_launchers.plan.checks.ray import ray_findings
@@ -79,6 +80,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) 
     yield from value_findings(plan, inputs, budget)
     yield from model_findings(plan, inputs)
     yield from speculation_findings(plan, inputs)
+    yield from model_runner_findings(plan, inputs)
     yield from parallel_findings(plan, inputs, budget)
     yield from node_findings(plan, inputs, budget)
     yield from ray_findings(plan, inputs)

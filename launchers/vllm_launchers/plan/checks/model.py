@@ -8,7 +8,8 @@ from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.attention import BACKEND_FLAG, FLASH_ATTENTION, FLASHINFER, TRITON, selected_backend
 from vllm_launchers.plan.checks.architectures import is_plain
 from vllm_launchers.plan.checks.context import config_overrides, context_findings
-from vllm_launchers.plan.checks.request import lacks, on, simulated, variables
+from vllm_launchers.plan.checks.packages import package_findings
+from vllm_launchers.plan.checks.request import on, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.inputs import PlanInputs
@@ -203,12 +204,9 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
         fix = Changes(set={_DEPRECATED_ALLOWED: True})
         yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=_sure(facts))
     described = stored is not None or _described(plan.flags, asked)  # otherwise that is what vLLM refuses
-    if method == TORCHAO and described and lacks(plan, inputs, TORCHAO):
-        text = (
-            f"vLLM will not start: it reads weights in the format of {TORCHAO} with that package, which is not "
-            f"installed alongside it (pip install {TORCHAO})"
-        )
-        yield PlanFinding("package_missing", Level.ERROR, text, surely=_sure(facts))
+    if method == TORCHAO and described:
+        why = f"it reads weights in the format of {TORCHAO} with that package"
+        yield from package_findings(plan, inputs, TORCHAO, why, surely=_sure(facts))
     release = plan.engine.release
     if stored is None or stored.method != "gptq" or (release is not None and release < _GPTQ_LIMITED):
         return

@@ -166,11 +166,6 @@ def names(gpus: tuple[Gpu, ...]) -> str:
     return " and ".join(dict.fromkeys(gpu.name or f"GPU {gpu.index}" for gpu in gpus))
 
 
-def lacks(plan: Plan, inputs: PlanInputs, package: str) -> bool:
-    """Whether vLLM's environment is known to lack a package; a folder in ``PYTHONPATH`` may have it."""
-    return package in plan.engine.lacks and not variables(plan, inputs).get("PYTHONPATH")
-
-
 def on(variables: Mapping[str, str], name: str) -> bool:
     """Whether a boolean environment variable is on."""
     return variables.get(name, "").strip().lower() in ("1", "true", "yes", "on")

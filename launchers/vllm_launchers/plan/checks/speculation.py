@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.architectures import is_dense, is_plain
-from vllm_launchers.plan.checks.request import lacks
+from vllm_launchers.plan.checks.packages import package_findings
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -40,13 +40,9 @@ def _settings(flags: Flags) -> Mapping[str, object]:
 
 def _without_package(plan: Plan, inputs: PlanInputs, settings: Mapping[str, object]) -> Iterator[PlanFinding]:
     """Suffix decoding needs a separate package (``_validate_suffix_decoding``)."""
-    if settings.get("method") != "suffix" or not lacks(plan, inputs, ARCTIC_INFERENCE):
-        return
-    text = (
-        f"vLLM will not start: the method suffix needs the package {ARCTIC_INFERENCE}, which is not installed "
-        f"alongside it (pip install {ARCTIC_INFERENCE})"
-    )
-    yield PlanFinding("package_missing", Level.ERROR, text, Changes(unset=speculation_flags(plan.flags)))
+    if settings.get("method") == "suffix":
+        why = f"the method suffix needs the package {ARCTIC_INFERENCE}"
+        yield from package_findings(plan, inputs, ARCTIC_INFERENCE, why, Changes(unset=speculation_flags(plan.flags)))
 
 
 def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:

@@ -31,6 +31,8 @@ from vllm_launchers.vllm.release_defaults import CHECKED_SINCE, WHOLE_PROMPTS_SI
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _QUOTED = lazy_pattern(r'("(?:[^"\\]|\\.)*")')
+_VERSION = lazy_pattern(r"(?i)\s*v?(?:\d+!)?\d+(?:\.\d+)*(?:[-_.]?[a-z]+[-_.]?\d*)*(?:-\d+)?(?:\+[a-z0-9._-]+)?\s*")
+"""At least every version that Python's ``packaging`` reads."""
 _FRONTEND = "Frontend"
 _ONLY_WITH = {"LoRAConfig": "enable-lora"}
 """Groups whose configuration is only created, and so only validated, if another flag is on."""
@@ -742,6 +744,16 @@ def _profiled(given: Given) -> str | None:
     return None
 
 
+def _hidden_metrics(given: Given) -> str | None:
+    name = "show-hidden-metrics-for-version"
+    version = given.text(name)
+    return f"--{name} takes a version such as 0.31, not {shown(version)}" if _unreadable(version) else None
+
+
+def _unreadable(version: str) -> bool:
+    return bool(version) and _VERSION.fullmatch(version) is None
+
+
 def _custom_ops(given: Given) -> list[str]:
     words: list[str] = []
     for key in ("custom_ops", "custom_ops+"):
@@ -914,6 +926,7 @@ CONDITIONS: tuple[Condition, ...] = (
     _connected("ec", always=False),
     Condition(("structured-outputs-config",), _structured, CHECKED_SINCE),
     Condition(("profiler-config",), _profiled, CHECKED_SINCE),
+    Condition(("show-hidden-metrics-for-version",), _hidden_metrics, CHECKED_SINCE),
     Condition(("eplb-config", "enable-eplb"), _spare_experts, CHECKED_SINCE),
     Condition(("compilation-config",), _base_modes, (0, 10)),
     Condition(("compilation-config",), _switched_ops, CHECKED_SINCE),

@@ -87,7 +87,9 @@ def test_suffix_decoding_needs_its_package(plan: Callable[..., Plan], flags: dic
     assert (found.code, found.level, found.fix) == ("package_missing", Level.ERROR, Changes(unset=tuple(flags)))
     assert "pip install arctic-inference" in found.message
     elsewhere = replace(lacking, environment={"PYTHONPATH": "/packages"})
-    assert list(speculation_findings(elsewhere, PlanInputs())) == []
+    (found,) = speculation_findings(elsewhere, PlanInputs())
+    assert (found.level, found.fix) == (Level.WARNING, None)
+    assert "unless a folder in PYTHONPATH has it" in found.message
     assert (
         list(speculation_findings(replace(lacking, flags={"spec-method": "ngram", "spec-tokens": 1}), PlanInputs()))
         == []

@@ -41,6 +41,7 @@ SWITCHES = (
     "enable-fault-tolerance enable-flashinfer-autotune async-scheduling enable-dbo"
 )
 TEXTS = {
+    "show-hidden-metrics-for-version": None,
     "tool-call-parser": None,
     "tool-parser-plugin": "",
     "reasoning-parser": "",
@@ -430,6 +431,11 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"profiler-config": '{"profiler": "proton", "proton_profiler_dir": "/traces"}'},
     ),
     ("profiler-config", {"profiler-config.torch_profiler_dir": "/traces"}, {"profiler-config.profiler": "cuda"}),
+    (
+        "show-hidden-metrics-for-version",
+        {"show-hidden-metrics-for-version": "abc"},
+        {"show-hidden-metrics-for-version": "0.31.0rc1"},
+    ),
     ("lora-modules", {"lora-modules": "{}"}, {"lora-modules": "{"}),
     ("eplb-config", {"eplb-config.num_redundant_experts": 2}, {"eplb-config.num_redundant_experts": 0}),
     ("reasoning-parser", {"reasoning-parser": "qwen"}, {"reasoning-parser": "qwen3"}),
