@@ -15,6 +15,7 @@ def make_model(folder: Path, layers: int = 32) -> None:
         "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
     name = "model-00001-of-00001.safetensors"
     total = 500_000_000 * layers
     (folder / "model.safetensors.index.json").write_text(

@@ -31,6 +31,7 @@ def model(tmp_path: Path) -> Path:
         "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
     name = "model-00001-of-00001.safetensors"
     index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": {"lm_head.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

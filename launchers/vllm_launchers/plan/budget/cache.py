@@ -161,7 +161,7 @@ def attention_bytes(facts: ModelFacts, settings: EffectiveFlags, kind: LayerKind
 
 def _heads(facts: ModelFacts, kind: LayerKind) -> tuple[int | None, int | None]:
     """KV heads and their size. Full layers between windowed ones may have other values (Gemma 4)."""
-    heads, size = facts.kv_heads or facts.heads, facts.head_dim
+    heads, size = facts.kv_heads, facts.head_dim
     if size is None and facts.hidden_size and facts.heads:
         size = facts.hidden_size // facts.heads
     if kind is LayerKind.FULL and LayerKind.SLIDING in facts.layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -12,7 +12,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
-from vllm_launchers.vllm.modelfacts.facts import BYTES, ModelFacts, parameters_in, split_quantization
+from vllm_launchers.vllm.modelfacts.facts import BYTES, UNKNOWN_FORMAT, ModelFacts, parameters_in, split_quantization
 
 _SCALE_BITS = {"mxfp4": 8.0, "gpt_oss_mxfp4": 8.0, "modelopt_fp4": 8.0, "mxfp8": 8.0, "modelopt_mxfp8": 8.0}
 _BITS = {"bitsandbytes": 4, "gguf": 5, "awq": 4, "awq_marlin": 4, "gptq": 4, "gptq_marlin": 4, "mxfp4": 4}
@@ -71,6 +71,7 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
     stored = facts.weight_bytes
     if stored is not None and facts.size_from:
         assumed.append(f"some weights are missing here: their size, {stored / GIB:.1f} GiB, is from {facts.size_from}")
+    assumed += _assumed_precision(facts)
     if stored is None:
         count = parameters(facts)
         if count is None:
@@ -91,6 +92,20 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
     return LoadedWeights(
         total, embedding, _experts_share(facts, total), len(facts.layers), expert_count=facts.experts or 0
     )
+
+
+def _assumed_precision(facts: ModelFacts) -> Iterator[str]:
+    """What is assumed about the number of bits per weight."""
+    stored = facts.quantization
+    if stored is None and facts.dtype is None:
+        yield "the number format of the weights is unknown: 16 bits assumed"
+    if stored is None or facts.weight_bytes is not None:
+        return
+    form = f"{_bits(facts):g} bits per weight" + (f" ({stored.method})" if stored.method != UNKNOWN_FORMAT else "")
+    if facts.source == "table" and split_quantization(facts.model)[1] == stored:
+        yield f"the precision of the weights is taken from the name: {form}"
+    elif stored.bits is None:
+        yield f"the precision of the weights is unknown: {form} assumed"
 
 
 def parameters(facts: ModelFacts) -> int | None:

@@ -19,7 +19,7 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, json_flag
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.installed_packages import TORCHAO
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA, updates_adapters
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, ModelFacts
 from vllm_launchers.vllm.release_defaults import Release, checked
 from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 
@@ -83,6 +83,7 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if simulated(plan):  # it needs no weights, tokenizer or license
         return
     yield from _there(plan, inputs, facts)
+    yield from _without_tokenizer(plan, facts)
     yield from _dropped(plan, facts)
     if not _unknown_method(plan, inputs.flags):
         yield from _quantization(plan, facts)
@@ -151,6 +152,19 @@ def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Pl
     yield PlanFinding("attention_backend", Level.ERROR, text, fix, surely=_sure(facts))
 
 
+def _without_tokenizer(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
+    if (
+        facts.tokenizer_missing
+        and not plan.flags.get("tokenizer")
+        and plan.flags.get("skip-tokenizer-init") is not True
+    ):
+        text = (
+            f"{facts.folder or facts.model} has no tokenizer, and vLLM will not start without one: add its files, or "
+            "name another model's with --tokenizer"
+        )
+        yield PlanFinding("tokenizer_missing", Level.ERROR, text, surely=checked(plan.engine.release))
+
+
 def _unknown_method(plan: Plan, table: FlagTable) -> bool:
     """Whether the flag table lacks the method, which is reported with the flag."""
     asked, spec = plan.flags.get("quantization"), table.get("quantization")
@@ -171,7 +185,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
             yield PlanFinding("quantization_without_checkpoint", Level.ERROR, text, fix, surely=_sure(facts))
         return
     stored = facts.quantization.method
-    if _reads(asked.lower(), stored, plan, facts):
+    if stored == UNKNOWN_FORMAT or _reads(asked.lower(), stored, plan, facts):
         return
     detected = f"{facts.model} is quantized as {stored}, not {asked} (--quantization)"
     evident = stored.startswith("modelopt") or stored in _SELF_EVIDENT or _is_gpt_oss(facts)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.vllm.modelfacts.defaults import with_defaults
 from vllm_launchers.vllm.modelfacts.encoder import AUDIO_PARTS, VISION_PARTS, encoder_of, inner_width
-from vllm_launchers.vllm.modelfacts.facts import BYTES, LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.facts import BYTES, UNKNOWN_FORMAT, LayerKind, ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.values import Config, factor, mapping, number, objects, text, texts, whole_numbers
 
 State = tuple[int, int]
@@ -181,7 +181,7 @@ def _with_heads(facts: ModelFacts, config: Config, model_type: str) -> ModelFact
     facts = replace(
         facts,
         heads=heads,
-        kv_heads=kv_heads or _heads_of_blocks(config, heads) or heads,
+        kv_heads=kv_heads or _heads_of_blocks(config, heads) or (None if _states_kv_heads(config) else heads),
         head_dim=head_dim,
         v_head_dim=number(config, "v_head_dim"),
     )
@@ -204,6 +204,11 @@ def _with_full_heads(facts: ModelFacts, config: Config, model_type: str) -> Mode
         return facts
     heads = number(config, "num_global_key_value_heads") if config.get("attention_k_eq_v", True) is not False else None
     return replace(facts, full_kv_heads=heads or facts.kv_heads, full_head_dim=number(config, "global_head_dim"))
+
+
+def _states_kv_heads(config: Config) -> bool:
+    """Whether the config has a number of KV heads, readable or not; without one, vLLM takes the attention heads."""
+    return any(config.get(name) is not None for name in _KV_HEADS)
 
 
 def _heads_of_blocks(config: Config, heads: int | None) -> int | None:
@@ -253,7 +258,7 @@ def _with_experts(facts: ModelFacts, config: Config) -> ModelFacts:
 
 def _quantization_settings(config: Config, part: Config) -> Config:
     names = ("quantization_config", "compression_config")
-    return mapping(config, *names) or mapping(part, *names)
+    return mapping(config, *names) or mapping(part, *names) or mapping(config, "quantization")  # the last is MLX's
 
 
 def _needs_remote_code(config: Config, model_type: str) -> bool:
@@ -271,6 +276,8 @@ def _missing(facts: ModelFacts, model_type: str, config: Config) -> tuple[str, .
         "number format": facts.dtype,
     }
     missing = [name for name, value in wanted.items() if value is None]
+    if facts.heads and facts.kv_heads is None:
+        missing.append("number of KV heads (the config has none that can be read)")
     count = number(config, *_LAYERS)
     if count and count > MOST_LAYERS:
         missing.append(f"number of layers (the config says {count})")
@@ -535,6 +542,8 @@ def quantization(settings: Config) -> Quantization | None:
         method = _MODELOPT[algorithm]
     if not method:
         method = "compressed-tensors" if "config_groups" in settings else ""
+    if not method:
+        method = UNKNOWN_FORMAT if number(settings, "bits") else ""
     if not method:
         return None
     groups = _group_weights(settings)

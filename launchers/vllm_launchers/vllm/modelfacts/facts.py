@@ -31,8 +31,12 @@ class ModelFactsError(Exception):
     """A model's facts are unavailable; the message is one sentence for users: what, where, and what to do."""
 
 
+UNKNOWN_FORMAT = "unknown"
+"""The method of weights of which only the number of bits is known."""
+
+
 class Quantization(msgspec.Struct, frozen=True):
-    """How a checkpoint's weights are stored. ``method`` is vLLM's name (``awq``, ``gptq``, ``fp8``, …).
+    """How a checkpoint's weights are stored. ``method`` is vLLM's name (``awq``, ``gptq``, ``fp8``, …), or unknown.
 
     ``group_size`` is the number of weights that share a scale (-1: a whole column); ``block`` the shape of FP8 blocks.
     """
@@ -125,6 +129,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     needs_remote_code: bool = False
     own_draft: bool = False
     """Whether its config is in the speculators format: it is a draft, and names the model that vLLM serves with it."""
+    tokenizer_missing: bool = False
+    """Whether its folder certainly has no tokenizer."""
     gated: bool | None = None
     files_missing: tuple[str, ...] = ()
     bytes_to_download: int | None = None
@@ -171,6 +177,10 @@ _QUANTIZED: tuple[tuple[str, Quantization], ...] = (
     ("int4", Quantization("compressed-tensors", 4, 128)),
     ("int8", Quantization("compressed-tensors", 8)),
     ("gguf", Quantization("gguf")),
+    ("4bit", Quantization(UNKNOWN_FORMAT, 4, 64)),
+    ("4-bit", Quantization(UNKNOWN_FORMAT, 4, 64)),
+    ("8bit", Quantization(UNKNOWN_FORMAT, 8)),
+    ("8-bit", Quantization(UNKNOWN_FORMAT, 8)),
 )
 """Keywords in model names and their meaning in most checkpoints. Longer ones come first."""
 

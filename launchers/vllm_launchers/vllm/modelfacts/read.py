@@ -97,6 +97,7 @@ def _problem(model: str) -> str | None:
 
 
 _GGUF = b"GGUF"
+_OF_TOKENIZER = lazy_pattern(r"(?i)token|vocab|tekken|merges|spiece|bpe|\.(?:model|tiktoken|gguf)$")
 
 
 def _from_gguf(model: str, path: Path) -> ModelFacts:
@@ -121,7 +122,13 @@ def _from_gguf(model: str, path: Path) -> ModelFacts:
 
 def _from_folder(model: str, folder: Path) -> ModelFacts:
     facts = _with_weights(facts_of_files(model, folder), weights_in(folder))
-    return replace(facts, source="folder", folder=str(folder))
+    return replace(facts, source="folder", folder=str(folder), tokenizer_missing=_lacks_tokenizer(folder))
+
+
+def _lacks_tokenizer(folder: Path) -> bool:
+    """Whether no file can be a tokenizer's: ``tokenizer.json``, ``vocab.txt``, ``tekken.json``, ``spiece.model``, …"""
+    with os.scandir(folder) as entries:
+        return not any(_OF_TOKENIZER.search(entry.name) for entry in entries)
 
 
 def _from_cache(

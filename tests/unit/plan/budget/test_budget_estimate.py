@@ -14,7 +14,8 @@ from vllm_launchers.plan.budget.memory_flags import captured_batches
 from vllm_launchers.plan.inputs import EarlierReport
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.modelfacts.facts import Encoder, LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, Encoder, LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.read import from_name
 
 GIB = 2**30
 SMALL = GpuShape("NVIDIA GeForce RTX 3090", usable_gib=23.6)
@@ -434,3 +435,29 @@ def test_tokens_per_gib_follow_the_engines_report() -> None:
     assert staged.max_concurrency == pytest.approx((plain.max_concurrency or 0) * 0.87, rel=0.02)
     blocks = plan(learned=learned, num_gpu_blocks_override=100)
     assert blocks.kv_tokens == plan(num_gpu_blocks_override=100).kv_tokens, "their number is given"
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "words"),
+    [
+        ("org/Foo-8B-4bit", (3.7, 4.3), "taken from the name: 4"),
+        ("org/Foo-8B-8bit", (7.2, 7.8), "taken from the name: 8 bits per weight"),
+        ("org/Foo-8B-AWQ", (3.7, 4.3), "(awq)"),
+        ("org/Foo-8B", (14.7, 15.1), "16 bits assumed"),
+        ("org/Qwen3-8B-4bit", (3.7, 7.0), "taken from the name"),
+    ],
+)
+def test_assumed_precision_is_stated(name: str, gib: tuple[float, float], words: str) -> None:
+    found = plan(from_name(name), LARGE)
+    assert gib[0] < found.weights_gib < gib[1]
+    assert any(words in one for one in found.assumed)
+
+
+def test_known_precision_is_not_called_assumed() -> None:
+    for facts in (LLAMA, replace(LLAMA, quantization=Quantization(UNKNOWN_FORMAT, 4)), from_name("Qwen/Qwen3-8B")):
+        assert not [one for one in plan(facts, LARGE).assumed if "precision" in one or "16 bits" in one]
+
+
+def test_unknown_number_of_kv_heads_leaves_the_cache_unknown() -> None:
+    found = plan(replace(LLAMA, kv_heads=None))
+    assert (found.kv_tokens, found.max_concurrency) == (None, None)

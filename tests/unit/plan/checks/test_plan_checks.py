@@ -938,3 +938,12 @@ def test_weights_of_torchao_need_its_package(find: Find) -> None:
     assert (found.code, found.level) == ("package_missing", Level.WARNING)
     plain: dict[str, Any] = {"facts": BF16, "set": {"quantization": "torchao"}, "lacks": ("torchao",)}
     assert [one.code for one in find(**plain)] == ["quantization_without_checkpoint"]
+
+
+def test_folder_without_a_tokenizer_needs_another_one(find: Find) -> None:
+    bare = replace(AWQ, tokenizer_missing=True)
+    (found,) = find(facts=bare)
+    assert (found.code, found.level, found.surely) == ("tokenizer_missing", Level.ERROR, True)
+    for flags in ({"tokenizer": "org/other"}, {"skip-tokenizer-init": True}):
+        assert "tokenizer_missing" not in [one.code for one in find(facts=bare, set=flags)]
+    assert "tokenizer_missing" not in [one.code for one in find(facts=bare, build="simulated")]

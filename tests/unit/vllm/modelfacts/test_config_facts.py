@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vllm_launchers.vllm.model_folder import config_from_params
 from vllm_launchers.vllm.modelfacts.config import facts_from_config
-from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, LayerKind, ModelFacts, Quantization
 from vllm_launchers.vllm.release_defaults import Release
 
 LLAMA: dict[str, Any] = {
@@ -286,7 +286,7 @@ def test_yarn_lengthens_the_context_only_in_earlier_releases() -> None:
             Quantization("quark", 4, 32),
         ),
         ({"quant_method": "torchao"}, Quantization("torchao")),
-        ({"bits": 4}, None),
+        ({"bits": 4}, Quantization(UNKNOWN_FORMAT, 4)),
         ({}, None),
     ],
 )
@@ -440,3 +440,19 @@ def test_any_config_is_read_without_an_exception(config: dict[str, Any], separat
 )
 def test_positions_are_known_only_if_they_alone_are_the_context(entries: dict[str, Any], expected: int | None) -> None:
     assert read(**entries).positions == expected
+
+
+@pytest.mark.parametrize("heads", ["8", -8, 0, 2.5, [4, 8]])
+def test_number_of_kv_heads_that_cannot_be_read_is_unknown(heads: object) -> None:
+    facts = read(num_key_value_heads=heads)
+    assert facts.kv_heads is None
+    assert any("KV heads" in one for one in facts.missing)
+
+
+def test_without_a_number_of_kv_heads_they_are_the_attention_heads() -> None:
+    facts = read(num_key_value_heads=None)
+    assert (facts.kv_heads, facts.missing) == (16, ())
+
+
+def test_format_without_a_method_is_unknown() -> None:
+    assert read(quantization={"bits": 4, "group_size": 64}).quantization == Quantization(UNKNOWN_FORMAT, 4, 64)

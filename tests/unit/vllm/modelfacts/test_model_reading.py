@@ -242,3 +242,12 @@ def test_model_that_is_not_local(tmp_path: Path) -> None:
     assert any("size" in word for word in read("org/unheard", tmp_path).missing)
     assert read("org/unheard", tmp_path).bytes_to_download is None
     assert any("remote" in word for word in read("s3://bucket/some-7b", tmp_path).missing)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "tekken.json", "spiece.model", "qwen.tiktoken"])
+def test_folder_without_a_tokenizer(make: Any, name: str) -> None:
+    files = {"config.json": make.config, "model.safetensors": make.safetensors({"a": ("BF16", 2000)})}
+    folder = make.folder("model-7b", files)
+    assert model_facts(str(folder)).tokenizer_missing
+    make.folder("model-7b", {name: "{}"})
+    assert not model_facts(str(folder)).tokenizer_missing
