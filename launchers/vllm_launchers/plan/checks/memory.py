@@ -26,6 +26,7 @@ from vllm_launchers.plan.checks.request import (
     fp8_cache_of,
     gpus_of,
     most_gpus,
+    on_slice,
     ranks,
     utilization,
     way_without_flags,
@@ -78,20 +79,16 @@ def _unusable(plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
         if gpu.lost:
             text = f"{gpu.label} does not respond ({gpu.lost}); choose another or reset it"
             yield PlanFinding("gpu_lost", Level.ERROR, text, surely=False)
-        elif gpu.mig_mode and gpu.index in plan.gpus and not _on_slice(plan):
+        elif gpu.mig_mode and gpu.index in plan.gpus and not on_slice(plan):
             text = f"{gpu.label} is in MIG mode and cannot be used as a whole; choose one of its slices"
             yield PlanFinding("gpu_in_mig_mode", Level.ERROR, text, surely=False)
-    if _on_slice(plan) and not takes_uuids(plan.engine.release):
+    if on_slice(plan) and not takes_uuids(plan.engine.release):
         since = ".".join(map(str, UUID_SINCE[:2]))
         version = plan.engine.public_version
         text = f"vLLM {version} may not start on a MIG slice: it needs {since} or later"
         if version is None:
             text = f"needs vLLM {since} or later on a MIG slice; your version is unknown"
         yield PlanFinding("mig_unsupported", Level.WARNING, text)
-
-
-def _on_slice(plan: Plan) -> bool:
-    return plan.environment.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
 
 
 def _free_share(gpus: tuple[Gpu, ...], inputs: PlanInputs) -> float:
@@ -238,7 +235,7 @@ def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Changes | N
 
     If none were named, on as many GPUs as have room for that share now.
     """
-    if inputs.facts is None or inputs.host is None or "nnodes" in plan.flags:
+    if inputs.facts is None or inputs.host is None or "nnodes" in plan.flags or on_slice(plan):
         return None
     free = [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, inputs, gpu)]
     there = most_gpus(plan, inputs) or max(len(free), len(plan.gpus))

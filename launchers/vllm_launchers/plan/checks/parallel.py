@@ -9,7 +9,15 @@ from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, pair_level, spans
 from vllm_launchers.plan.checks.architectures import is_dense
-from vllm_launchers.plan.checks.request import gpus_of, local_ranks, most_gpus, simulated, spread, way_without_flags
+from vllm_launchers.plan.checks.request import (
+    gpus_of,
+    local_ranks,
+    most_gpus,
+    on_slice,
+    simulated,
+    spread,
+    way_without_flags,
+)
 from vllm_launchers.plan.choices.choice import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -97,12 +105,14 @@ def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFi
     """Compare the number of ranks with the chosen GPUs, or else with all available ones."""
     wanted = local_ranks(plan.flags)
     here, named = len(inputs.host.gpus) if inputs.host is not None else 0, most_gpus(plan, inputs)
-    there = len(plan.gpus) or (min(here, named) if here and named else named or here)
+    there = 1 if on_slice(plan) else len(plan.gpus) or (min(here, named) if here and named else named or here)
     if not there or plan.engine.build == "cpu" or inputs.ray is not None:
         return
     if wanted > there:
         what = f"there {'is' if there == 1 else 'are'} {there} here"
-        if plan.gpus:
+        if on_slice(plan):
+            what = "a process sees only one MIG slice"
+        elif plan.gpus:
             what = f"was given {there}"
         elif named == there:
             what = f"{VISIBLE} names {there}"

@@ -84,8 +84,16 @@ def most_gpus(plan: Plan, inputs: PlanInputs) -> int | None:
 
 def way_without_flags(plan: Plan, inputs: PlanInputs) -> str:
     """How to make room if no flag does, as the end of a sentence."""
+    other = "use a quantized or smaller model"
+    if on_slice(plan) or (inputs.host is not None and len(inputs.host.gpus) == 1 and not spread(plan.flags)):
+        return other
     more = "use more GPUs" if most_gpus(plan, inputs) is None else "name more GPUs"
-    return f"{more}, or use a quantized or smaller model"
+    return f"{more}, or {other}"
+
+
+def on_slice(plan: Plan) -> bool:
+    """Whether it runs on a MIG slice, of which a process sees only one."""
+    return plan.environment.get(VISIBLE, "").startswith("MIG-")
 
 
 def fixed_size(plan: Plan) -> tuple[str, ...]:

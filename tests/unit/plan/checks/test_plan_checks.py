@@ -947,3 +947,28 @@ def test_folder_without_a_tokenizer_needs_another_one(find: Find) -> None:
     for flags in ({"tokenizer": "org/other"}, {"skip-tokenizer-init": True}):
         assert "tokenizer_missing" not in [one.code for one in find(facts=bare, set=flags)]
     assert "tokenizer_missing" not in [one.code for one in find(facts=bare, build="simulated")]
+
+
+def test_tensor_parallelism_on_one_gpu_is_turned_off(find: Find) -> None:
+    (found,) = [one for one in find(set={"tensor-parallel-size": 2}) if one.code == "gpus_too_few"]
+    assert found.fix == Changes(set={"tensor-parallel-size": 1})
+    large = replace(AWQ, weight_bytes=57 * 10**9)
+    (found,) = [one for one in find(facts=large, set={"tensor-parallel-size": 2}) if one.code == "gpus_too_few"]
+    assert found.fix is None
+    assert found.message.endswith("it does not fit: use a quantized or smaller model")
+
+
+def test_tensor_parallelism_on_mig_slices_is_turned_off(find: Find) -> None:
+    slices = (MigInstance("MIG-a", "3g.40gb", 39.5), MigInstance("MIG-b", "3g.40gb", 39.5))
+    gpus = tuple(Gpu(at, f"GPU-{at}", "NVIDIA H100", 80.0, 79.0, compute_capability="9.0") for at in (0, 1))
+    host = Host(
+        gpus=tuple(replace(gpu, mig_mode=True, mig=slices[:1] if gpu.index == 0 else slices[1:]) for gpu in gpus)
+    )
+    named = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    case: dict[str, Any] = {"set": {"tensor-parallel-size": 2}, "host": host, "environment": named}
+    (found,) = [one for one in find(**case) if one.code == "gpus_too_few"]
+    assert found.fix == Changes(set={"tensor-parallel-size": 1})
+    assert "only one MIG slice" in found.message
+    large = replace(AWQ, weight_bytes=57 * 10**9)
+    messages = [one.message for one in find(facts=large, **case)]
+    assert not [one for one in messages if "more GPUs" in one]
