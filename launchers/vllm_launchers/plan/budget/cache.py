@@ -24,6 +24,14 @@ _TWO_KINDS_ALIKE = 1.5
 """If kinds' layer counts differ by less than this factor, groups have the larger size, which pads fewer layers."""
 
 
+_BIDIRECTIONAL = frozenset(
+    f"{family}{use}"
+    for family in ("Bert", "Roberta", "XLMRoberta", "ModernBert")
+    for use in ("Model", "ForSequenceClassification", "ForTokenClassification")
+)
+"""Architectures of encoders, whose attention keeps no keys and values (``EncoderOnlyAttention``)."""
+
+
 class Group(msgspec.Struct, frozen=True):
     """Layers with one block table. ``layers`` are their indices in the model, ``block_tokens`` the tokens per block."""
 
@@ -97,6 +105,9 @@ class CacheLayout(msgspec.Struct, frozen=True):
 
 def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> CacheLayout | None:
     """Compute the groups; None if the layers or their sizes are unknown, which is noted in ``assumed``."""
+    if facts.architecture in _BIDIRECTIONAL:
+        assumed.append("an encoder: vLLM keeps no KV cache for it, and what is left for one stays free")
+        return None
     apart = [*facts.layers, *(LayerKind.FULL for _ in range(settings.draft_layers))]
     kinds = _one_kind(apart, settings, facts)
     present = [kind for kind in dict.fromkeys(kinds) if kind is not LayerKind.NONE]

@@ -461,3 +461,10 @@ def test_known_precision_is_not_called_assumed() -> None:
 def test_unknown_number_of_kv_heads_leaves_the_cache_unknown() -> None:
     found = plan(replace(LLAMA, kv_heads=None))
     assert (found.kv_tokens, found.max_concurrency) == (None, None)
+
+
+def test_encoder_has_no_kv_cache() -> None:
+    found = plan(replace(LLAMA, architecture="XLMRobertaForSequenceClassification"))
+    assert (found.kv_tokens, found.max_concurrency, found.kv_bytes_per_token) == (None, None, None)
+    assert found.fits
+    assert any("no KV cache" in one for one in found.assumed)
