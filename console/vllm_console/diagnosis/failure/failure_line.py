@@ -45,6 +45,7 @@ from vllm_console.diagnosis.failure.rules import (
     OUT_OF_MEMORY_STAGES,
     OUT_OF_MEMORY_UNPLACED,
     OWN_STOPS,
+    PLACES,
     REFUSED,
     REFUSED_REQUESTS,
     RULES,
@@ -541,6 +542,9 @@ def _refused(parsed: Sequence[LogLine], index: int) -> FailureVerdict | None:
 def _by_place(parsed: Sequence[LogLine], above: int, index: int, kind: str) -> FailureVerdict | None:
     """The meaning of an exception that names no cause, from where it was raised."""
     places = functions(parsed, above, index)
+    for place, message, verdict in PLACES:
+        if message.search(parsed[index].message) and any(map(place.fullmatch, places)):
+            return verdict
     if any(TOKENIZER_PLACES.fullmatch(place) for place in places) and not NOT_THE_TOKENIZER.search(kind):
         return TOKENIZER_PLACE
     checked = any(CONFIG_PLACES.fullmatch(place) for place in places)
@@ -592,7 +596,7 @@ LONGEST = 400
 
 EXCEPTION = lazy_pattern(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Timeout|NotFound|Failure|Failed)"
-    r"(?:\(\w+\))?|(?:[a-z_]\w*\.)+[A-Z]\w*)(?:: (?P<text>.*))?$"
+    r"(?:\(\w+\))?|(?:[a-z_]\w*\.)+[A-Z]\w*|socket\.gaierror|struct\.error)(?:: (?P<text>.*))?$"
 )
 """The last line of a traceback."""
 
@@ -698,4 +702,5 @@ def pydantic_field(parsed: Sequence[LogLine], index: int) -> str:
     if "[type=" not in parsed[index].message or index == 0:
         return ""
     field = parsed[index - 1].message.strip()
-    return f"--{field.replace('_', '-')}: " if _FIELD.fullmatch(field) else ""
+    name = field.partition(".dict[")[0]
+    return f"--{name.replace('_', '-')}: " if _FIELD.fullmatch(name) else ""

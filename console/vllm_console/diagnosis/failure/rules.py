@@ -33,6 +33,17 @@ class Topic(StrEnum):
     MAIN_MEMORY = "main memory"
     DAMAGED_WEIGHTS = "damaged weights"
     ADAPTER = "adapter"
+    OTHER_WEIGHTS = "other weights"
+    UNQUANTIZED_WEIGHTS = "unquantized weights"
+    MODEL_FILE = "model file"
+    LISTEN_ADDRESS = "listen address"
+    LISTEN_PORT = "listen port"
+    SOCKET_FOLDER = "socket folder"
+    CERTIFICATE = "certificate"
+    NAMED_FILE = "named file"
+    MIDDLEWARE = "middleware"
+    ARCHITECTURE = "architecture"
+    ADAPTER_LIST = "adapter list"
     RAY_MISSING = "Ray missing"
     RAY_CLUSTER = "Ray cluster"
     RAY_GPUS = "Ray GPUs"
@@ -155,6 +166,113 @@ TOKENIZER_PLACES = lazy_pattern(
 TOKENIZER_PLACE = FailureVerdict(Cause.TOKENIZER, "The tokenizer or chat template could not be loaded.", 0.7)
 """For unspecific exceptions that pass through one of these functions."""
 
+_OTHER_WEIGHTS = "The weights files and config.json do not belong together: the weights have other shapes."
+_MODEL_FILE = "A JSON file of the model is empty or damaged."
+
+PLACES: tuple[tuple[re.Pattern[str], re.Pattern[str], FailureVerdict], ...] = (
+    (
+        lazy_pattern(r"create_server_socket"),
+        lazy_pattern(r"Cannot assign requested address"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE, "This machine does not have the address in --host.", topic=Topic.LISTEN_ADDRESS
+        ),
+    ),
+    (
+        lazy_pattern(r"create_server_socket"),
+        lazy_pattern(r"gaierror"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE, "The name in --host does not resolve to an address.", topic=Topic.LISTEN_ADDRESS
+        ),
+    ),
+    (
+        lazy_pattern(r"create_server_socket"),
+        lazy_pattern(r"PermissionError"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE,
+            "The server may not listen on this port: ports below 1024 need a privilege.",
+            topic=Topic.LISTEN_PORT,
+        ),
+    ),
+    (
+        lazy_pattern(r"create_server_socket"),
+        lazy_pattern(r"port must be 0-65535"),
+        FailureVerdict(Cause.INVALID_FLAG_VALUE, "--port is a number up to 65535.", topic=Topic.LISTEN_PORT),
+    ),
+    (
+        lazy_pattern(r"load_config_file|_pull_args_from_config"),
+        lazy_pattern(r"FileNotFoundError|PermissionError|IsADirectoryError"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE, "The file in --config does not exist or can't be read.", topic=Topic.NAMED_FILE
+        ),
+    ),
+    (
+        lazy_pattern(r"init_entrypoints_middleware"),
+        lazy_pattern(r"ModuleNotFoundError|AttributeError|ImportError"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE, "The module in --middleware can't be imported by vLLM.", topic=Topic.MIDDLEWARE
+        ),
+    ),
+    (
+        lazy_pattern(r"get_rope|_get_rope\w*"),
+        lazy_pattern(r"KeyError: '\w+'|Unknown RoPE scaling type"),
+        FailureVerdict(
+            Cause.OTHER,
+            "The RoPE parameters of config.json or --hf-overrides are incomplete or unknown.",
+            0.85,
+            topic=Topic.MODEL_FILE,
+        ),
+    ),
+    (
+        lazy_pattern(r"create_server_unix_socket"),
+        lazy_pattern(r"FileNotFoundError|PermissionError|NotADirectoryError|AF_UNIX path too long"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE, "The socket in --uds can't be created at that path.", topic=Topic.SOCKET_FOLDER
+        ),
+    ),
+    (
+        lazy_pattern(r"create_ssl_context|load_cert_chain|load_verify_locations"),
+        lazy_pattern(r"FileNotFoundError"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE,
+            "A file in --ssl-keyfile, --ssl-certfile or --ssl-ca-certs does not exist.",
+            topic=Topic.CERTIFICATE,
+        ),
+    ),
+    (
+        lazy_pattern(r"create_ssl_context|load_cert_chain|load_verify_locations"),
+        lazy_pattern(r"SSLError|PermissionError"),
+        FailureVerdict(
+            Cause.INVALID_FLAG_VALUE,
+            "The TLS key or certificate can't be read: not PEM, encrypted, or not of the same pair.",
+            topic=Topic.CERTIFICATE,
+        ),
+    ),
+    (
+        lazy_pattern(r"\w*weight_loader(?:_v\d)?|load_\w*weights?|_load_(?:module|param)"),
+        lazy_pattern(
+            r"AssertionError(?:: (?:Attempted|Tried) to load weights? .*)?$|The size of tensor a \(\d+\) must match"
+            r"|exceeds dimension size \(\d+\)|shape '.*' is invalid for input of size"
+        ),
+        FailureVerdict(Cause.OTHER, _OTHER_WEIGHTS, 0.85, topic=Topic.OTHER_WEIGHTS),
+    ),
+    (
+        lazy_pattern(r"parse_safetensors_file_metadata"),
+        lazy_pattern(r"struct\.error|UnicodeDecodeError|JSONDecodeError"),
+        FailureVerdict(Cause.OTHER, _DAMAGED, 0.85, topic=Topic.DAMAGED_WEIGHTS),
+    ),
+    (
+        lazy_pattern(r"filter_duplicate_safetensors_files|get_safetensors_index\w*|_?load_weights_index"),
+        lazy_pattern(r"JSONDecodeError|UnicodeDecodeError|KeyError: 'weight_map'"),
+        FailureVerdict(
+            Cause.OTHER,
+            "The index of the weights files (.index.json) is empty or damaged.",
+            0.85,
+            topic=Topic.DAMAGED_WEIGHTS,
+        ),
+    ),
+)
+"""Functions in which an exception with such a line means this. The first match counts."""
+
 NOT_THE_TOKENIZER = lazy_pattern(r"Import|Module|Connection|Timeout|Permission|HTTP|FileNotFound", re.IGNORECASE)
 """Exceptions that do not implicate the tokenizer itself."""
 
@@ -198,7 +316,8 @@ RULES: tuple[FailureRule, ...] = (
         r"|must be divisible by dcp_size|data_parallel_size_local \(\d+\) must be <="
         r"|async scheduling is (?:currently )?(?:only|not) supported|Chunked prefill is required for mamba"
         r"|`fp8` quantization method no longer supports online"
-        r"|LoRA rank \d+ is greater than max_lora_rank|ValueError: Call to add_lora method failed: LoRA is not enabled"
+        r"|LoRA rank \d+ is greater than max_lora_rank"
+        r"|(?:Call to add_lora method failed|^RuntimeError): LoRA is not enabled"
         r"|Number of experts in the model must be greater than 0"
         r"|Pipeline parallelism is not supported for this model"
         r"|Non-MoE models do not support external data parallel mode"
@@ -211,10 +330,24 @@ RULES: tuple[FailureRule, ...] = (
         topic=Topic.CONFLICT,
     ),
     _rule(
+        r"\berror: Invalid JSON format for --lora-modules|\berror: Invalid fields for --lora-modules",
+        Cause.INVALID_FLAG_VALUE,
+        "An adapter in --lora-modules is given as NAME=PATH or as JSON.",
+        topic=Topic.ADAPTER_LIST,
+    ),
+    _rule(
+        r"Could not load logging config\. File does not exist",
+        Cause.INVALID_FLAG_VALUE,
+        "The file in --log-config-file or VLLM_LOGGING_CONFIG_PATH does not exist.",
+        topic=Topic.NAMED_FILE,
+    ),
+    _rule(
         r"max_num_batched_tokens \(\d+\) (?:is smaller than|must be greater)"
-        r"|invalid (?:tool call|reasoning) parser|^\w+: Error: --\S+ requires"
+        r"|invalid (?:tool call|reasoning) parser|(?:Reasoning|Tool) parser '[^']*' not found"
+        r"|^\w+: Error: --\S+ requires"
         r"|GPU memory utilization must be|Invalid kv_cache_dtype|model type \S+ does not support b?float16"
         r"|[Uu]nknown [\w ]+: '[^']*'\. Valid (?:options|values|choices) are"
+        r"|Load format `[^`]*` is not supported|Unsupported connector type: "
         r"|Unknown (?:dtype: |kv cache dtype|load format|distributed executor)",
         Cause.INVALID_FLAG_VALUE,
         REFUSED,
@@ -318,9 +451,58 @@ RULES: tuple[FailureRule, ...] = (
         topic=Topic.DAMAGED_WEIGHTS,
     ),
     _rule(
-        r"No such file or directory: '[^']*adapter_config\.json|No adapter found for |doesn't contain tensors",
+        r"Weight files referenced in index but missing",
+        Cause.MODEL_NOT_FOUND,
+        "Some of the model's weights files are missing: their index names them.",
+        topic=Topic.DAMAGED_WEIGHTS,
+    ),
+    _rule(
+        r"Following weights were not initialized from\s+checkpoint",
         Cause.OTHER,
-        "A LoRA adapter's folder is missing or incomplete.",
+        "The weights files lack parameters of the model in config.json: a file is missing, or they do not belong "
+        "together.",
+        0.9,
+        topic=Topic.OTHER_WEIGHTS,
+    ),
+    _rule(
+        r"There is no module or parameter named '[^']*\.weight' .*(?:qweight|weight_packed)'",
+        Cause.OTHER,
+        "config.json (or --quantization) announces quantized weights, but the files hold unquantized ones.",
+        0.9,
+        topic=Topic.UNQUANTIZED_WEIGHTS,
+    ),
+    _rule(
+        r"There is no module or parameter named '",
+        Cause.OTHER,
+        "The weights files hold parameters that the model in config.json does not have: they do not belong together.",
+        0.85,
+        topic=Topic.OTHER_WEIGHTS,
+    ),
+    _rule(
+        r"It looks like the config file at '[^']*' is not a valid JSON file",
+        Cause.OTHER,
+        _MODEL_FILE,
+        topic=Topic.MODEL_FILE,
+    ),
+    _rule(
+        r"StrictDataclass\w*Error: |^Validation error for field '",
+        Cause.OTHER,
+        "config.json has a value of the wrong type.",
+        0.9,
+        topic=Topic.MODEL_FILE,
+    ),
+    _rule(
+        r"Unrecognized model in .*Should have a `model_type` key",
+        Cause.OTHER,
+        "config.json does not name the model's type (model_type).",
+        0.9,
+        topic=Topic.MODEL_FILE,
+    ),
+    _rule(
+        r"No such file or directory: '[^']*adapter_config\.json|No adapter found for |doesn't contain tensors"
+        r"|is unsupported LoRA weight",
+        Cause.OTHER,
+        "A LoRA adapter's folder is missing or incomplete, or holds another kind of weights.",
         topic=Topic.ADAPTER,
     ),
     # the machine
@@ -578,6 +760,8 @@ RULES: tuple[FailureRule, ...] = (
         r"does not recognize this architecture|Model architectures .* (?:are|is) not supported",
         Cause.OTHER,
         "This vLLM (or its transformers) does not know the model's architecture; a newer one may.",
+        0.9,
+        topic=Topic.ARCHITECTURE,
     ),
     # external ends
     _rule(

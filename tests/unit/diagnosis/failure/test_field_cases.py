@@ -200,3 +200,80 @@ def test_lost_network_is_not_sought_in_the_other_nodes_log() -> None:
     ended = diagnose(["vllm-console: node 1 is gone: the connection to its keeper ended (closed)"])
     assert "the network between the two" in lost.fixes[0].why
     assert "log" in ended.fixes[0].why
+
+
+@pytest.mark.parametrize(
+    ("name", "explanation", "fix"),
+    [
+        ("hidden size of another model", "the weights have other shapes", "into an empty folder"),
+        ("intermediate size of another model", "the weights have other shapes", "--hf-overrides"),
+        ("vocabulary of another model", "the weights have other shapes", "into an empty folder"),
+        ("weights file of the index missing", "weights files are missing", "hf download"),
+        ("weights file missing without an index", "lack parameters", "into an empty folder"),
+        ("fewer layers than the weights", "hold parameters that the model", "into an empty folder"),
+        (
+            "GPTQ over unquantized weights",
+            "announces quantized weights",
+            "'hf-overrides': '{\"quantization_config\": null",
+        ),
+        ("compressed tensors over unquantized weights", "announces quantized weights", "quantization_config"),
+        ("empty weights file", "damaged or incomplete", "hf download"),
+        ("damaged index of the weights", ".index.json", "hf download"),
+        ("damaged config", "empty or damaged", "Correct ./badjson/config.json"),
+        ("number as a string in the config", "wrong type", "config.json (num_key_value_heads)"),
+        ("config without a model type", "model_type", "Correct config.json"),
+        ("YaRN without a factor", "RoPE parameters", "Correct config.json"),
+        ("unknown architecture", "architecture", "newer vLLM"),
+    ],
+)
+def test_models_files_that_do_not_fit_are_explained(name: str, explanation: str, fix: str) -> None:
+    found = named(name)
+    assert explanation in found.explanation
+    assert fix in fixes(found)
+    assert found.confidence > 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "explanation", "fix"),
+    [
+        ("address of another machine", "address in --host", "'host': '127.0.0.1'"),
+        ("host name that does not resolve", "does not resolve", "'host': '127.0.0.1'"),
+        ("port out of range", "up to 65535", "'port': 8000"),
+        ("socket in a missing folder", "--uds", "Create the folder"),
+        ("chat template file missing", "chat template", "Check the path in --chat-template"),
+        ("TLS key missing", "does not exist", "--ssl-keyfile"),
+        ("TLS key that is none", "not PEM", "openssl pkey"),
+        ("unknown reasoning parser", "does not accept", "unset=('reasoning-parser',)"),
+        ("unknown tool call parser", "does not accept", "unset=('enable-auto-tool-choice', 'tool-call-parser')"),
+        ("damaged JSON in hf-overrides", "does not accept", "unset=('hf-overrides',)"),
+        ("config file of the flags missing", "--config", "Check the path"),
+        ("logging config missing", "--log-config-file", "Check the path"),
+        ("middleware that can't be imported", "--middleware", "unset=('middleware',)"),
+        ("adapter without a name", "NAME=PATH", "--lora-modules NAME=PATH"),
+        ("adapter without enable-lora", "together", "'enable-lora': True"),
+        ("weights of a model as an adapter", "another kind of weights", "--lora-modules"),
+        ("load format without its plugin", "does not accept", "unset=('load-format',)"),
+        ("unknown KV connector", "does not accept", "unset=('kv-transfer-config',)"),
+    ],
+)
+def test_flags_that_only_the_start_refutes_are_explained(name: str, explanation: str, fix: str) -> None:
+    found = named(name)
+    assert explanation in found.explanation
+    assert fix in fixes(found)
+    assert found.confidence > 0.7
+
+
+def test_parser_name_with_a_typo_is_corrected() -> None:
+    line = "KeyError: \"Reasoning parser 'qwen4' not found. Available parsers: olmo3, qwen3, step3\""
+    assert diagnose([line], 1, {"reasoning-parser": "qwen4"}).fixes[0].changes.set == {"reasoning-parser": "qwen3"}
+
+
+def test_failed_assertion_outside_of_weight_loading_is_not_about_weights() -> None:
+    head = ["Traceback (most recent call last):", '  File "/env/vllm/v1/core/sched/scheduler.py", line 7, in schedule']
+    for end in ("AssertionError", "RuntimeError: The size of tensor a (3) must match the size of tensor b (4)"):
+        assert "weights" not in diagnose([*head, end]).explanation
+
+
+def test_address_is_that_of_the_server_only_where_it_listens() -> None:
+    head = ["Traceback (most recent call last):", '  File "/env/vllm/x.py", line 7, in connect']
+    assert diagnose([*head, "OSError: [Errno 99] Cannot assign requested address"]).cause is Cause.OTHER

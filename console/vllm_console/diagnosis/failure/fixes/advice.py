@@ -70,6 +70,16 @@ ADVICE: Mapping[Cause | Topic, tuple[Fix, ...]] = {
         advice("Base models have none: use the instruction-tuned variant for chat."),
         advice("/v1/completions needs no template."),
     ),
+    Topic.ARCHITECTURE: (
+        advice("Check model_type and architectures in the model's config.json against those on its page."),
+        advice("If they are right, use a newer vLLM: the model's page often names the first release that runs it."),
+    ),
+    Topic.NAMED_FILE: (advice("Check the path: a relative one starts at the folder in which the server is started."),),
+    Topic.MIDDLEWARE: (
+        advice("Give it as MODULE.NAME, and install the module in vLLM's environment or add it to PYTHONPATH."),
+        Fix(Changes(unset=("middleware",)), "Without it the server starts.", "What it did for requests is missing."),
+    ),
+    Topic.ADAPTER_LIST: (advice("Write --lora-modules NAME=PATH, and the next adapter after a space."),),
     Topic.NO_TOOL_PARSER: (
         advice("Start it with --enable-auto-tool-choice and the --tool-call-parser of the model's family."),
     ),

@@ -17,6 +17,8 @@ _ADDRESS = lazy_pattern(r"connect to \(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<por
 _LOCAL = lazy_pattern(r"Unable to find address for: (?P<name>[\w.@-]+)|tcp://(?P<ip>\[[^\]]+\]|[\d.]+):\d+")
 _LISTENS = lazy_pattern(r"\bport: (?P<port>\d{1,5})\b")
 _MODULE = lazy_pattern(r"(?P<path>[\w./-]*?)(?P<module>[\w-]+)(?:\.[\w-]+)*\.so[.\d]*: undefined symbol")
+_FILE = lazy_pattern(r"config file at '(?P<path>[^']{1,500})'")
+_CONFIG_FIELD = lazy_pattern(r"error for field '(?P<name>\w{1,100})'")
 _WAITED = lazy_pattern(r"Waited (?P<seconds>\d{1,6})s")
 
 
@@ -187,6 +189,39 @@ def incomplete_adapter(_case: Case) -> tuple[Fix, ...]:
     """Correct the adapter's path, or provide its files."""
     needs = "that folder needs adapter_config.json and the adapter's weights"
     return (advice(f"Check the path in --lora-modules: {needs}."),)
+
+
+def other_weights(_case: Case) -> tuple[Fix, ...]:
+    """Get the files of one model."""
+    return (
+        advice(
+            "The folder may hold files of several models: download one again, into an empty folder (hf download MODEL)."
+        ),
+        advice("If config.json was edited, or --hf-overrides is set: restore the values of the original."),
+    )
+
+
+def model_file(case: Case) -> tuple[Fix, ...]:
+    """Correct the file, or get it again."""
+    found = _FILE.search(case.text)
+    field = _CONFIG_FIELD.search(case.text)
+    what = found["path"] if found else "config.json"
+    value = f" ({field['name']})" if field else ""
+    return (advice(f"Correct {what}{value}, or download it again (hf download MODEL)."),)
+
+
+def socket_folder(_case: Case) -> tuple[Fix, ...]:
+    """Use a path at which the socket can be created."""
+    return (advice("Create the folder in --uds first, with write permission; the whole path may have 107 bytes."),)
+
+
+def certificate(_case: Case) -> tuple[Fix, ...]:
+    """Correct the paths, or the files."""
+    return (
+        advice("Check the paths in --ssl-keyfile and --ssl-certfile: the server's user must be able to read both."),
+        advice("Both are PEM files, the key without a passphrase; compare 'openssl pkey -pubout -in KEY' with "
+               "'openssl x509 -pubkey -noout -in CERTIFICATE'."),
+    )  # fmt: skip
 
 
 def disk_full(case: Case) -> tuple[Fix, ...]:

@@ -41,7 +41,8 @@ _STEP = lazy_pattern(
     r"(?P<what>max_model_len|max_num_seqs) \((?P<least>\d+)\)"
 )
 _PARSERS = lazy_pattern(
-    r"invalid (?P<kind>tool call|reasoning) parser: (?P<given>\S+) \(chose from \{(?P<choices>[^}]*)\}"
+    r"(?:invalid (?P<kind>tool call|reasoning) parser: |(?P<named>Reasoning|Tool) parser ')(?P<given>[^\s']+)"
+    r"(?: \(chose from \{|' not found\. Available parsers: )(?P<choices>[^}\"]*)"
 )
 _MULTIPLE = lazy_pattern(r"No common block size for \d+ \([^()]{0,80}MultipleOf\((?P<step>\d+)\)")
 _PERCENT = lazy_pattern(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
@@ -145,10 +146,21 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
     ):
         share = min(0.95, float(derived["given"]) / 100)
         found.append(Fix(Changes({name: share}), f"It is a fraction, not a percentage: {share:g}."))
-    if case.flags and name not in case.flags:  # an unset flag's default is at fault only together with what is set
+    shown = name != "kv-transfer-config"  # the log prints it as an object, which is not read
+    if (
+        shown and case.flags and name not in case.flags
+    ):  # an unset flag's default is at fault only together with what is set
         return tuple(found)
-    why = f"Without it vLLM's default for --{name} applies."
-    return (*found, Fix(Changes(unset=(name,)), why))
+    return (*found, *_removed(name))
+
+
+def _removed(name: str) -> tuple[Fix, ...]:
+    """Leaving the flag out."""
+    if name == "tool-call-parser":
+        why = "Without it the server runs, but takes no requests with tools that the model may choose."
+        family = Fix(Changes(), "Choose the parser of the model's family from the list in that line.")
+        return (family, Fix(Changes(unset=("enable-auto-tool-choice", name)), why))
+    return (Fix(Changes(unset=(name,)), f"Without it vLLM's default for --{name} applies."),)
 
 
 def _named(case: Case) -> str | None:
@@ -157,9 +169,14 @@ def _named(case: Case) -> str | None:
     if not word and (field := _FIELD.match(case.text)):
         word = field["name"]
     if not word and (found := _PARSERS.search(case.text)):
-        word = "tool-call-parser" if found["kind"] == "tool call" else "reasoning-parser"
+        tools = "tool call" in (found["kind"], "tool call" if found["named"] == "Tool" else "")
+        word = "tool-call-parser" if tools else "reasoning-parser"
     if not word and "GPU memory utilization must" in case.text:
         word = "gpu-memory-utilization"
+    if not word and "Load format" in case.text:
+        word = "load-format"
+    if not word and "Unsupported connector type" in case.text:
+        word = "kv-transfer-config"
     if not word and "quantization method" in case.text:
         word = "quantization"
     if not word:
@@ -298,10 +315,42 @@ def quantization_config(case: Case) -> tuple[Fix, ...]:
     return (*found, Fix(Changes(), why))
 
 
+def unquantized_weights(case: Case) -> tuple[Fix, ...]:
+    """Load the weights as they are, or get the quantized ones."""
+    if "quantization" in case.flags:
+        why = "The files are not quantized: without it vLLM loads them as they are."
+        return (Fix(Changes(unset=("quantization",)), why, "The weights take as much memory as their files."),)
+    again = Fix(Changes(), "Download the quantized model again into an empty folder (hf download MODEL).")
+    why = "vLLM ignores the quantization_config of config.json and loads the files as they are."
+    if case.flags and "hf-overrides" not in case.flags:
+        plain = Changes({"hf-overrides": '{"quantization_config": null}'})
+        return (again, Fix(plain, why, "The weights take as much memory as their files."))
+    return (again, Fix(Changes(), "Or remove quantization_config from config.json: the files are not quantized."))
+
+
+def listen_address(_case: Case) -> tuple[Fix, ...]:
+    """An address that this machine has."""
+    why = "127.0.0.1 always exists."
+    return (
+        Fix(Changes({"host": "127.0.0.1"}), why, "Only this machine can reach the server."),
+        Fix(Changes(), "For other machines use one of its own addresses ('ip -brief address'), or 0.0.0.0 for all."),
+    )
+
+
+def listen_port(case: Case) -> tuple[Fix, ...]:
+    """A port that needs no privilege."""
+    if "must be" in case.text:
+        return (Fix(Changes({"port": 8000}), "8000 is vLLM's default."),)
+    return (Fix(Changes({"port": 8000}), "Ports from 1024 need no privilege; a proxy can serve the lower one."),)
+
+
 def tokenizer(case: Case) -> tuple[Fix, ...]:
     """Another tokenizer or template."""
-    if "template" in case.text.lower() and "chat-template" in case.flags:
-        return (Fix(Changes(unset=("chat-template",)), "Uses the model's own chat template."),)
+    given = "chat-template" in case.flags or "supplied chat template" in case.text
+    if "template" in case.text.lower() and given:
+        own = Fix(Changes(unset=("chat-template",)), "Uses the model's own chat template.")
+        missing = "appears path-like" in case.text
+        return (Fix(Changes(), "Check the path in --chat-template: no such file."), own) if missing else (own,)
     if "template" in case.text.lower():
         return (Fix(Changes(), "Pass a template with --chat-template FILE; base models have none."),)
     return (Fix(Changes(), "Check that the tokenizer's files are complete, or name another with --tokenizer."),)
