@@ -170,19 +170,24 @@ def test_every_action_is_in_the_table_of_keys() -> None:
     assert any("`[`" in row for row in rows)
 
 
-def test_architecture_names_every_package_from_top_to_bottom() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
-    layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+def layers_of(package: str) -> list[list[str]]:
+    """Packages and modules of a root package from top to bottom, as import-linter checks them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = [found["layers"] for found in contracts["contracts"] if found.get("containers") == [package]]
+    return [layer.split(" | ") for layer in layers]
+
+
+@pytest.mark.parametrize("folder", SOURCES, ids=lambda folder: folder.name)
+def test_architecture_names_every_package_and_module(folder: Path) -> None:
     named = words_of_first_column(page("architecture.md"))
-    for folder in SOURCES:
-        packages = {path.parent.name for path in folder.glob("*/__init__.py")}
-        assert packages <= set(named), folder
-        (order,) = [layer for layer in layers if layer[0].startswith(folder.name)]
-        rank = {word.split(".")[1]: number for number, layer in enumerate(order) for word in layer.split(" | ")}
-        ranks = [rank[name] for name in named if name in packages]
-        assert ranks == sorted(ranks)
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    modules = {path.name for path in folder.glob("*.py") if path.name != "__init__.py"}
+    assert packages <= set(named)
+    assert modules <= set(re.findall(r"`(\w+\.py)`", page("architecture.md")))
+    rank = {name: number for number, layer in enumerate(layers_of(folder.name)) for name in layer}
+    assert set(rank) == packages | {module.removesuffix(".py") for module in modules}
+    ranks = [rank[name] for name in named if name in packages]
+    assert ranks == sorted(ranks), "packages from top to bottom"
 
 
 def test_files_in_the_architecture_diagrams_exist() -> None:

@@ -51,7 +51,6 @@ FOUNDATION = {
         *(
             "addresses",
             "errors",
-            "folders",
             "http_connection",
             "listeners",
             "patterns",
