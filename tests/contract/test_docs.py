@@ -179,7 +179,7 @@ def layers_of(package: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("folder", SOURCES, ids=lambda folder: folder.name)
 def test_architecture_names_every_package_and_module(folder: Path) -> None:
-    named = words_of_first_column(page("architecture.md"))
+    named = words_of_first_column(page("architecture.md").partition("\n## ")[2])  # below the diagrams
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
     modules = {path.name for path in folder.glob("*.py") if path.name != "__init__.py"}
     assert packages <= set(named)
@@ -188,6 +188,15 @@ def test_architecture_names_every_package_and_module(folder: Path) -> None:
     assert set(rank) == packages | {module.removesuffix(".py") for module in modules}
     ranks = [rank[name] for name in named if name in packages]
     assert ranks == sorted(ranks), "packages from top to bottom"
+
+
+@pytest.mark.parametrize("folder", SOURCES, ids=lambda folder: folder.name)
+def test_architecture_draws_the_layers_that_are_checked(folder: Path) -> None:
+    (diagram,) = re.findall(r"^```text\n(console .*?)^```$", page("architecture.md"), re.MULTILINE | re.DOTALL)
+    console, _, launchers = diagram.partition("launchers ")
+    drawn = re.findall(r"^(?:console)? +(\w+(?: \| \w+)*)$", console if "console" in folder.name else launchers, re.M)
+    layers = [" | ".join(layer) for layer in layers_of(folder.name)]
+    assert drawn == (layers if "__main__" not in layers else layers[1:])
 
 
 def test_files_in_the_architecture_diagrams_exist() -> None:
