@@ -58,8 +58,8 @@ class ServerAccess:
             raise RefusedError(f"{name} {what}, so {without}")
         raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
 
-    def ours(self, name: str) -> ServerRecord:
-        """The record of a server that may be acted on.
+    def adopt_ours(self, name: str) -> ServerRecord:
+        """The record of a server that may be acted on; if its keeper is gone, a new one adopts the server first.
 
         Raises:
             RefusedError: the fleet is read-only, another user started the server, or it runs on another host.

@@ -86,7 +86,7 @@ class Loads:
 
         from vllm_console.load.shape import suggested_rate
 
-        workload = unpack(self._access.ours(name).current.spec.details).workload
+        workload = unpack(self._access.adopt_ours(name).current.spec.details).workload
         rate = suggested_rate(workload) if workload is not None else 1.0
         concurrency = workload.concurrency if workload is not None else None
         self._end(name)
@@ -335,7 +335,7 @@ class Ramps:
         import subprocess  # most consoles run no ramp
         import tempfile
 
-        record = self._access.ours(name)
+        record = self._access.adopt_ours(name)
         if record.state is not State.READY:
             raise OperationError(f"{name} is {record.state}: a ramp needs a ready server")
         words = [sys.executable, "-m", "vllm_console", "--state", str(self._state), "ramp", name, "--events"]

@@ -72,6 +72,6 @@ class ChangePredictions:
         """
         from vllm_console.fleet.predictions import keep_prediction
 
-        record = self._access.ours(name)
+        record = self._access.adopt_ours(name)
         if prediction.kept is not None and record.current.number == generation:
             keep_prediction(record, self._recorder, prediction.kept)

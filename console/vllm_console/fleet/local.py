@@ -462,7 +462,7 @@ class LocalFleet:
 
     def plan_restart(self, name: str, changes: Changes) -> Plan:
         """Plan a restart with changed flags without executing it; what the server holds now counts as free."""
-        return self._restart_plan(self.access.ours(name), changes)
+        return self._restart_plan(self.access.adopt_ours(name), changes)
 
     def _restart_plan(self, record: ServerRecord, changes: Changes) -> Plan:
         return self._launcher.plan_restart(record, changes).plan
@@ -484,7 +484,7 @@ class LocalFleet:
         """
         from vllm_console.fleet.probe import kept_for_streams
 
-        record = self.access.ours(name)
+        record = self.access.adopt_ours(name)
         self._refresh_gpus()
         kept = (*keep, *kept_for_streams(self._state, record))
         return self._launcher.planner.suggest(record, workload, room, kept)
@@ -521,7 +521,7 @@ class LocalFleet:
         """
         if (done := self.attached.act(name, "restart", changes=changes, options=options)) is not None:
             return done
-        self.access.ours(name)
+        self.access.adopt_ours(name)
         return self._launched(self._launcher.restart(name, changes, options, planned))
 
     def switch(
@@ -532,7 +532,7 @@ class LocalFleet:
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerView:
         """Restart a server with another preset; ``planned`` and errors as for `Launcher.switch`."""
-        self.access.ours(name)
+        self.access.adopt_ours(name)
         return self._launched(self._launcher.switch(name, preset, options, planned))
 
     def cancel_restart(self, name: str) -> ServerView:
@@ -541,7 +541,7 @@ class LocalFleet:
         Raises:
             OperationError: neither is pending, or the server is already being stopped for it.
         """
-        self.access.ours(name)
+        self.access.adopt_ours(name)
         return self._view_apart(client.cancel(self._state, name))
 
     def sleep(
@@ -550,7 +550,7 @@ class LocalFleet:
         """Put a server to sleep; block until it sleeps. ``say`` gets each step; errors as `Sleeping.sleep`."""
         from vllm_launchers.launch.node_start import refuse_node
 
-        record = self.access.ours(name)
+        record = self.access.adopt_ours(name)
         refuse_node(record)
         return self._launched(self._sleeping.sleep(record, level, drain_seconds, say))
 
@@ -561,7 +561,7 @@ class LocalFleet:
 
         The other server of its pair is first put to sleep at ``level``. Errors as `Sleeping.wake`.
         """
-        return self._launched(self._sleeping.wake(self.access.ours(name), level, drain_seconds, say))
+        return self._launched(self._sleeping.wake(self.access.adopt_ours(name), level, drain_seconds, say))
 
     def adapters(self, name: str) -> Adapters:
         """The LoRA adapters of one of our servers.
@@ -578,13 +578,13 @@ class LocalFleet:
         """Load a LoRA adapter into a running server; errors as `ServerAdapters.load`."""
         from vllm_console.fleet.adapters import ServerAdapters
 
-        return ServerAdapters(self.access.ours(name)).load(adapter, folder)
+        return ServerAdapters(self.access.adopt_ours(name)).load(adapter, folder)
 
     def unload_adapter(self, name: str, adapter: str) -> Loaded:
         """Unload a LoRA adapter from a running server; errors as `ServerAdapters.unload`."""
         from vllm_console.fleet.adapters import ServerAdapters
 
-        return ServerAdapters(self.access.ours(name)).unload(adapter)
+        return ServerAdapters(self.access.adopt_ours(name)).unload(adapter)
 
     @cached_property
     def _sleeping(self) -> Sleeping:
@@ -601,7 +601,7 @@ class LocalFleet:
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         """Launch a server with changed flags beside a ready one; errors as `Launcher.start_beside`."""
-        self.access.ours(name)
+        self.access.adopt_ours(name)
         return self._launched(self._launcher.start_beside(name, changes, options))
 
     def engine(self, word: str) -> Engine:
@@ -625,14 +625,14 @@ class LocalFleet:
 
     def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerView:
         """Launch a temporary server with a server's flags on another engine; errors as `Launcher.start_trial`."""
-        self.access.ours(name)
+        self.access.adopt_ours(name)
         return self._launched(self._launcher.start_trial(name, trial, engine, changes))
 
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
         """Compare two ready servers' greedy answers to the golden prompts (takes seconds). Raises OperationError."""
         from vllm_console.fleet.rolling import compare_answers
 
-        return compare_answers(self.access.ours(old), self.access.ours(new))
+        return compare_answers(self.access.adopt_ours(old), self.access.adopt_ours(new))
 
     def listener(self, name: str) -> Listener | None:
         """Where one of our servers listens; None if it does not, or was removed.
@@ -657,7 +657,7 @@ class LocalFleet:
         """Ask the server's keeper to stop it; return at once."""
         if (done := self.attached.act(name, "stop")) is not None:
             return done
-        record = self.access.ours(name)
+        record = self.access.adopt_ours(name)
         if record.needs_keeper:
             if self._releases is not None:
                 self._releases.watch(name, lambda: self._has_ended(name))
@@ -683,7 +683,7 @@ class LocalFleet:
         """
         if purge and self._purged(name):
             return False
-        record = self.access.ours(name)
+        record = self.access.adopt_ours(name)
         client.refuse_running(record)
         self._recorder.enter_last(record, may_be_lost=purge)
         self._recorder.judge_past([record])
@@ -721,7 +721,7 @@ class LocalFleet:
             if seen.state not in (State.READY, State.UNRESPONSIVE):
                 raise OperationError(f"{name} is {seen.state_text}: you can chat with it once it responds")
             return ChatServer(name, seen.url, endpoint_access(seen.attached))
-        record = self.access.ours(name)
+        record = self.access.adopt_ours(name)
         if record.state not in (State.READY, State.UNRESPONSIVE):
             raise OperationError(f"{name} is {record.state}: you can chat with it once it is ready")
         spec = record.current.spec

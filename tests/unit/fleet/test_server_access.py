@@ -32,7 +32,7 @@ def test_known_servers_are_named_with_unreadable_records(tmp_path: Path) -> None
     write(tmp_path, "broken")
     (tmp_path / "servers" / "broken" / "record.json").write_text("{")
     with pytest.raises(NotFoundError) as missing:
-        access(tmp_path).ours("nosuch")
+        access(tmp_path).adopt_ours("nosuch")
     assert str(missing.value) == ("no server is called 'nosuch'; your servers: broken (its record can't be read), chat")
 
 
@@ -40,7 +40,7 @@ def test_server_being_created_is_not_reported_as_missing(tmp_path: Path) -> None
     lock = folders.take_lock(folders.prepare(tmp_path, "chat"))
     assert lock is not None
     with pytest.raises(OperationError, match="chat is being created by another command") as refused:
-        access(tmp_path).ours("chat")
+        access(tmp_path).adopt_ours("chat")
     assert refused.value.exit_code == 1
     os.close(lock)
 
@@ -50,5 +50,5 @@ def test_server_created_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
         write(tmp_path, "chat")
         return NOTHING
 
-    found = ServerAccess(tmp_path, snapshot, read_only=False, read_only_by="").ours("chat")
+    found = ServerAccess(tmp_path, snapshot, read_only=False, read_only_by="").adopt_ours("chat")
     assert found.name == "chat"
