@@ -13,7 +13,7 @@ from vllm_launchers.secrets import redact
 
 SECONDS = 5.0
 LARGEST = 16 << 20
-MOST = 10_000
+MOST_ENTRIES = 10_000
 
 
 def ask_prometheus(url: str) -> Monitoring:
@@ -71,4 +71,4 @@ def _alerts(data: dict[str, Any]) -> Iterator[str]:
 
 
 def _list(value: object) -> list[dict[str, Any]]:
-    return [one for one in value[:MOST] if isinstance(one, dict)] if isinstance(value, list) else []
+    return [one for one in value[:MOST_ENTRIES] if isinstance(one, dict)] if isinstance(value, list) else []

@@ -260,7 +260,7 @@ def shown_host(url: str) -> str:
 
 ESC, BEL = "\x1b", "\x07"
 TITLE = "vllm-console"
-LONGEST = 160
+MOST_MESSAGE_CHARACTERS = 160
 """Maximum message length, about what desktops show."""
 
 RING_EVERY_SECONDS = 10.0
@@ -294,7 +294,7 @@ def ring(text: str, ways: Collection[TerminalSignal], environ: Mapping[str, str]
 
 def _safe(text: str) -> str:
     shown = "".join(c if " " <= c <= "~" else "?" for c in plain(text).replace("–", "-").replace("×", "x"))
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+    return shown if len(shown) <= MOST_MESSAGE_CHARACTERS else f"{shown[: MOST_MESSAGE_CHARACTERS - 3]}..."
 
 
 def message(alerts: Sequence[Alert]) -> str:

@@ -92,8 +92,8 @@ def _report_lines(report: Report) -> list[str]:
     for one in report.objectives:
         mark = {True: "ok", False: "broken", None: "–"}[one.ok]
         lines.append(f"{mark:<7} {plain(one.sentence)}")
-    told = {f"{report.name}: {one.sentence}" for one in report.objectives}
-    return [*lines, *(f"{'broken':<7} {plain(problem)}" for problem in report.problems if problem not in told)]
+    in_sentences = {f"{report.name}: {one.sentence}" for one in report.objectives}
+    return [*lines, *(f"{'broken':<7} {plain(problem)}" for problem in report.problems if problem not in in_sentences)]
 
 
 def check_launch(args: argparse.Namespace) -> int:

@@ -107,7 +107,7 @@ class _Range(Generic[_Row, _Points]):
         self._reader = source.rows()
         self._span = span
         self._ends = ends
-        self._apart = 0.0
+        self._last_spacing = 0.0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="charts", daemon=True).start()
@@ -144,24 +144,24 @@ class _Range(Generic[_Row, _Points]):
     def _read(self, end: float) -> None:
         joined = self._span.step / 2
         for part in self._reader.stretches(self._newest, end, self._span.step):
-            at, apart = part.start, 2.5 * part.tier.step + (joined if joined >= 2 * part.tier.step else 0.0)
+            at, spacing = part.start, 2.5 * part.tier.step + (joined if joined >= 2 * part.tier.step else 0.0)
             while not self._closed.is_set():
                 began = time.monotonic()
                 rows = self._reader.read(Stretch(part.tier, at, part.end), SLICE_ROWS, joined)
                 if not rows:
                     break
-                self._take(rows, apart)
+                self._take(rows, spacing)
                 self._newest = at = rows[-1].at
                 if not self.done.is_set():
                     self._closed.wait((time.monotonic() - began) * REST_PER_WORK)
 
-    def _take(self, rows: list[_Row], apart: float) -> None:
-        """Add rows that are at most ``apart`` seconds apart unless some are missing."""
+    def _take(self, rows: list[_Row], spacing: float) -> None:
+        """Add rows that are at most ``spacing`` seconds apart unless some are missing."""
         with self._lock:
             for row in rows:
                 # The first finer row after coarser ones is as far from its predecessor as the coarser rows were.
-                self.points.gap = max(15.0, apart, self._apart)
-                self._apart = apart
+                self.points.gap = max(15.0, spacing, self._last_spacing)
+                self._last_spacing = spacing
                 self._append(self.points, row)
 
 

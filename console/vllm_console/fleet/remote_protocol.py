@@ -40,7 +40,7 @@ MOST_SERVERS = 200
 LEFT_OUT = frozenset({"restart", "startup", "probe", "markers", "folder", "log_path", "load_result", "pid"})
 """Fields of a server that are useful only on its own machine. The notice includes the progress of a restart."""
 
-MOST = 1e16
+LARGEST_NUMBER = 1e16
 """Larger numbers are rejected, so that times are valid dates and sums finite."""
 
 NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
@@ -145,7 +145,7 @@ def _bounded(value: Any) -> bool:
         return all(map(_bounded, value.values()))
     if isinstance(value, list):
         return all(map(_bounded, value))
-    return not isinstance(value, int | float) or abs(value) <= MOST
+    return not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER
 
 
 def _view(fields: dict[str, Any], host: str) -> ServerView:

@@ -471,7 +471,7 @@ class RunHistory:
             self.removed.prune()
 
     def _compared(self, store: RunStore, before: Run, after: Run, *passed: Run) -> Comparison:
-        from vllm_console.runs.compare import LONGEST, WARM_UP, Recorded, compare
+        from vllm_console.runs.compare import MOST_WINDOWS_SEARCHED, WARM_UP, Recorded, compare
 
         def recorded(run: Run, windows: Sequence[RunWindow]) -> Recorded:
             return Recorded(run, windows, store.warm_up(run.id, WARM_UP))
@@ -480,7 +480,7 @@ class RunHistory:
         long = _longest(store, one, other)
         found = compare(
             recorded(one, store.windows(one.id)),
-            recorded(other, store.first_windows(other.id, LONGEST + WARM_UP)),
+            recorded(other, store.first_windows(other.id, MOST_WINDOWS_SEARCHED + WARM_UP)),
             recorded(long, store.windows(long.id)) if long else None,
         )
         return replace(found, skipped=passed)

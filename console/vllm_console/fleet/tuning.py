@@ -13,7 +13,7 @@ from vllm_console.fleet.predictions import evidence_of, limits_after, limits_of,
 from vllm_console.load.tune_search import THROUGHPUT, TTFT, Candidate, Set, combinations, ranked
 from vllm_console.prediction.capacity import ReplayedEngine, held_rate, replay_at, saturated_tokens
 from vllm_console.prediction.fit import fit_step_cost, step_noise
-from vllm_console.prediction.predict import FAR
+from vllm_console.prediction.predict import MOST_TIMES_OBSERVED
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item
@@ -155,6 +155,6 @@ def _value(
 
 
 def _guess(running: int, evidence: TrafficEvidence) -> str:
-    if running > FAR * max(evidence.most_running, 1):
+    if running > MOST_TIMES_OBSERVED * max(evidence.most_running, 1):
         return f"up to {running} requests would run at once, and at most {evidence.most_running} were observed"
     return ""

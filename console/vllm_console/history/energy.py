@@ -206,13 +206,13 @@ def _between(first: _Reading, last: _Reading, totals: Sequence[Totals]) -> Energ
     if last.at <= first.at or one is None or other is None:
         return None
     joules = sum(last.counters[index] - value for index, value in first.counters.items()) / 1000
-    output, prompt, requests = (_grown(before, after) for before, after in zip(one[1:], other[1:], strict=True))
+    output, prompt, requests = (_increase(before, after) for before, after in zip(one[1:], other[1:], strict=True))
     if joules <= 0:
         return None
     return Energy(first.at, last.at - first.at, tuple(sorted(first.counters)), joules, output, prompt, requests)
 
 
-def _grown(before: float | None, after: float | None) -> float | None:
+def _increase(before: float | None, after: float | None) -> float | None:
     """Increase between two counts; None if unknown or after a reset."""
     return after - before if before is not None and after is not None and after >= before else None
 

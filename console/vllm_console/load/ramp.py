@@ -494,7 +494,7 @@ class _Run:
             for answer in self._sender.under_way(tally)
             if not answer.begun and answer.age(time.perf_counter()) > limits.ttft_p99_seconds
         )
-        grown = _grown(samples)
+        grown = _counts_between(samples)
         delay = tally.send_delay.latency().p99 if not tally.held_back else None
         return StepFigures(
             rate=rate,
@@ -529,7 +529,7 @@ class _Run:
             e2e=tally.e2e.latency(),
             tokens_per_second=tokens,
             kv_cache_usage=usages[len(usages) // 2] if usages else None,
-            preemptions=_grown(samples).preemptions_total,
+            preemptions=_counts_between(samples).preemptions_total,
             waiting=combine(samples[-1].engines.values()).requests_waiting if samples else None,
             outcome=outcome,
             goodput=rate * tally.good / ended if ended else None,
@@ -559,7 +559,7 @@ def warm(rate: float, before: float, outcome: StepOutcome) -> bool:
     return kept_up and max(rate / before, before / rate) <= LIKE_BEFORE
 
 
-def _grown(samples: Sequence[Sample]) -> EngineSample:
+def _counts_between(samples: Sequence[Sample]) -> EngineSample:
     """The server's counts between the first and the last of these samples."""
     return combine(growths(samples[0], samples[-1])) if len(samples) > 1 else EngineSample()
 

@@ -281,19 +281,19 @@ async def run_scenario(
     begin = time.perf_counter()
     async with open_client(base, own_access(), lookup_of(base)) as client:
         sender = Sender(client, "", tally, max_in_flight)
-        story = _Story(client, sender)
+        player = _PhasePlayer(client, sender)
         try:
             for phase in first:
-                await story.play(phase, stop)
+                await player.play(phase, stop)
             while not stop.is_set():
                 for phase in phases:
-                    await story.play(phase, stop)
+                    await player.play(phase, stop)
         finally:
             await sender.cancel("stopped before the answer was complete")
     return tally.report(time.perf_counter() - begin, tally.sent)
 
 
-class _Story:
+class _PhasePlayer:
     """Plays phases on one server, which may disappear and come back with another context."""
 
     def __init__(self, client: httpx.AsyncClient, sender: Sender) -> None:

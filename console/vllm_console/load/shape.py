@@ -32,7 +32,7 @@ STRATA = 128
 USUAL_ITL_SECONDS = 0.03
 """Assumed time per token before a server has shown it."""
 
-LONGEST = 3.0
+MOST_TIMES_P95 = 3.0
 """Lengths are capped at this multiple of their 95th percentile (about the 99.93rd percentile)."""
 
 LONGEST_DRAWN = 1 << 62
@@ -73,7 +73,7 @@ def arrivals(rng: random.Random, count: int, seconds: float) -> list[float]:
 def length_at(share: float, p95: int) -> int:
     """The quantile ``share`` (from 0 to 1) of log-normal lengths with this 95th percentile, in tokens; at least 1."""
     mean_log = math.log(max(1, p95)) - Z95 * SPREAD
-    return max(1, round(min(math.exp(NormalDist(mean_log, SPREAD).inv_cdf(share)), p95 * LONGEST)))
+    return max(1, round(min(math.exp(NormalDist(mean_log, SPREAD).inv_cdf(share)), p95 * MOST_TIMES_P95)))
 
 
 class Stratified:

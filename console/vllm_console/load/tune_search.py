@@ -28,7 +28,7 @@ UTILIZATIONS = (0.85, 0.9, 0.92, HIGHEST_UTILIZATION)
 WORTH_TRYING = 1.02
 """Candidates with a smaller predicted improvement are not worth a restart."""
 
-ALIKE = 0.002
+EQUAL_PREDICTION_SHARE = 0.002
 """Of candidates whose predictions differ by at most this share, only the one that changes least is tried."""
 
 SCATTER = 0.04
@@ -180,7 +180,7 @@ def ranked(candidates: Sequence[Candidate], original: float, objective: str) -> 
     found: list[Candidate] = []
     while better:
         first = better[0]
-        alike = [one for one in better if abs(math.log(one.predicted / first.predicted)) <= ALIKE]
+        alike = [one for one in better if abs(math.log(one.predicted / first.predicted)) <= EQUAL_PREDICTION_SHARE]
         found.append(min(alike, key=lambda one: (bool(one.outside), one.full, len(one.set), _size(one.set))))
         better = better[len(alike) :]
     return found

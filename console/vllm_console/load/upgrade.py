@@ -115,10 +115,10 @@ def _figure(
         if not known:
             return None
         sides.append((_mean([first for first, _ in known]), _mean([second for _, second in known])))
-    apart = [second - first for first, second in sides]
-    change = _mean(apart)
-    variance = math.fsum((value - change) ** 2 for value in apart) / (len(apart) - 1)
-    reach = student(0.5 + level / 2, len(apart) - 1) * math.sqrt(variance / len(apart))
+    differences = [second - first for first, second in sides]
+    change = _mean(differences)
+    variance = math.fsum((value - change) ** 2 for value in differences) / (len(differences) - 1)
+    reach = student(0.5 + level / 2, len(differences) - 1) * math.sqrt(variance / len(differences))
     return UpgradeFigure(
         name,
         math.exp(_mean([first for first, _ in sides])),

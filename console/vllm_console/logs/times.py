@@ -34,7 +34,7 @@ _AGO = lazy_pattern(r"-\s*(\d{1,6})\s*([smhd])")
 _MOMENT = lazy_pattern(r"(?:(\d{1,2})-(\d{1,2})\s+)?(\d{1,2}):(\d\d)(?::(\d\d))?")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
-LONGEST = timedelta(days=366)
+LONGEST_AGO = timedelta(days=366)
 """Maximum distance into the past of a time, since the log has no year."""
 
 HINT = "type 10:03, 10:03:57, 11-20 10:03, or -10m for ten minutes before the end"
@@ -70,7 +70,7 @@ def parse_moment(text: str, newest: datetime) -> datetime:
     """
     text = text.strip()
     if ago := _AGO.fullmatch(text):
-        return newest - min(timedelta(**{_UNITS[ago[2]]: int(ago[1])}), LONGEST)
+        return newest - min(timedelta(**{_UNITS[ago[2]]: int(ago[1])}), LONGEST_AGO)
     found = _MOMENT.fullmatch(text)
     if found is None:
         raise ValueError(HINT)

@@ -110,7 +110,7 @@ def _shape(prefix: str) -> str:
     return " *" + "".join(parts) + spaces
 
 
-LONGEST = 4000
+MOST_LINE_CHARACTERS = 4000
 
 _COMPOSE = r"[\w.@/-]+ *\| "  # docker compose, and swarm's service.1.task@node
 _KUBECTL = r"\[pod/[^\]]+\] "
@@ -209,7 +209,7 @@ def parse_line(number: int, raw: str, carriers: re.Pattern[str] | None = None) -
 
 def _clean(raw: str) -> str:
     """The line as a terminal would show it, without colors."""
-    text = plain(redrawn(raw), LONGEST)
+    text = plain(redrawn(raw), MOST_LINE_CHARACTERS)
     return _compiled(_SPELLED).sub("", text) if _COLOR.search(text) else text
 
 

@@ -511,7 +511,7 @@ def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | 
     return made
 
 
-MOST, LEAST = 1e15, 1e-15
+LARGEST_FIGURE, SMALLEST_FIGURE = 1e15, 1e-15
 """Bounds of plausible nonzero figures: sums and ratios of numbers within them stay finite."""
 
 
@@ -520,8 +520,8 @@ def _number(text: str | None, *, infinite: bool = False) -> float | None:
     number = _float(text)
     if number is None:
         return None
-    if abs(number) <= MOST:  # False for NaN
-        return number if abs(number) >= LEAST else 0.0
+    if abs(number) <= LARGEST_FIGURE:  # False for NaN
+        return number if abs(number) >= SMALLEST_FIGURE else 0.0
     return number if infinite and number == math.inf else None
 
 
@@ -531,8 +531,8 @@ def _numbers(texts: Sequence[str | None]) -> Sequence[float | None]:
         numbers = list(map(float, texts))  # type: ignore[arg-type] # None raises TypeError
     except (TypeError, ValueError):
         return list(map(_number, texts))
-    least = min(filter(None, numbers), default=MOST)
-    plain = least >= LEAST and max(numbers) <= MOST and not math.isnan(sum(numbers))
+    least = min(filter(None, numbers), default=LARGEST_FIGURE)
+    plain = least >= SMALLEST_FIGURE and max(numbers) <= LARGEST_FIGURE and not math.isnan(sum(numbers))
     return numbers if plain else list(map(_number, texts))
 
 

@@ -132,12 +132,12 @@ def responses_between(before: Sample, after: Sample) -> Responses | None:
     old, new = before.responses, after.responses
     if old is None or new is None:
         return None
-    grown = {name: _grown(getattr(old, name), getattr(new, name)) for name in ("ok", "refused", "failed")}
+    grown = {name: _counted_since(getattr(old, name), getattr(new, name)) for name in ("ok", "refused", "failed")}
     known = old.unauthorized is not None and new.unauthorized is not None
-    return Responses(**grown, unauthorized=_grown(old.unauthorized, new.unauthorized) if known else None)
+    return Responses(**grown, unauthorized=_counted_since(old.unauthorized, new.unauthorized) if known else None)
 
 
-def _grown(before: float | None, after: float | None) -> float:
+def _counted_since(before: float | None, after: float | None) -> float:
     old, new = before or 0.0, after or 0.0
     return new - old if new >= old else new
 

@@ -83,7 +83,7 @@ def held_rate(
 
 def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Objectives, rate: float) -> RateOutcome:
     """Replay the traffic at ``rate`` requests per second."""
-    arrivals = _lasting(traffic, engine, rate)
+    arrivals = _traffic_at_rate(traffic, engine, rate)
     first = int(SETTLED * len(arrivals))
     since, until = arrivals[first].at, arrivals[-1].at
     found = replay_traffic(arrivals, engine.limits, engine.cost, engine.noise, since=since, until=until)
@@ -103,7 +103,7 @@ def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Ob
     return RateOutcome(mean, holds, max(found.batches, default=0), found.prefill_tokens)
 
 
-def _lasting(traffic: Sequence[Arrival], engine: ReplayedEngine, rate: float) -> list[Arrival]:
+def _traffic_at_rate(traffic: Sequence[Arrival], engine: ReplayedEngine, rate: float) -> list[Arrival]:
     """The traffic (one request per second) scaled to ``rate``, and repeated if it would be too short."""
     answer = fmean(one.output_tokens for one in traffic) * engine.cost.seconds(1, 1, 0.0, 0.0)
     times = max(1, math.ceil(ANSWERS * answer * rate / len(traffic)))

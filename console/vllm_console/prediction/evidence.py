@@ -105,7 +105,7 @@ class TrafficEvidence(msgspec.Struct, frozen=True):
         return self.until - self.since
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _CompleteRequest(msgspec.Struct, frozen=True):
     """A request with complete data. Times in Unix seconds."""
 
     record: FinishedRequest
@@ -124,13 +124,13 @@ class _Known(msgspec.Struct, frozen=True):
         return self.record.finished_at
 
 
-def _known(record: FinishedRequest) -> _Known | None:
+def _known(record: FinishedRequest) -> _CompleteRequest | None:
     needed = (record.queue_seconds, record.prefill_seconds, record.decode_seconds, record.prompt_tokens)
     if None in needed or not record.output_tokens:
         return None
     queue, prefill, decode = (value or 0.0 for value in needed[:3])
     at = record.finished_at - queue - prefill - decode
-    return _Known(
+    return _CompleteRequest(
         record, at, record.finished_at - decode, record.prompt_tokens or 1, record.output_tokens,
         record.cached_tokens or 0, queue, prefill, decode,
     )  # fmt: skip
@@ -166,10 +166,10 @@ def gather(
         raise NoEvidenceError(f"{_too_few(few)}: try again after more traffic")
     if len({record.engine for record in requests}) > 1:
         raise NoEvidenceError("it has several engines, whose requests can't be told apart well enough yet")
-    stretch = _newest_stretch(known)
-    judged = _judged(stretch, steps, most)
+    unpaused = _newest_without_pause(known)
+    judged = _judged(unpaused, steps, most)
     if len(judged) < FEWEST_REQUESTS:
-        usable = f"{'only ' if judged else ''}{len(judged)} of {len(stretch)} recorded requests can be used"
+        usable = f"{'only ' if judged else ''}{len(judged)} of {len(unpaused)} recorded requests can be used"
         raise NoEvidenceError(
             f"{_too_few(usable)}. Others that ran at the same time have not ended yet: try again later"
         )
@@ -178,8 +178,10 @@ def gather(
         raise NoEvidenceError("its requests all arrived at once: a prediction needs traffic spread over time")
     # From the last moment without a queue before them, including requests in flight then, until the last one ended.
     last = max(one.finished_at for one in judged)
-    calm = max((one.at for one in stretch if one.at <= begin and one.queue <= NO_QUEUE_SECONDS), default=stretch[0].at)
-    around = [one for one in stretch if one.finished_at > calm and one.at <= last]
+    calm = max(
+        (one.at for one in unpaused if one.at <= begin and one.queue <= NO_QUEUE_SECONDS), default=unpaused[0].at
+    )
+    around = [one for one in unpaused if one.finished_at > calm and one.at <= last]
     first = next(index for index, one in enumerate(around) if one is judged[0])
     zero = around[0].at
     timed = [one for one in _durations(steps) if begin <= one[0].at <= end]
@@ -204,17 +206,17 @@ def gather(
         cached_tokens=sum(one.cached for one in judged),
         steps=tuple(_work(around, joined, timed, budget, ahead, zero)),
         most_running=max((max(step.running or 0, step.intervals) for step, _ in timed), default=0),
-        flaw=_flaw(requests, steps, stretch, around, timed, end - begin),
+        flaw=_flaw(requests, steps, unpaused, around, timed, end - begin),
         ahead=ahead,
         front=front,
     )
 
 
-def _front(one: _Known) -> float:
+def _front(one: _CompleteRequest) -> float:
     return max(0.0, (one.record.e2e_seconds or 0.0) - one.queue - one.prefill - one.decode)
 
 
-def _usual_front(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> float:
+def _usual_front(known: Sequence[_CompleteRequest], timed: Sequence[tuple[EngineStep, float]]) -> float:
     """The typical time of requests in the front end.
 
     For each request only a range is known: all its time before it was queued, or that less the duration of the step
@@ -231,7 +233,9 @@ def _usual_front(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, floa
     return median(ends) if ends else 0.0
 
 
-def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], front: float) -> list[_Known]:
+def _with_step_waits(
+    known: Sequence[_CompleteRequest], timed: Sequence[tuple[EngineStep, float]], front: float
+) -> list[_CompleteRequest]:
     """Count the wait for the step that was running at a request's arrival as queue time.
 
     It is the request's time before it was queued, beyond the usual time in the front end, but at most that step's
@@ -250,7 +254,7 @@ def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, 
     return found
 
 
-def _newest_stretch(known: Sequence[_Known]) -> list[_Known]:
+def _newest_without_pause(known: Sequence[_CompleteRequest]) -> list[_CompleteRequest]:
     """The newest requests without a pause between them, if there are enough; else all."""
     begin, busy_until = 0, known[0].finished_at
     for index, one in enumerate(known):
@@ -260,25 +264,25 @@ def _newest_stretch(known: Sequence[_Known]) -> list[_Known]:
     return list(known[begin:])
 
 
-def _judged(stretch: Sequence[_Known], steps: Sequence[EngineStep], most: int) -> list[_Known]:
+def _judged(unpaused: Sequence[_CompleteRequest], steps: Sequence[EngineStep], most: int) -> list[_CompleteRequest]:
     """The newest requests for which all concurrent requests are known, as far as can be determined."""
-    last = max(one.finished_at for one in stretch)
-    whole = sorted(one.queue + one.prefill + one.decode for one in stretch)
+    last = max(one.finished_at for one in unpaused)
+    whole = sorted(one.queue + one.prefill + one.decode for one in unpaused)
     long = whole[int(0.95 * (len(whole) - 1))]
     idle = bool(steps) and not steps[-1].running and not steps[-1].waiting
-    ended = [one for one in stretch if idle or one.at <= last - long]
+    ended = [one for one in unpaused if idle or one.at <= last - long]
     recent = [one for one in ended if one.at >= ended[-1].at - MOST_SECONDS][-most:] if ended else []
     if recent:
-        whole_since = _vanished_until(stretch, steps, recent[-1].at)
+        whole_since = _vanished_until(unpaused, steps, recent[-1].at)
         undisturbed = [one for one in recent if one.at > whole_since]
         recent = undisturbed if len(undisturbed) >= FEWEST_REQUESTS else recent
-    if recent and recent[0] is stretch[0]:
+    if recent and recent[0] is unpaused[0]:
         return recent
     # Older requests than the longest are no longer in flight, so all in flight at its beginning are known.
-    return [one for one in recent if one.at >= stretch[0].at + long]
+    return [one for one in recent if one.at >= unpaused[0].at + long]
 
 
-def _vanished_until(known: Sequence[_Known], steps: Sequence[EngineStep], until: float) -> float:
+def _vanished_until(known: Sequence[_CompleteRequest], steps: Sequence[EngineStep], until: float) -> float:
     """The last moment up to ``until`` with requests in flight that left no record; -inf if there is none.
 
     These are requests whose clients disconnected, as at the end of a load run. The traffic after that is complete
@@ -333,7 +337,10 @@ def _intervals(timed: Sequence[tuple[EngineStep, float]]) -> list[tuple[float, i
 
 
 def _observed(
-    judged: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], itl: Sequence[Weighted], seconds: float
+    judged: Sequence[_CompleteRequest],
+    timed: Sequence[tuple[EngineStep, float]],
+    itl: Sequence[Weighted],
+    seconds: float,
 ) -> Figures:
     waiting = [(step.waiting, took) for step, took in timed if step.waiting is not None]
     usage = [(step.kv_usage, took) for step, took in timed if step.kv_usage is not None]
@@ -352,8 +359,8 @@ def _observed(
 
 
 def _work(
-    around: Sequence[_Known],
-    joined: Sequence[tuple[_Known, int]],
+    around: Sequence[_CompleteRequest],
+    joined: Sequence[tuple[_CompleteRequest, int]],
     timed: Sequence[tuple[EngineStep, float]],
     budget: int,
     ahead: bool,
@@ -366,17 +373,17 @@ def _work(
     remain, only those are left out in which a request was preempted or recomputed, or that had many preempted ones.
     """
     took = [seconds for _, seconds in timed]
-    begins: dict[int, list[_Known]] = {}
-    ends: dict[int, list[_Known]] = {}
+    begins: dict[int, list[_CompleteRequest]] = {}
+    ends: dict[int, list[_CompleteRequest]] = {}
     for one, place in joined:
         begin = place - _prefill_steps(one, place, timed) + 1
         ends.setdefault(place, []).append(one)
         begins.setdefault(min(place, begin + (ahead and not _idle_before(timed, begin))), []).append(one)
-    prefilling: list[tuple[_Known, int]] = []
+    prefilling: list[tuple[_CompleteRequest, int]] = []
     cached = _CachedTokens(around)
     preempted = deque(sorted(one.at + one.queue for one in around if one.record.preemptions))
     disturbed = 0
-    work: list[tuple[int, list[tuple[_Known, int, int]], float]] = []
+    work: list[tuple[int, list[tuple[_CompleteRequest, int, int]], float]] = []
     preempted_in: dict[int, int] = {}
     for place, (step, seconds) in enumerate(timed):
         for one in begins.get(place, ()):
@@ -398,7 +405,7 @@ def _work(
             took[place] = _after_the_one_before(whole[0], place, timed, took) if whole else 0.0
         if not step.preempted and step.generation_tokens in (None, step.intervals + len(ending)):
             preempted_in[place] = disturbed
-    kept = _told(preempted_in, timed)
+    kept = _with_known_work(preempted_in, timed)
     if ahead:
         prefills = [
             bool(chunks) or (step.generation_tokens or 0) > step.intervals
@@ -426,7 +433,7 @@ def _work(
     return found
 
 
-def _told(preempted_in: Mapping[int, int], timed: Sequence[tuple[EngineStep, float]]) -> set[int]:
+def _with_known_work(preempted_in: Mapping[int, int], timed: Sequence[tuple[EngineStep, float]]) -> set[int]:
     """The steps whose work is known, by their numbers of preempted requests: those without, if there are enough."""
     kept = {place for place, number in preempted_in.items() if not number}
     if len(kept) >= FEWEST_STEPS:
@@ -446,7 +453,7 @@ def _resumes(timed: tuple[EngineStep, float]) -> bool:
 class _CachedTokens:
     """The cached tokens of decoding requests, at increasing moments."""
 
-    def __init__(self, around: Sequence[_Known]) -> None:
+    def __init__(self, around: Sequence[_CompleteRequest]) -> None:
         self._joining = deque(sorted(around, key=lambda one: one.first_token_at))
         self._leaving = deque(sorted(around, key=lambda one: one.finished_at))
         self._constant = self._slope = 0.0
@@ -457,7 +464,7 @@ class _CachedTokens:
             constant, slope = _growth(self._joining.popleft())
             self._constant, self._slope = self._constant + constant, self._slope + slope
 
-    def forget(self, until: float) -> list[_Known]:
+    def forget(self, until: float) -> list[_CompleteRequest]:
         """Remove the requests that ended up to ``until``; return them."""
         gone = []
         while self._leaving and self._leaving[0].finished_at <= until:
@@ -471,7 +478,9 @@ class _CachedTokens:
         return max(0.0, self._constant + self._slope * moment)
 
 
-def _first_token_steps(around: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> list[tuple[_Known, int]]:
+def _first_token_steps(
+    around: Sequence[_CompleteRequest], timed: Sequence[tuple[EngineStep, float]]
+) -> list[tuple[_CompleteRequest, int]]:
     """Each request with the index of the step that produced its first token. A step's first tokens are those beyond its
     intervals, and their prompt lengths add up to its ``prompt_tokens``.
 
@@ -487,18 +496,18 @@ def _first_token_steps(around: Sequence[_Known], timed: Sequence[tuple[EngineSte
 
 
 def _joined(
-    around: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], *, by_length: bool
-) -> list[tuple[_Known, int]]:
+    around: Sequence[_CompleteRequest], timed: Sequence[tuple[EngineStep, float]], *, by_length: bool
+) -> list[tuple[_CompleteRequest, int]]:
     coming = deque(sorted(around, key=lambda one: one.first_token_at))
-    waiting: list[_Known] = []
-    found: list[tuple[_Known, int]] = []
+    waiting: list[_CompleteRequest] = []
+    found: list[tuple[_CompleteRequest, int]] = []
     for place, (step, took) in enumerate(timed):
         slack = took + _CLOCKS_DIFFER
         while coming and coming[0].first_token_at <= step.at + slack:
             waiting.append(coming.popleft())
         waiting = [one for one in waiting if one.first_token_at >= step.at - slack - _CLOCKS_DIFFER]
         if step.generation_tokens is None:
-            chosen: Sequence[_Known] = [one for one in waiting if one.first_token_at <= step.at + took / 2]
+            chosen: Sequence[_CompleteRequest] = [one for one in waiting if one.first_token_at <= step.at + took / 2]
         else:
             prompts = step.prompt_tokens if by_length else None
             chosen = _adding_up(waiting, step.generation_tokens - step.intervals, prompts)
@@ -508,7 +517,7 @@ def _joined(
     return found
 
 
-def _adding_up(waiting: Sequence[_Known], count: int, prompts: int | None) -> Sequence[_Known]:
+def _adding_up(waiting: Sequence[_CompleteRequest], count: int, prompts: int | None) -> Sequence[_CompleteRequest]:
     """The first ``count`` requests, in order, whose prompts have ``prompts`` tokens in total; else none."""
     if not 0 < count <= len(waiting):
         return ()
@@ -520,7 +529,7 @@ def _adding_up(waiting: Sequence[_Known], count: int, prompts: int | None) -> Se
     return ()
 
 
-def _prefill_steps(one: _Known, place: int, timed: Sequence[tuple[EngineStep, float]]) -> int:
+def _prefill_steps(one: _CompleteRequest, place: int, timed: Sequence[tuple[EngineStep, float]]) -> int:
     """The number of steps of a prefill that ended with step ``place``: those of which it covers more than half."""
     count, left = 1, one.prefill - timed[place][1]
     while count <= place and not _idle_before(timed, place - count + 1) and left > timed[place - count][1] / 2:
@@ -549,7 +558,7 @@ def _after_the_one_before(
 
 
 def _scheduled_ahead(
-    joined: Sequence[tuple[_Known, int]], timed: Sequence[tuple[EngineStep, float]], budget: int
+    joined: Sequence[tuple[_CompleteRequest, int]], timed: Sequence[tuple[EngineStep, float]], budget: int
 ) -> bool:
     """Whether vLLM schedules a step while the previous one runs: a prefill that needs one step then lasts two."""
     lasted = [
@@ -583,15 +592,15 @@ def _own_durations(took: Sequence[float], prefills: Sequence[bool], decodes: Seq
     return own
 
 
-def _growth(one: _Known) -> tuple[float, float]:
+def _growth(one: _CompleteRequest) -> tuple[float, float]:
     """A request's tokens while it decodes, as a line over time: its value at time 0, and tokens per second."""
     rate = one.output / one.decode if one.decode > 0 else 0.0
     return one.prompt - rate * one.first_token_at, rate
 
 
 def _chunks(
-    prefilling: Sequence[tuple[_Known, int]], room: int, ending: Collection[_Known]
-) -> tuple[list[tuple[_Known, int, int]], list[tuple[_Known, int]]]:
+    prefilling: Sequence[tuple[_CompleteRequest, int]], room: int, ending: Collection[_CompleteRequest]
+) -> tuple[list[tuple[_CompleteRequest, int, int]], list[tuple[_CompleteRequest, int]]]:
     """The prompt chunks in a step (request, tokens, tokens before them), and what is left for later steps.
 
     ``ending`` are the requests that get their first token in it.
@@ -611,8 +620,8 @@ def _chunks(
 def _flaw(
     requests: Sequence[FinishedRequest],
     steps: Sequence[EngineStep],
-    stretch: Sequence[_Known],
-    around: Sequence[_Known],
+    unpaused: Sequence[_CompleteRequest],
+    around: Sequence[_CompleteRequest],
     timed: Sequence[tuple[EngineStep, float]],
     seconds: float,
 ) -> str:
@@ -625,7 +634,7 @@ def _flaw(
     begin, end = timed[0][0].at, timed[-1][0].at
     known = sum(max(0.0, min(one.finished_at, end) - max(one.at, begin)) for one in around)
     if counted > known * VANISHED + 0.5 * seconds:
-        if _vanished(stretch, steps, timed) > (counted - known) / 2:
+        if _vanished(unpaused, steps, timed) > (counted - known) / 2:
             why = "more requests ran than ended: clients disconnected, which leaves no record"
             return f"{why}; try again after more traffic"
         return "some of its requests have not ended yet"
@@ -636,7 +645,9 @@ def _flaw(
     return ""
 
 
-def _vanished(known: Sequence[_Known], steps: Sequence[EngineStep], timed: Sequence[tuple[EngineStep, float]]) -> float:
+def _vanished(
+    known: Sequence[_CompleteRequest], steps: Sequence[EngineStep], timed: Sequence[tuple[EngineStep, float]]
+) -> float:
     """Total time in seconds of requests in these steps that have no record and never will.
 
     Requests that have not ended yet are in flight in each later step, so there are at most as many of them as the
@@ -653,7 +664,7 @@ def _vanished(known: Sequence[_Known], steps: Sequence[EngineStep], timed: Seque
     return sum(max(0, unknown(step) - unfinished) * took for step, took in timed)
 
 
-def _prefixes(around: Sequence[_Known], block_size: int) -> list[tuple[int, ...]]:
+def _prefixes(around: Sequence[_CompleteRequest], block_size: int) -> list[tuple[int, ...]]:
     """The blocks that requests share, as far as their cached tokens show.
 
     A request that found blocks shares them with an earlier one: the one that shared this length before, or else the

@@ -23,12 +23,12 @@ class Spread(msgspec.Struct, frozen=True):
     mean: float | None = None
 
     @classmethod
-    def of(cls, values: Sequence[Weighted], *, telling: int | None = None) -> Spread:
-        """The spread of weighted values, of which only ``telling`` are independent: the others repeat them."""
+    def of(cls, values: Sequence[Weighted], *, independent: int | None = None) -> Spread:
+        """The spread of weighted values, of which only ``independent`` are independent: the others repeat them."""
         total = sum([count for _, count in values])
         if not total:
             return cls()
-        enough = total if telling is None else telling
+        enough = total if independent is None else independent
         known = [(name, q) for name, q in PARTS if enough >= FEWEST_FOR[name]]
         found = weighted_quantiles(values, [q for _, q in known])
         return cls(**dict(zip((name for name, _ in known), found, strict=True)), mean=weighted_mean(values))

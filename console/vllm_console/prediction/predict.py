@@ -49,7 +49,7 @@ MOST_BETWEEN = 0.1
 """A modeled median TTFT is near the measured one if at most this share of requests lies between them."""
 _LEAST_SECONDS = 0.004
 """Smaller differences do not count: arrival times are not known more precisely."""
-FAR = 2.0
+MOST_TIMES_OBSERVED = 2.0
 """Batches and prefills beyond this multiple of the observed ones are extrapolation."""
 _BLOCK_OF_REQUESTS = 10
 _TIMES_A_REQUEST = 10.0
@@ -173,10 +173,10 @@ class _Outcome(msgspec.Struct, frozen=True):
 def _outcomes(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> list[_Outcome]:
     """Replays of the recorded requests; several, with shifted slow periods, if the machine is slower at times."""
     cost, noise = _engine(evidence, fitted, change)
-    lasting = _lasting(evidence, change.traffic_scale)
-    arrivals = _scaled(lasting.arrivals, change.traffic_scale)
+    repeated = _repeated_traffic(evidence, change.traffic_scale)
+    arrivals = _scaled(repeated.arrivals, change.traffic_scale)
     noises = [replace(noise, shift=shift) for shift in SHIFTS] if noise.decode else [noise]
-    return [_outcome(lasting, arrivals, change, cost, one, telling=evidence.requests) for one in noises]
+    return [_outcome(repeated, arrivals, change, cost, one, recorded_requests=evidence.requests) for one in noises]
 
 
 def _outcome(
@@ -187,14 +187,15 @@ def _outcome(
     noise: StepNoise,
     front: float = 1.0,
     *,
-    telling: int,
+    recorded_requests: int,
 ) -> _Outcome:
-    """Replay requests, with ``front`` times the recorded time in the front end. ``telling`` is the number of recorded
-    requests that the figures really represent.
+    """Replay requests, with ``front`` times the recorded time in the front end.
+
+    ``recorded_requests`` of them were recorded; the others repeat them.
     """
     since, until = arrivals[evidence.first].at, arrivals[evidence.end - 1].at
     found = replay_traffic(arrivals, change.after, cost, noise, since=since, until=until)
-    return _Outcome(found, _figures(evidence, found, until - since, front, telling))
+    return _Outcome(found, _figures(evidence, found, until - since, front, recorded_requests))
 
 
 def _middle(found: Sequence[Figures]) -> Figures:
@@ -213,15 +214,21 @@ def _middle(found: Sequence[Figures]) -> Figures:
     return Figures(ttft, itl, e2e, *(middle([getattr(one, name) for one in found]) for name in RATES))
 
 
-def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float, front: float, telling: int) -> Figures:
+def _figures(
+    evidence: TrafficEvidence, found: Replayed, seconds: float, front: float, recorded_requests: int
+) -> Figures:
     """Figures of the judged requests in a replay, with ``front`` times the recorded time in the front end."""
     judged = slice(evidence.first, evidence.end)
     both = zip(found.requests[judged], evidence.fronts[judged], strict=True)
     pairs = [(one, front * spent) for one, spent in both if one is not None]
     return Figures(
-        ttft_seconds=Spread.of(each_once(one.ttft_seconds + before for one, before in pairs), telling=telling),
+        ttft_seconds=Spread.of(
+            each_once(one.ttft_seconds + before for one, before in pairs), independent=recorded_requests
+        ),
         itl_seconds=Spread.of(found.intervals),
-        e2e_seconds=Spread.of(each_once(one.e2e_seconds + before for one, before in pairs), telling=telling),
+        e2e_seconds=Spread.of(
+            each_once(one.e2e_seconds + before for one, before in pairs), independent=recorded_requests
+        ),
         tokens_per_second=found.tokens / seconds,
         requests_waiting=found.waiting / seconds,
         preemptions_per_minute=found.preemptions / seconds * 60,
@@ -229,7 +236,7 @@ def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float, front: 
     )
 
 
-def _lasting(evidence: TrafficEvidence, scale: float) -> TrafficEvidence:
+def _repeated_traffic(evidence: TrafficEvidence, scale: float) -> TrafficEvidence:
     """Repeat the judged requests so that they last long enough at ``scale`` times their rate."""
     if scale <= 1:
         return evidence
@@ -278,7 +285,9 @@ def _models(cases: Sequence[tuple[TrafficEvidence, CostFit]], now: EngineLimits)
     ranked = (one for rank in zip_longest(*by_case) for one in rank if one is not None)
     found = []
     for evidence, cost, noise in islice(ranked, MODELS):
-        outcome = _outcome(evidence, evidence.arrivals, Change(now, now), cost, noise, telling=evidence.requests)
+        outcome = _outcome(
+            evidence, evidence.arrivals, Change(now, now), cost, noise, recorded_requests=evidence.requests
+        )
         found.append(_Model(evidence, cost, noise, _residual(outcome.figures, evidence)))
     return found
 
@@ -299,30 +308,30 @@ def _draws(
     for place, (speed, front) in enumerate(zip(speeds, fronts, strict=True)):
         model = models[place % len(models)]
         cost = with_kv_bytes(model.cost.scaled(speed), change.kv_bytes)
-        lasting = _lasting(model.evidence, change.traffic_scale)
-        arrivals = _redrawn(model.evidence, lasting, change.now.scheduler.block_size, dice, change.traffic_scale)
+        repeated = _repeated_traffic(model.evidence, change.traffic_scale)
+        arrivals = _redrawn(model.evidence, repeated, change.now.scheduler.block_size, dice, change.traffic_scale)
         noise = replace(model.noise, shift=dice.random() * model.noise.span)
-        telling = model.evidence.requests
-        figures = _outcome(lasting, arrivals, change, cost, noise, front, telling=telling).figures
+        recorded_requests = model.evidence.requests
+        figures = _outcome(repeated, arrivals, change, cost, noise, front, recorded_requests=recorded_requests).figures
         found.append(_corrected(figures, model.residual, carried=2 * dice.random()))
     return found
 
 
 def _redrawn(
-    evidence: TrafficEvidence, lasting: TrafficEvidence, block_size: int, dice: random.Random, scale: float
+    evidence: TrafficEvidence, repeated: TrafficEvidence, block_size: int, dice: random.Random, scale: float
 ) -> list[Arrival]:
     """The same kind of traffic at another time: its blocks recombined (a moving-block bootstrap, Künsch, 1989), twice;
-    the second time to the length of ``lasting``.
+    the second time to the length of ``repeated``.
 
     Shared prefixes stay in place, since their order matters; only the rest of each prompt is drawn.
     """
     arrivals = evidence.arrivals
     gaps = [later.at - one.at for one, later in pairwise(arrivals)]
-    order = _blocks_of(_blocks_of(range(len(gaps)), len(gaps), dice), len(lasting.arrivals) - 1, dice)
+    order = _blocks_of(_blocks_of(range(len(gaps)), len(gaps), dice), len(repeated.arrivals) - 1, dice)
     at, drawn = 0.0, [arrivals[0]]
     for place, chosen in enumerate(order, 1):
         at += gaps[chosen] / scale
-        one, other = lasting.arrivals[place], arrivals[chosen + 1]
+        one, other = repeated.arrivals[place], arrivals[chosen + 1]
         prompt = _shared(one, block_size) + other.prompt_tokens - _shared(other, block_size)
         drawn.append(Arrival(at, prompt, other.output_tokens, one.prefix))
     return drawn
@@ -513,12 +522,12 @@ def _outside(evidence: TrafficEvidence, found: Replayed, baseline: Replayed, loa
             "direction and order of magnitude are reliable."
         )
     batch = _typical_most(found.batches)
-    if batch > FAR * max(evidence.most_running, 1):
+    if batch > MOST_TIMES_OBSERVED * max(evidence.most_running, 1):
         return (
             f"Up to {counted(batch, 'request')} would run at once, but at most {evidence.most_running} were "
             "observed on this server: step times are extrapolated."
         )
-    if found.prefill_tokens > FAR * max(baseline.prefill_tokens, 1):
+    if found.prefill_tokens > MOST_TIMES_OBSERVED * max(baseline.prefill_tokens, 1):
         return (
             f"Steps would compute up to {found.prefill_tokens:,} prompt tokens, but at most "
             f"{baseline.prefill_tokens:,} were observed on this server: step times are extrapolated."

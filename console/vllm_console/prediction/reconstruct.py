@@ -46,7 +46,7 @@ _SEVERAL = 1.2
 """Tokens per inter-token interval from which a step counts as generating several."""
 
 
-class _Gauges(msgspec.Struct, frozen=True):
+class _EngineGauges(msgspec.Struct, frozen=True):
     running: float
     waiting: float
     usage: float | None
@@ -56,7 +56,7 @@ class _Gauges(msgspec.Struct, frozen=True):
         return round(self.running + self.waiting)
 
     @classmethod
-    def of(cls, engine: EngineSample) -> _Gauges | None:
+    def of(cls, engine: EngineSample) -> _EngineGauges | None:
         if engine.requests_running is None or engine.requests_waiting is None:
             return None
         return cls(engine.requests_running, engine.requests_waiting, engine.kv_cache_usage)
@@ -67,8 +67,8 @@ class _Interval(msgspec.Struct, frozen=True):
 
     start: float
     end: float
-    before: _Gauges
-    after: _Gauges
+    before: _EngineGauges
+    after: _EngineGauges
     grown: EngineSample
     came: int
 
@@ -138,7 +138,7 @@ def reconstruct(
 def _few_ended(ended: int, samples: Sequence[Sample]) -> str:
     """An error message: the traffic found so far, and what to do."""
     few = format_few(ended, "request", "has ended", "have ended")
-    now = [_Gauges.of(one) for one in samples[-1].engines.values()] if samples else []
+    now = [_EngineGauges.of(one) for one in samples[-1].engines.values()] if samples else []
     under_way = round(sum(one.in_flight for one in now if one is not None))
     if under_way:
         more = f", and {under_way:,} {'is' if under_way == 1 else 'are'} in flight: try again once more have ended"
@@ -159,7 +159,7 @@ def _intervals(samples: Sequence[Sample]) -> Iterator[_Interval]:
             continue
         (one,), (other,) = before.engines.values(), after.engines.values()
         grown = growth(one, other, _KEYS)
-        first, last, ended = _Gauges.of(one), _Gauges.of(other), grown.requests_finished_total
+        first, last, ended = _EngineGauges.of(one), _EngineGauges.of(other), grown.requests_finished_total
         missing = [key for key in _NEEDED if key not in grown.histograms]
         if missing or ended is None or first is None or last is None or grown.generation_tokens_total is None:
             raise NoEvidenceError("its metrics lack request times or lengths")

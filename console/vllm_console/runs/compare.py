@@ -10,7 +10,7 @@ includes zero and also a large movement, the figure is inconclusive.
 If a quantile is only known to lie below the end of its bucket, that end is used: it moves less than the real quantile,
 never more.
 
-The run after is judged when it has `FEWEST` windows, again at twice as many, and so on up to `MOST`. The first
+The run after is judged when it has `FEWEST` windows, again at twice as many, and so on up to `MOST_WINDOWS`. The first
 difference found over enough requests is kept, because traffic of a later hour says nothing about the change.
 """
 
@@ -45,11 +45,11 @@ WARM_UP = 2
 """Windows left out after a start, while compilation continues and the prefix cache fills."""
 FEWEST = 5
 """Minimum windows of each run for a verdict."""
-MOST = 120
+MOST_WINDOWS = 120
 """Maximum number of windows used of the run after (its oldest)."""
 NEAREST = 10
 """Number of windows used of the run before (its newest), unless twice those of the run after is more."""
-LONGEST = 4 * MOST
+MOST_WINDOWS_SEARCHED = 4 * MOST_WINDOWS
 """Maximum number of windows of the run after that are searched."""
 ENOUGH_REQUESTS = 100
 """A difference over at least this many requests of each run is kept, whatever comes later."""
@@ -64,9 +64,9 @@ WIDEST, WIDEST_SHARE = 20.0, 1.0
 """Intervals around zero are not shown if their ends differ by more than this factor, or a share's by more than this."""
 DOUBLED, HALVED = 1.0, -0.5
 """If a change this large is possible, a figure is inconclusive."""
-ALIKE, ROUGHLY = 0.10, 0.25
+ALIKE_WITHIN, ROUGHLY_WITHIN = 0.10, 0.25
 """Traffic within 10% is similar, within 25% roughly similar."""
-FAR = 2.0
+OTHER_LOAD_FACTOR = 2.0
 """A window with more than this many times the load, or less than its inverse, counts as different traffic."""
 STEADY = 0.03
 """Largest relative variation (median absolute deviation) of requests in flight for closed-loop clients."""
@@ -316,11 +316,11 @@ def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) 
     one = usable(_warm(before))
     drift = max(one, usable(_warm(earlier)) if earlier is not None else [], key=len)
     found = None
-    for other, again in _stages(_warm(after)[:LONGEST]):
+    for other, again in _stages(_warm(after)[:MOST_WINDOWS_SEARCHED]):
         found = _compare(before, after, one[-max(NEAREST, 2 * len(other)) :], other, drift)
         found = replace(found, again=again if after.run.ended_at is None else None)
         decided = found.verdict in DECIDED and min(found.before.requests, found.after.requests) >= ENOUGH_REQUESTS
-        if decided or len(other) >= MOST:
+        if decided or len(other) >= MOST_WINDOWS:
             return replace(found, kept=True, again=None)
     return found if found is not None else _compare(before, after, one[-NEAREST:], usable(_warm(after)), drift)
 
@@ -330,8 +330,8 @@ def _stages(windows: Sequence[RunWindow]) -> Iterator[tuple[list[RunWindow], int
     due = FEWEST
     for end in range(FEWEST, len(windows) + 1):
         if end >= due and len(found := usable(windows[:end])) >= due:
-            yield found, min(2 * due, MOST)
-            due = min(2 * due, MOST) if due < MOST else len(windows) + 1
+            yield found, min(2 * due, MOST_WINDOWS)
+            due = min(2 * due, MOST_WINDOWS) if due < MOST_WINDOWS else len(windows) + 1
 
 
 def _compare(
@@ -474,8 +474,8 @@ def _traffic(before: Sequence[RunWindow], after: Sequence[RunWindow]) -> _Traffi
         worst,
         factors,
         closed_loop,
-        heavier=any(change > ALIKE for change in more),
-        lighter=any(change < -ALIKE for change in more),
+        heavier=any(change > ALIKE_WITHIN for change in more),
+        lighter=any(change < -ALIKE_WITHIN for change in more),
     )
 
 
@@ -505,12 +505,12 @@ def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> Traf
         return TrafficMatch.UNKNOWN
     if one <= 0 or other <= 0:
         return TrafficMatch.ALIKE if one == other else TrafficMatch.DIFFERENT
-    apart = max(one / other, other / one) - 1
+    change = max(one / other, other / one) - 1
     return (
         TrafficMatch.ALIKE
-        if apart <= ALIKE * wide
+        if change <= ALIKE_WITHIN * wide
         else TrafficMatch.ROUGHLY
-        if apart <= ROUGHLY * wide
+        if change <= ROUGHLY_WITHIN * wide
         else TrafficMatch.DIFFERENT
     )
 
@@ -521,7 +521,10 @@ def _without_other_traffic(before: list[RunWindow], after: Sequence[RunWindow]) 
     kept = [
         window
         for window in before
-        if all(1 / FAR <= window.figures.get(key, middle) / middle <= FAR for key, middle in middles.items())
+        if all(
+            1 / OTHER_LOAD_FACTOR <= window.figures.get(key, middle) / middle <= OTHER_LOAD_FACTOR
+            for key, middle in middles.items()
+        )
     ]
     return kept if len(kept) >= FEWEST else before
 

@@ -40,19 +40,19 @@ def difference(
     """
     change = median(after) - median(before)
     both = (before, after)
-    sides = [_Known.of(values, seed, counts) for seed, values in enumerate(both, 1)]
-    witnesses = list(sides)
+    sides = [_SeriesStatistics.of(values, seed, counts) for seed, values in enumerate(both, 1)]
+    references = list(sides)
     if len(earlier) >= LONGER * min(map(len, both)):
-        known = _Known.of(earlier, 3, counts)
+        known = _SeriesStatistics.of(earlier, 3, counts)
         if known.scatter <= WILDER * max(side.scatter for side in sides):
-            witnesses.append(known)
-    found = [side.beside(witnesses) for side in sides]
+            references.append(known)
+    found = [side.beside(references) for side in sides]
     reach = student(0.5 + level / 2, max(3.0, sum(freedom for _, freedom in found) - 2))
     reach *= math.hypot(*(error for error, _ in found))
     return change, change - reach, change + reach
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _SeriesStatistics(msgspec.Struct, frozen=True):
     """Statistics of a series: its length, its number of effectively independent values, and its scatter.
 
     ``level`` is its median if values are counts of events; None if their scatter does not depend on it.
@@ -64,14 +64,14 @@ class _Known(msgspec.Struct, frozen=True):
     level: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float], seed: int, counts: bool) -> _Known:
+    def of(cls, values: Sequence[float], seed: int, counts: bool) -> _SeriesStatistics:
         count = len(values)
         scatter = standard_error(values, seed) * math.sqrt(count)
         return cls(count, max(2.0, count * worth(values)), scatter, median(values) if counts else None)
 
-    def beside(self, witnesses: Sequence[_Known]) -> tuple[float, float]:
+    def beside(self, references: Sequence[_SeriesStatistics]) -> tuple[float, float]:
         """The standard error of its median and its degrees of freedom, with the longer series' autocorrelation."""
-        longer = [other for other in witnesses if other.length >= LONGER * self.length]
+        longer = [other for other in references if other.length >= LONGER * self.length]
         fewest = min([self.independent, *(other.independent * self.length / other.length for other in longer)])
         scatter = max([self.scatter, *(other.scatter_at(self.level) for other in longer)])
         return scatter / math.sqrt(max(2.0, fewest)), max([self.independent, *(other.independent for other in longer)])
@@ -90,8 +90,8 @@ def worth(*series: Sequence[float]) -> float:
     AR(1) process, (1 - r) / (1 + r).
     """
     means = [math.fsum(values) / len(values) for values in series]
-    apart = math.fsum((value - mean) ** 2 for values, mean in zip(series, means, strict=True) for value in values)
-    if apart <= 0:
+    deviation = math.fsum((value - mean) ** 2 for values, mean in zip(series, means, strict=True) for value in values)
+    if deviation <= 0:
         return 1.0
     total, first = 1.0, 0.0
     for lag in range(1, 1 + min(map(len, series)) // 4):
@@ -101,7 +101,7 @@ def worth(*series: Sequence[float]) -> float:
             for one, other in zip(values, values[lag:], strict=False)
         )
         # Correct for short series, which hide correlation.
-        found = together / apart + len(series) / sum(map(len, series))
+        found = together / deviation + len(series) / sum(map(len, series))
         if found <= 0:
             break
         total += 2 * found

@@ -78,7 +78,7 @@ Flags = Mapping[str, Any]
 
 
 class PastRun(msgspec.Struct, frozen=True):
-    """A run without figures: its start, flags, changed flags, and the stretches in which findings were open.
+    """A run without figures: its start, flags, changed flags, and the spans in which findings were open.
 
     ``changed`` has name, value before and after; ``findings`` code, since and until (Unix seconds).
     """
@@ -235,16 +235,16 @@ class RunStore:
         self._write(act)
 
     def note_past(
-        self, run: RunName, stretches: Mapping[str, Sequence[tuple[float, float]]], since: float, until: float
+        self, run: RunName, spans: Mapping[str, Sequence[tuple[float, float]]], since: float, until: float
     ) -> None:
-        """Note the stretches (Unix seconds) of findings that were computed afterwards for ``since`` to ``until``.
+        """Note the spans (Unix seconds) of findings that were computed afterwards for ``since`` to ``until``.
 
-        Known stretches are not counted twice.
+        Known spans are not counted twice.
         """
 
         def act(connection: sqlite3.Connection) -> None:
             number = run_id(connection, run, since)
-            for code, new in stretches.items():
+            for code, new in spans.items():
                 _note(connection, number, code, new)
             _write_document(connection, number, _read_document(connection, number) | {"judged_until": until})
 
@@ -292,7 +292,7 @@ class RunStore:
         return self._ask(ask, [])
 
     def findings(self, number: int) -> tuple[tuple[str, float, float], ...]:
-        """The stretches in which findings were open in a run: code, since and until (Unix seconds)."""
+        """The spans in which findings were open in a run: code, since and until (Unix seconds)."""
         return self._ask(lambda connection: tuple(connection.execute(_HELD, (number,)).fetchall()), ())
 
     def run(self, number: int) -> Run | None:
@@ -381,10 +381,10 @@ def _note(connection: sqlite3.Connection, run: int, code: str, new: Sequence[tup
     connection.executemany("INSERT INTO findings VALUES (?, ?, ?, ?)", [(run, code, *one) for one in merged])
 
 
-def _merged(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge stretches that overlap or nearly touch."""
+def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Merge spans that overlap or nearly touch."""
     found: list[tuple[float, float]] = []
-    for since, until in sorted(stretches):
+    for since, until in sorted(spans):
         if found and since <= found[-1][1] + _TOGETHER_SECONDS:
             found[-1] = found[-1][0], max(found[-1][1], until)
         else:
@@ -479,7 +479,7 @@ def _stored(connection: sqlite3.Connection, number: int) -> tuple[Run, dict[str,
 
 
 _HELD = "SELECT code, since, until FROM findings WHERE run = ? ORDER BY since"
-"""The stretches in which findings were open in a run."""
+"""The spans in which findings were open in a run."""
 
 
 def _measured(connection: sqlite3.Connection, run: Run) -> Run:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vllm_console.history.energy import FIGURES as ENERGY
 from vllm_console.history.energy import Tariff, cost_text, joules_text
 from vllm_console.runs.compare import (
-    ALIKE,
+    ALIKE_WITHIN,
     FEWEST,
     QUANTILES,
     WARM_UP,
@@ -56,7 +56,7 @@ def plain_sentence(found: Comparison) -> str:
     verdict, changed = found.verdict, len(found.differences)
     change = "change" if changed == 1 else "changes"
     better, worse = (
-        _largest(_telling([figure for figure in found.judged if figure.verdict is one], found))
+        _largest(_for_headline([figure for figure in found.judged if figure.verdict is one], found))
         for one in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
     )
     if verdict is ComparisonVerdict.BETTER:
@@ -94,9 +94,9 @@ def detail_text(found: Comparison) -> str:
         rest = "".join(f", {_name_and_sides(one)} ({_interval(one)})" for one in others[:1])
         text = f"{first.name} ({_interval(first)}){rest}: the {_compared_of_both(found)} vary too much"
     elif found.verdict is ComparisonVerdict.NOT_COMPARABLE:
-        text = _traffic_apart(found)
+        text = _traffic_difference(found)
     else:
-        better = _telling([one for one in found.judged if one.verdict is ComparisonVerdict.BETTER], found)
+        better = _for_headline([one for one in found.judged if one.verdict is ComparisonVerdict.BETTER], found)
         gained = f"; {_moved(better)} is better" if found.verdict is ComparisonVerdict.WORSE and better else ""
         text = (gained + _open_text(found)).removeprefix("; ")
     return f"{text[0].upper()}{text[1:]}." if text else ""
@@ -178,7 +178,7 @@ def brief(found: Comparison) -> str:
         if found.verdict is ComparisonVerdict.MIXED
         else (found.verdict,)
     ):
-        figures = _telling([figure for figure in found.judged if figure.verdict is verdict], found)
+        figures = _for_headline([figure for figure in found.judged if figure.verdict is verdict], found)
         if figures and verdict is not ComparisonVerdict.NO_DIFFERENCE:
             most = _by_weight(figures)[0]
             parts.append(f"{most.name} {figure_change_text(replace(most, low=None, high=None))}")
@@ -187,14 +187,14 @@ def brief(found: Comparison) -> str:
     return f"{word}: {', '.join(parts)}" if parts else word
 
 
-def _traffic_apart(found: Comparison) -> str:
+def _traffic_difference(found: Comparison) -> str:
     """The traffic differences that prevent a comparison; empty if not reported."""
-    apart, roughly = (
+    different, roughly = (
         [factor_text(factor) for factor in found.factors if factor.likeness is one and factor.key != "in_flight"]
         for one in (TrafficMatch.DIFFERENT, TrafficMatch.ROUGHLY)
     )
-    if found.traffic is TrafficMatch.DIFFERENT and apart:
-        return f"traffic differs: {', '.join(apart)}"
+    if found.traffic is TrafficMatch.DIFFERENT and different:
+        return f"traffic differs: {', '.join(different)}"
     if found.traffic is TrafficMatch.UNKNOWN:
         return ""
     moved = _moved([figure for figure in found.judged if figure.verdict is ComparisonVerdict.NOT_COMPARABLE])
@@ -212,7 +212,7 @@ def _undecided(found: Comparison) -> list[ComparedFigure]:
     return sorted(_by_weight(figures), key=lambda figure: not figure.major)
 
 
-def _telling(figures: Sequence[ComparedFigure], found: Comparison) -> list[ComparedFigure]:
+def _for_headline(figures: Sequence[ComparedFigure], found: Comparison) -> list[ComparedFigure]:
     """The figures that a headline may name: only major ones while another major one is inconclusive."""
     undecided = any(figure.major for figure in _undecided(found))
     return [figure for figure in figures if figure.major or not undecided]
@@ -396,10 +396,10 @@ def _matched_note(found: Comparison) -> str:
 def _rough_note(found: Comparison) -> str:
     if found.traffic is not TrafficMatch.ROUGHLY or found.verdict is ComparisonVerdict.NOT_COMPARABLE:
         return ""
-    apart = [
+    roughly = [
         factor for factor in found.factors if factor.likeness is TrafficMatch.ROUGHLY and factor.key != "in_flight"
     ]
-    rough, unsure = (", ".join(factor_text(one) for one in apart if one.noise is noise) for noise in (False, True))
+    rough, unsure = (", ".join(factor_text(one) for one in roughly if one.noise is noise) for noise in (False, True))
     parts = [f"Traffic was only roughly similar: {rough}." if rough else ""]
     parts.append(f"Traffic may have differed: {unsure}, which may be noise." if unsure else "")
     return " ".join(filter(None, parts))
@@ -446,7 +446,7 @@ def likeness_text(factor: Factor, *, early: bool = False) -> str:
     """
     if early and factor.likeness is TrafficMatch.UNKNOWN:
         return _NEEDS_DATA
-    small = factor.change is None or abs(factor.change) <= ALIKE
+    small = factor.change is None or abs(factor.change) <= ALIKE_WITHIN
     if not factor.noise or factor.likeness not in (TrafficMatch.ALIKE, TrafficMatch.ROUGHLY) or small:
         return str(factor.likeness)
     return "within the noise" if factor.likeness is TrafficMatch.ALIKE else "may be noise"

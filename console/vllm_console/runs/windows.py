@@ -109,7 +109,7 @@ class Windows:
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         self._seconds = seconds
         self._base: Sample | None = None
-        self._within: list[_Gauges] = []
+        self._within: list[_ServerGauges] = []
         self._first = FirstRequests()
 
     def append(self, sample: Sample) -> RunWindow | None:
@@ -124,7 +124,7 @@ class Windows:
         if base is None or (first and self._first.compiled) or not 0 < sample.at - base.at <= 1.5 * self._seconds:
             self._base, self._within = sample, []
             return None
-        self._within.append(_Gauges.of(sample))
+        self._within.append(_ServerGauges.of(sample))
         # Samples never arrive exactly on time.
         if sample.at - base.at < self._seconds - min(0.5, self._seconds / 10):
             return None
@@ -133,7 +133,7 @@ class Windows:
         return found
 
 
-class _Gauges(msgspec.Struct, frozen=True):
+class _ServerGauges(msgspec.Struct, frozen=True):
     """The gauges of one sample, over all engines."""
 
     running: float | None
@@ -141,7 +141,7 @@ class _Gauges(msgspec.Struct, frozen=True):
     usage: float | None
 
     @classmethod
-    def of(cls, sample: Sample) -> _Gauges:
+    def of(cls, sample: Sample) -> _ServerGauges:
         engines = sample.engines.values()
         total = combine(engines)
         return cls(total.requests_running, total.requests_waiting, highest_usage(engines))
@@ -152,14 +152,14 @@ class _Gauges(msgspec.Struct, frozen=True):
         return None if self.running is None else self.running + (self.waiting or 0.0)
 
 
-def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow | None:
+def _window(before: Sample, after: Sample, gauges: list[_ServerGauges]) -> RunWindow | None:
     grown = combine(growths(before, after, (*LATENCIES, *LENGTHS)))
     seconds = after.at - before.at
     ended = grown.requests_finished_total
     flying = _mean([one.in_flight for one in gauges])
     if not (ended or flying or grown.generation_tokens_total or grown.prompt_tokens_total):
         return None
-    came = _came(ended, _Gauges.of(before).in_flight, gauges[-1].in_flight)
+    came = _came(ended, _ServerGauges.of(before).in_flight, gauges[-1].in_flight)
     usages = [one.usage for one in gauges]
     figures: dict[str, float | None] = {
         "requests": ended,

@@ -133,7 +133,7 @@ class CountedEngine:
             self._compute(request, count)
             budget -= count
         self._admit(budget, now)
-        self._let_go()
+        self._release_ended()
         tokens, reads, pairs, prefill = decoding, self.context + decoding, float(self.context + decoding), 0
         for request, count in batch:
             tokens += count
@@ -185,9 +185,9 @@ class CountedEngine:
         self._leaving += ended
         # If none is left, no iteration was scheduled ahead.
         if ended and (not self._ahead or not self.running):
-            self._let_go()
+            self._release_ended()
 
-    def _let_go(self) -> None:
+    def _release_ended(self) -> None:
         """Release ended requests after an iteration was scheduled: the one after it can use their places and blocks."""
         for request in self._leaving:
             self._pool.release(request.blocks, *divmod(request.computed, self._size))

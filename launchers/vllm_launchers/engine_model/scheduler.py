@@ -315,7 +315,7 @@ class Scheduler:
         budget = self._schedule_running(batch)
         if not batch.preempted:
             self._admit(batch, budget, now)
-        self._let_go()
+        self._release_ended()
         return batch
 
     def complete(self, batch: Batch, now: float) -> list[Request]:
@@ -551,9 +551,9 @@ class Scheduler:
         self.running = [request for request in self.running if request.finished is None]
         self._leaving += ended
         if not self._ahead or not self.running:
-            self._let_go()
+            self._release_ended()
 
-    def _let_go(self) -> None:
+    def _release_ended(self) -> None:
         """Release ended requests after an iteration was scheduled: the one after it can use their places and blocks."""
         for request in self._leaving:
             self._release(request)

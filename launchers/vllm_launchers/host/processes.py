@@ -53,7 +53,7 @@ class ServerCommand(msgspec.Struct, frozen=True):
     simulated: bool
 
 
-class _Known(msgspec.Struct):
+class _ScannedProcess(msgspec.Struct):
     start_time: int
     command: ServerCommand | None
     argv: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class ProcessScanner:
 
     def __init__(self, proc: Path = Path(PROC)) -> None:
         self._proc = str(proc)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _ScannedProcess] = {}
         self._turn = 0
 
     def scan(self, excluded: Collection[int] = ()) -> list[ObservedServer]:
@@ -92,14 +92,14 @@ class ProcessScanner:
             self._known.pop(pid, None)  # it has ended
             return
         if command is None:
-            self._known[pid] = _Known(0, None)
+            self._known[pid] = _ScannedProcess(0, None)
         elif (found := stat(pid, self._proc)) is not None:
-            self._known[pid] = _Known(found.start_time, command, argv)
+            self._known[pid] = _ScannedProcess(found.start_time, command, argv)
         else:
             self._known.pop(pid, None)
 
     def _server(
-        self, pid: int, known: _Known, excluded: set[int], found: Mapping[int, _Known]
+        self, pid: int, known: _ScannedProcess, excluded: set[int], found: Mapping[int, _ScannedProcess]
     ) -> ObservedServer | None:
         assert known.command is not None
         # A fork of a server shows its command line until it execs; report only one of them.

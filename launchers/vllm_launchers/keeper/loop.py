@@ -87,7 +87,7 @@ class Keeper:
     ) -> None:
         """``events``: those of a process that was prepared earlier."""
         self._events: queue.SimpleQueue[Event] = events if events is not None else queue.SimpleQueue()
-        self._let_go = self._replaced = False
+        self._leaves_server = self._replaced = False
         post, spec = self._events.put, record.current.spec
         log = RotatingLog(context.folder / LOG, spec.log_bytes, spec.log_files)
         own = secrets_of_process(record) | known_secrets(spec, secrets, context.environment)
@@ -110,7 +110,7 @@ class Keeper:
         A keeper whose record can't be written keeps running: otherwise nobody would know how its server ended.
         """
         fault = ""
-        while not self._let_go and not self._done():
+        while not self._leaves_server and not self._done():
             try:
                 self._step()
             except Exception as error:  # noqa: BLE001 - the loop's boundary: a fault in it must not leave a server unsupervised
@@ -147,7 +147,7 @@ class Keeper:
         self._checked_at = now
         if self._claim.lost():
             note("another keeper has taken over this server; this one ends")
-            self._let_go, self._replaced = True, True
+            self._leaves_server, self._replaced = True, True
             return
         for what, restored in (
             (SOCKET, self._listener.restore()),
@@ -186,7 +186,7 @@ class Keeper:
                 supervisor.note(f"internal error in the {who} thread: {what}")
             case Released():
                 supervisor.note("got SIGTERM: ending; the server keeps running and can be adopted")
-                self._let_go = True
+                self._leaves_server = True
 
     def _asked(self, event: ConsoleRequest) -> None:  # noqa: C901 (one branch per request)
         if event.abandoned.is_set():
@@ -224,7 +224,7 @@ class Keeper:
         """Stop maintaining the record: the server's folder is about to be removed."""
         if not self.supervisor.over:
             raise StillAliveError(f"{self.supervisor.record.name} is not stopped; stop it first")
-        self._let_go = True
+        self._leaves_server = True
 
     def _end(self) -> None:
         """Write the last lines of the log and answer every console."""

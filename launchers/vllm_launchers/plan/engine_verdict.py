@@ -23,7 +23,7 @@ PARSED = frozenset({"flag_unknown", "flag_dead", "flag_too_new"})
 CHECKED = PARSED | {"flag_value", "batch_too_small", "context_over_model", "quantization_mismatch", "tp_not_divisor"}
 """Findings that the parser or ``create_engine_config`` decides."""
 
-LONGEST = 600
+MOST_CHARACTERS = 600
 """Maximum number of characters of vLLM's message in a finding."""
 
 _FLAG = lazy_pattern(r"--([a-z0-9][a-z0-9._-]*)")
@@ -102,6 +102,6 @@ def format_verdict(plan: Plan, verdict: EngineVerdict) -> str:
             return f"{name} accepts these flags"
         case EngineAnswer.REFUSED:
             text = "; ".join(line.strip() for line in verdict.message.splitlines() if line.strip())
-            return f"{name} refuses: {text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}"
+            return f"{name} refuses: {text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + '…'}"
         case EngineAnswer.UNKNOWN:
             return f"{name} can't be asked about these flags: {verdict.message}"

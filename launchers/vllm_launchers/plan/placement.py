@@ -42,7 +42,7 @@ FREE_STEPS = 4
 BESIDES = 100
 """This many free GPUs left behind at a PCIe switch weigh as much as one left behind in an NVLink island."""
 
-ALIKE = 2
+MOST_EQUAL_SETS = 2
 """Maximum number of equally good sets to offer, which leaves room for other kinds."""
 
 ALIKE_BY = 6
@@ -160,7 +160,7 @@ _Key = tuple[float, ...]
 def _different(
     asked: _Asked, ranked: Sequence[tuple[_Key, Placement | Sequence[int]]], most: int
 ) -> list[Placement | Sequence[int]]:
-    """The first ``most`` choices, with at most `ALIKE` of those that differ only in their GPUs."""
+    """The first ``most`` choices, with at most `MOST_EQUAL_SETS` of those that differ only in their GPUs."""
     chosen: list[Placement | Sequence[int]] = []
     seen: dict[tuple[object, ...], int] = {}
     for key, choice in ranked:
@@ -169,7 +169,7 @@ def _different(
         else:
             kind = (*key[:ALIKE_BY], *sorted(asked.gpus[index].name or "" for index in choice))
         seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= ALIKE and len(chosen) < most:
+        if seen[kind] <= MOST_EQUAL_SETS and len(chosen) < most:
             chosen.append(choice)
     return chosen
 

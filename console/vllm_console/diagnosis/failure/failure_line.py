@@ -219,7 +219,7 @@ def _first_warning(parsed: Sequence[LogLine], best: _Candidate) -> _Candidate:
     if best.topic not in _WARNED or best.rank is _Rank.NAMED_IN_A_RECORD:
         return best
     shows = _WARNED[best.topic]
-    for index in range(max(0, best.index - LONGEST), best.index):
+    for index in range(max(0, best.index - MOST_TRACEBACK_LINES), best.index):
         line = parsed[index]
         if line.level == "WARNING" and shows.search(line.message):
             return _Candidate(index, best.rank, best.rule)
@@ -414,13 +414,13 @@ def _candidates(parsed: Sequence[LogLine], first: int, end: int | None = None) -
             if without_memory[line.process] > MOST_ALIKE:
                 continue
         exception = EXCEPTION.match(line.message)
-        mute = exception is not None and _says_nothing(line.message)
-        if mute and line.process in seen:
+        wordless = exception is not None and _says_nothing(line.message)
+        if wordless and line.process in seen:
             continue
         candidate = _exception(parsed, index, exception) if exception else _record(parsed, index)
         if candidate is None:
             continue
-        if mute and candidate.rank is _Rank.EXCEPTION:
+        if wordless and candidate.rank is _Rank.EXCEPTION:
             seen.add(line.process)
         yield candidate
 
@@ -578,7 +578,7 @@ def _by_frames(frames: Sequence[str]) -> FailureVerdict | None:
 
 def _by_stage(parsed: Sequence[LogLine], index: int, inside: bool) -> FailureVerdict | None:
     """Judge by how far the start had come. ``inside`` means that the model was running, so its weights were loaded."""
-    for above in range(index - 1, max(-1, index - LONGEST), -1):
+    for above in range(index - 1, max(-1, index - MOST_TRACEBACK_LINES), -1):
         message = parsed[above].message
         if inside and _KV_TAKEN.search(message):
             return GRAPHS_TOO_LARGE  # between cache and service, only graph warm-up runs
@@ -591,7 +591,7 @@ def _by_stage(parsed: Sequence[LogLine], index: int, inside: bool) -> FailureVer
 # -- tracebacks in a log that several processes write to --------------------------------------------------------------
 
 
-LONGEST = 400
+MOST_TRACEBACK_LINES = 400
 """Maximum lines of one traceback, including lines of other processes in between."""
 
 EXCEPTION = lazy_pattern(
@@ -616,7 +616,7 @@ def traceback_above(parsed: Sequence[LogLine], index: int) -> int:
     process = parsed[index].process
     close = index
     near = True
-    for above in range(index - 1, max(-1, index - LONGEST), -1):
+    for above in range(index - 1, max(-1, index - MOST_TRACEBACK_LINES), -1):
         line = parsed[above]
         if line.process != process:
             continue  # lines of several processes are interleaved
@@ -646,7 +646,7 @@ def lines_of(parsed: Sequence[LogLine], first: int, index: int) -> list[str]:
 def repeated(parsed: Sequence[LogLine], index: int) -> int | None:
     """Where the same exception appears again, if it does: it may be logged once, and again when the process ends."""
     message = parsed[index].message
-    for below in range(index + 1, min(index + LONGEST, len(parsed))):
+    for below in range(index + 1, min(index + MOST_TRACEBACK_LINES, len(parsed))):
         if parsed[below].message == message:
             return below
     return None

@@ -37,13 +37,13 @@ def stretches(pattern: str) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def _worth(stretch: str) -> tuple[bool, int]:
+def _worth(fixed_text: str) -> tuple[bool, int]:
     """How well a literal distinguishes matching texts from others."""
-    return len(stretch) >= SHORTEST and stretch.lower().strip(" :") not in EVERYWHERE, len(stretch)
+    return len(fixed_text) >= SHORTEST and fixed_text.lower().strip(" :") not in EVERYWHERE, len(fixed_text)
 
 
 def _alternatives(pattern: str) -> Iterator[list[str]]:
-    stretch, done, depth = "", [""], 0
+    fixed_text, done, depth = "", [""], 0
     for token in _TOKEN.finditer(pattern):
         text = token["plain"] or token["quoted"]
         if token["open"] or token["close"]:
@@ -51,16 +51,16 @@ def _alternatives(pattern: str) -> Iterator[list[str]]:
         elif depth:
             continue
         elif text:
-            stretch += text
+            fixed_text += text
             continue
         elif (token["repeat"] or "").startswith(("?", "*", "{")):
-            stretch = stretch[:-1]  # a repeated item may be absent
-        done.append(stretch)
-        stretch = ""
+            fixed_text = fixed_text[:-1]  # a repeated item may be absent
+        done.append(fixed_text)
+        fixed_text = ""
         if token["bar"] and not depth:
             yield done
             done = [""]
-    yield [*done, stretch]
+    yield [*done, fixed_text]
 
 
 class FirstMatches:

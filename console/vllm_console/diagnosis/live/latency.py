@@ -120,7 +120,7 @@ class PrefillContention(Rule):
     code = "prefill_contention"
     of_traffic = through_pauses = True
     FRAMES, SPIKES, SHARE = 18, 3, 0.7
-    MOST = 4
+    SPIKES_PER_MINUTE = 4
     """Minimum number of frames with spikes in a minute."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
@@ -146,7 +146,7 @@ class PrefillContention(Rule):
                 lengths = prompts[at] if recorded is None else None
                 long = _peak(frames[begin : at + 1], lengths, evidence.most_running) > LEAST_STEP_TOKENS
                 slow = _is_slow(prefill[at], objective / 2) and long
-                most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
+                most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.SPIKES_PER_MINUTE
                 delayed = slow and (most or self._by_prompts(frames, spikes, span))
                 found.append(Judgment.HOLDS if delayed else Judgment.UNCLEAR)
         return found
@@ -218,8 +218,8 @@ class PrefillContention(Rule):
             why = f"Shorter steps: {less:,} tokens instead of {tokens:,}."
             smaller = setting("max-num-batched-tokens", less, why, SLOWER_PROMPTS)
         where = "machine" if evidence.build == "cpu" else "GPU"
-        apart = Fix(Changes(), f"Send long prompts to a second server on another {where}.")
-        return present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), smaller, apart))
+        second_server = Fix(Changes(), f"Send long prompts to a second server on another {where}.")
+        return present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), smaller, second_server))
 
 
 def _due_to_prompts(slow: SlowSteps) -> bool:

@@ -331,16 +331,16 @@ def compare_lines(
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
         lines += paragraph(note, width - 1, indent="   ", first=[" · "])
     lines += _changed(found, width, may_revert)
-    told = [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in predicted]
-    told = [line((" Predicted", STRONG)), *told] if told else []
+    predictions = [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in predicted]
+    predictions = [line((" Predicted", STRONG)), *predictions] if predictions else []
     if found.empty:
-        return [*lines, *told]
+        return [*lines, *predictions]
     columns, settled = _columns(width, found.judged), found.verdict is not ComparisonVerdict.TOO_LITTLE
     draw = partial(_figure, columns=columns, reach=_reach(found.judged), settled=settled)
     lines += [_heading(found, columns), *chain.from_iterable(map(draw, found.judged))]
     if found.verdict is not ComparisonVerdict.TOO_LITTLE:
         lines += distribution_lines(found.figures, width)
-    lines += told
+    lines += predictions
     if ceilings := ceiling_text(found):
         lines.append(line((" Ceiling: ", STRONG), ceilings))
     lines.append(line((" Traffic: ", STRONG), (traffic_text(found), _LIKENESS.get(found.traffic, STRONG))))

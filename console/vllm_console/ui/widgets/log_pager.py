@@ -63,11 +63,11 @@ class MatchCount:
 # -- pages ------------------------------------------------------------------------------------------------------------
 
 
-LONGEST = 4000
+MOST_LINES = 4000
 """Maximum number of lines kept around the reader."""
 
-MOST_FOLDED = 10 * LONGEST
-"""Maximum number of lines kept if folding makes a page span more than `LONGEST` lines."""
+MOST_FOLDED_LINES = 10 * MOST_LINES
+"""Maximum number of lines kept if folding makes a page span more than `MOST_LINES` lines."""
 
 SLICE_BYTES = 1024 * 1024
 """Maximum bytes that one command reads before it yields."""
@@ -270,7 +270,7 @@ class LogPager:
             if end - self._high > SKIP_BYTES:
                 self._to_end()
             else:
-                self._read_down(LONGEST)
+                self._read_down(MOST_LINES)
         else:
             more, self._counted = self.log.count(self._counted, end)
             self._new += more
@@ -522,7 +522,7 @@ class LogPager:
     @property
     def _lacks_lines(self) -> bool:
         """Whether the page is not full although there are lines above. A fold only counts lines within the window."""
-        more = self._low > self.log.start and len(self._lines) < LONGEST
+        more = self._low > self.log.start and len(self._lines) < MOST_LINES
         return more and self._shows_end and len(self._entries) < self._rows + self._folds
 
     def _passes_filter(self, line: Line) -> bool:
@@ -552,11 +552,11 @@ class LogPager:
             kept = [line for line in chunk if self._passes(line)]
             self._lines[:0] = kept
             added += self._count_entries(kept)
-            if self._shows_end and len(self._lines) >= LONGEST:
+            if self._shows_end and len(self._lines) >= MOST_LINES:
                 break
         if self._until is not None:
             self._top = self._last_top
-        if len(self._lines) > LONGEST and not self._following:
+        if len(self._lines) > MOST_LINES and not self._following:
             self._forget_below()
 
     def _count_entries(self, lines: Sequence[Line]) -> int:
@@ -564,10 +564,10 @@ class LogPager:
         return sum(parse_access_line(line.text) is None for line in lines) if self._folds else len(lines)
 
     def _forget_below(self) -> None:
-        """Discard lines far below the page. Lines on the page stay unless they exceed `MOST_FOLDED`."""
+        """Discard lines far below the page. Lines on the page stay unless they exceed `MOST_FOLDED_LINES`."""
         shown = self._entries[self._top : self._top + self._rows]
         page = bisect_left(self._lines, shown[-1].end, key=lambda line: line.end) + 1 if shown else 0
-        del self._lines[min(max(LONGEST, page), MOST_FOLDED) :]
+        del self._lines[min(max(MOST_LINES, page), MOST_FOLDED_LINES) :]
         self._high = self._lines[-1].end
 
     def _jump_up(self) -> bool:
@@ -588,14 +588,14 @@ class LogPager:
         while added < want and self._high < min(stop, self.log.end):
             if self._only and not self._following and self._jump_down():
                 continue
-            chunk = self.log.after(self._high, min(max(want - added, 1), LONGEST), SLICE_BYTES)
+            chunk = self.log.after(self._high, min(max(want - added, 1), MOST_LINES), SLICE_BYTES)
             if not chunk:
                 break
             self._high = chunk[-1].end
             kept = [line for line in chunk if self._passes(line)]
             self._lines += kept
             added += self._count_entries(kept)
-        self._forget_above(len(self._lines) - LONGEST)
+        self._forget_above(len(self._lines) - MOST_LINES)
 
     def _forget_above(self, excess: int) -> None:
         """Discard this many lines, except those on the page and the one above, whose time a fold below may need."""

@@ -224,7 +224,7 @@ class Device:
         except GpuLostError as error:
             self._lose(str(error))
 
-    def let_go(self) -> None:
+    def drop_handle(self) -> None:
         """Drop the handle, because its driver was closed; `seldom` finds the GPU again."""
         self.handle, self.listens = None, False
 
@@ -279,7 +279,7 @@ class Device:
         """Mark as lost: keep static facts and forget the rest. After a reset the GPU has another handle."""
         self._gpu = Gpu(**{name: getattr(self._gpu, name) for name in KEPT_OF_A_LOST}, lost=why)
         self._links = LinkReader(self._nvml)
-        self.let_go()
+        self.drop_handle()
 
     def _fixed(self) -> dict[str, Any]:
         call, handle = self._nvml.call, self.handle
@@ -682,7 +682,7 @@ class GpuReader:
         self._nvml.close()
         self._nvml.open()
         for device in self._devices:
-            device.let_go()
+            device.drop_handle()
         self._events = self._nvml.call("nvmlEventSetCreate")
 
     def _listen(self) -> None:

@@ -108,8 +108,8 @@ def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> C
     if facts.architecture in _BIDIRECTIONAL:
         assumed.append("an encoder: vLLM keeps no KV cache for it, and what is left for one stays free")
         return None
-    apart = [*facts.layers, *(LayerKind.FULL for _ in range(settings.draft_layers))]
-    kinds = _one_kind(apart, settings, facts)
+    layers = [*facts.layers, *(LayerKind.FULL for _ in range(settings.draft_layers))]
+    kinds = _one_kind(layers, settings, facts)
     present = [kind for kind in dict.fromkeys(kinds) if kind is not LayerKind.NONE]
     if not facts.layers or not present:
         assumed.append("the model's layers are unknown, so the number of tokens that fit is, too")
@@ -127,15 +127,15 @@ def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> C
     state = _state(facts, settings, assumed) if LayerKind.LINEAR in present else 0
     block, page = _page(settings, sizes, state)
     groups = _groups(kinds, {kind: _block_tokens(block, page, sizes.get(kind)) for kind in present})
-    own = () if kinds == apart else _own_bytes(facts, settings, apart, block)
+    own = () if kinds == layers else _own_bytes(facts, settings, layers, block)
     return CacheLayout(tuple(groups), page, settings, facts.window or 1, sizes, own)
 
 
 def _one_kind(kinds: Sequence[LayerKind], settings: EffectiveFlags, facts: ModelFacts) -> list[LayerKind]:
     """Count windowed layers as full ones if vLLM does not separate them, or if their window is unknown."""
     windowed = (LayerKind.SLIDING, LayerKind.CHUNKED)
-    apart = settings.hybrid_cache and facts.window
-    if apart or (facts.window and LayerKind.FULL not in kinds):
+    separate = settings.hybrid_cache and facts.window
+    if separate or (facts.window and LayerKind.FULL not in kinds):
         return list(kinds)
     return [LayerKind.FULL if kind in windowed else kind for kind in kinds]
 

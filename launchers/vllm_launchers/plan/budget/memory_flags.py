@@ -44,7 +44,7 @@ items vLLM never splits into chunks (``disable_chunked_mm_input``)."""
 LARGEST_MM_ITEM = max(max(kinds.values()) for kinds in _MAX_TOKENS_PER_MM_ITEM.values())
 """Assumed for a model of which it is only known that it needs whole items."""
 
-_MOST = 2**50
+_LARGEST_NUMBER = 2**50
 
 
 class EffectiveFlags(msgspec.Struct, frozen=True):
@@ -188,14 +188,14 @@ def _max_pixels(flags: Flags) -> int | None:
     for source in (kwargs, images if isinstance(images, dict) else {}):
         size = source.get("size")
         for value in (source.get("max_pixels"), size.get("longest_edge") if isinstance(size, dict) else None):
-            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST_NUMBER:
                 return value
     return None
 
 
 def whole(flags: Flags, name: str, default: int) -> int:
     """A flag's positive whole number, or the default if it has none (invalid values are reported elsewhere)."""
-    return min(whole_number(flags, name, default), _MOST)
+    return min(whole_number(flags, name, default), _LARGEST_NUMBER)
 
 
 def decimal(value: object) -> float | None:

@@ -24,7 +24,7 @@ from vllm_launchers.vllm.flags.releases import releases_for
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, Quantization
 
 TURING, ADA = 7.5, 8.9
-LEAST = (7, 0)
+LEAST_COMPUTE_CAPABILITY = (7, 0)
 """vLLM's own kernels are built for compute capability 7.0 and later (``CUDA_SUPPORTED_ARCHS``, CMakeLists.txt)."""
 
 FP8_METHODS = frozenset({"fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt", "fp8_per_tensor", "fp8_per_block"})
@@ -68,7 +68,7 @@ def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable) -> Iterato
         if len(number) != 2:
             continue
         who = f"{names((gpu,))} (compute capability {gpu.compute_capability})"
-        if number < LEAST:
+        if number < LEAST_COMPUTE_CAPABILITY:
             text = f"{who} is too old for vLLM, which needs compute capability 7.0 or later; choose another GPU"
             yield PlanFinding("gpu_unsupported", Level.ERROR, text)
         elif architectures and not runs_on(architectures, (number[0], number[1])):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
-from vllm_launchers.plan.checks.hardware import LEAST, TURING
+from vllm_launchers.plan.checks.hardware import LEAST_COMPUTE_CAPABILITY, TURING
 from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread
 from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -47,7 +47,7 @@ def other_tools(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: 
     text = _old(gpus) or _larger(plan, inputs) or _single(gpus, inputs, workload)
     if not text:
         able = capability(gpus)
-        text = _prefill_apart(plan, inputs, workload, objectives) or _latency(plan, able, objectives)
+        text = _separate_prefill(plan, inputs, workload, objectives) or _latency(plan, able, objectives)
         text = text or _shared(plan, able, workload)
     if text:
         yield PlanFinding("other_tool", Level.ADVICE, text)
@@ -55,7 +55,7 @@ def other_tools(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: 
 
 def _old(gpus: tuple[Gpu, ...]) -> str:
     able = capability(gpus)
-    if able is None or not MAXWELL <= able < LEAST[0]:
+    if able is None or not MAXWELL <= able < LEAST_COMPUTE_CAPABILITY[0]:
         return ""
     return (
         f"vLLM does not support {names(gpus)}; llama.cpp does, also as part of Ollama (source: Ollama's documentation, "
@@ -93,19 +93,19 @@ def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload) -> st
     )
 
 
-def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives) -> str:
+def _separate_prefill(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives) -> str:
     """For long prompts that alone push ITL above the objective, if GPUs for a second vLLM are free."""
     full = plan.paces.full if plan.paces is not None else None
-    apart = plan.paces.decoding if plan.paces is not None else None
-    if full is None or apart is None or TRANSFER in flag_names(plan.flags):
+    decoding = plan.paces.decoding if plan.paces is not None else None
+    if full is None or decoding is None or TRANSFER in flag_names(plan.flags):
         return ""
     limit = objectives.itl_p99_seconds
     long = workload.input_tokens_p95 >= LONG_PROMPTS * workload.output_tokens_p95
-    if not (long and apart.tpot_seconds <= limit < full.tpot_seconds) or _spare(plan, inputs) < ranks(plan.flags):
+    if not (long and decoding.tpot_seconds <= limit < full.tpot_seconds) or _spare(plan, inputs) < ranks(plan.flags):
         return ""
     return (
         f"with {full.concurrency} requests a token takes about {1000 * full.tpot_seconds:.0f} ms, and "
-        f"{1000 * apart.tpot_seconds:.0f} without the prompts of {workload.input_tokens_p95:,} tokens, which are "
+        f"{1000 * decoding.tpot_seconds:.0f} without the prompts of {workload.input_tokens_p95:,} tokens, which are "
         f"computed between the tokens of other requests; the objective is {1000 * limit:.0f} ms: a separate prefill "
         "instance (disaggregated prefill) keeps ITL steady, without more throughput (source: vLLM's documentation, "
         "Disaggregated Prefilling, experimental)"

@@ -27,8 +27,8 @@ from vllm_launchers.plan.proposals import Target
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
 
-FAR = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local", "data-parallel-hybrid-lb",
-       "data-parallel-external-lb")  # fmt: skip
+MULTI_NODE_FLAGS = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local",
+                    "data-parallel-hybrid-lb", "data-parallel-external-lb")  # fmt: skip
 """Flags of a server that has ranks on other machines."""
 
 
@@ -44,7 +44,7 @@ def local_ranks(flags: Flags) -> int:
 
 def spread(flags: Flags) -> bool:
     """Whether some of its ranks may run on other machines."""
-    return any(name in flags for name in FAR) or flags.get(BACKEND) == "ray"
+    return any(name in flags for name in MULTI_NODE_FLAGS) or flags.get(BACKEND) == "ray"
 
 
 def on_ray(engine: Engine, flags: Flags) -> bool:

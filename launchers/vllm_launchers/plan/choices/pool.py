@@ -137,7 +137,7 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuSha
         all_free=chosen <= free,
         near=_slowest(host, [pair for group in groups for pair in combinations(group, 2)], nvlink=link == "NVLink"),
         far=_slowest(host, list(combinations(sorted(chosen), 2))),
-        far_link=_FAR.get(far, "") if far is not None else "",
+        far_link=_LINK_NAMES.get(far, "") if far is not None else "",
     )
 
 
@@ -165,7 +165,7 @@ def _groups(host: Host, indices: list[int]) -> tuple[tuple[tuple[int, ...], ...]
     return connected(indices, _joined(host, indices, LinkLevel.PXB)), "one PCIe switch"
 
 
-_FAR = {
+_LINK_NAMES = {
     LinkLevel.NVLINK: "NVLink",
     LinkLevel.PIX: "one PCIe switch",
     LinkLevel.PXB: "several PCIe switches",

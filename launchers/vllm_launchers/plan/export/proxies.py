@@ -71,10 +71,10 @@ def differing_models(servers: Sequence[ProxiedServer]) -> str:
     """Why one of these servers can't answer for another: their model names differ. Empty if each can."""
     if shared_model(servers):
         return ""
-    apart = next((pair for pair in combinations(servers, 2) if not shared_model(pair)), None)
-    if apart is None:
+    unlike = next((pair for pair in combinations(servers, 2) if not shared_model(pair)), None)
+    if unlike is None:
         return "no model name is served by all of these servers"
-    one, other = apart
+    one, other = unlike
     return f"{one.name} serves {one.model}, {other.name} serves {other.model}"
 
 

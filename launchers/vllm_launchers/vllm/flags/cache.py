@@ -22,7 +22,7 @@ from vllm_launchers.vllm.flags.source_location import MARK, package_folder
 FORMAT = 5
 """Increment when the file format or the way of reading the source changes, so that older files are not used."""
 
-_LONGEST = 20_000_000
+_MOST_BYTES = 20_000_000
 _SOURCES = (
     *("*.py", "config/*.py", "entrypoints/*/cli_args.py", "tool_parsers/__init__.py", "reasoning/__init__.py"),
     *("model_executor/layers/quantization/*.py", "v1/attention/backends/cpu_attn.py"),
@@ -89,7 +89,7 @@ class FlagCache:
     def _read(self, place: Path, stamp: str) -> FlagTable | None:
         try:
             with open_regular(self._path(place)) as file:
-                data = file.read(_LONGEST)
+                data = file.read(_MOST_BYTES)
             if decode_json(data, _Format).format != FORMAT:
                 return None
             kept = decode_json(data, _Kept)

@@ -13,7 +13,7 @@ Config = Mapping[str, Any]
 
 MOST_BYTES = 16 * 2**20
 """Far larger than any ``config.json``; DeepSeek-V3's index of 91,000 weights has 9 MB."""
-MOST = 2**50
+LARGEST_NUMBER = 2**50
 MOST_TEXT = 200
 NO = ("", "0", "false", "no", "off")
 """Values with which the hub tools' environment variables are off."""
@@ -25,7 +25,7 @@ def number(config: Config, *names: str) -> int | None:
         value = config.get(name)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_NUMBER:
             return value
     return None
 
@@ -34,7 +34,7 @@ def factor(config: Config, *names: str) -> float | None:
     """Return the first of these entries that is a finite number above zero."""
     for name in names:
         value = config.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST_NUMBER:
             return float(value)
     return None
 
@@ -70,7 +70,11 @@ def whole_numbers(config: Config, *names: str) -> tuple[int, ...]:
     """Return the first of these entries that is a list of whole numbers."""
     for name in names:
         value = config.get(name)
-        if isinstance(value, list) and value and all(type(entry) is int and abs(entry) <= MOST for entry in value):
+        if (
+            isinstance(value, list)
+            and value
+            and all(type(entry) is int and abs(entry) <= LARGEST_NUMBER for entry in value)
+        ):
             return tuple(value)
     return ()
 
