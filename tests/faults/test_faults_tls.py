@@ -21,6 +21,7 @@ from vllm_launchers.host.processes import ObservedServer
 from vllm_launchers.keeper import health
 from vllm_launchers.keeper.records import LaunchSpec, State
 from vllm_launchers.keeper.records import State as FleetState
+from vllm_launchers.keeper.server_client import ServerClient
 from vllm_launchers.listeners import Owner
 from vllm_launchers.presets.model import Workload
 
@@ -56,7 +57,7 @@ def test_tls_server_becomes_ready_and_is_measured(bench, port, certificate, monk
 
     asked, unheard = OneToken(), OneToken()
     for request, tls in ((asked, True), (unheard, False)):
-        request.ask(owner, port, "facebook/opt-125m", tls=tls)
+        request.ask(ServerClient(owner, "127.0.0.1", port, tls=tls), "facebook/opt-125m")
         request.wait(PATIENCE)
     assert (asked.silent_seconds, asked.refused) == (0.0, "")
     assert (unheard.silent_seconds, unheard.refused[:21]) == (None, "it could not be sent:"), "no hang, and not healthy"

@@ -38,7 +38,6 @@ from vllm_launchers.host.gpu.topology import link_level
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details
 from vllm_launchers.launch.earlier_starts import start_of_log
-from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.engine_report import blocks_without_override
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.watched_server import JudgeContext
     from vllm_console.history.probe_records import Resumed
     from vllm_console.runs.store import PastRun
+    from vllm_launchers.keeper.server_client import ServerClient
 
 
 DEADLINE_SECONDS = 20.0
@@ -72,15 +72,15 @@ class OneToken:
         self.refused = ""
         """The API server's response if it answered itself (which shows nothing about the engine); else empty."""
 
-    def ask(self, owner: Owner, port: int, model: str, *, tls: bool = False) -> None:
-        """Send the request to the server's own process, unless one is in flight or was sent within the last minute."""
+    def ask(self, client: ServerClient, model: str) -> None:
+        """Send the request, unless one is in flight or was sent within the last minute."""
         if self._busy or time.monotonic() - self._asked_at < REST_SECONDS:
             return
         self._asked_at = time.monotonic()
         if self._silent_since is None:
             self._silent_since = self._asked_at
         self._answered = None
-        self._thread = threading.Thread(target=self._run, args=(owner, port, model, tls), name="one-token", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(client, model), name="one-token", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
@@ -107,15 +107,14 @@ class OneToken:
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _run(self, owner: Owner, port: int, model: str, tls: bool) -> None:
+    def _run(self, client: ServerClient, model: str) -> None:
         from vllm_launchers.keeper.health import TEXT  # these imports take a tenth of a console's start
-        from vllm_launchers.keeper.server_client import RequestTimeoutError, ServerClient
+        from vllm_launchers.keeper.server_client import RequestTimeoutError
 
         key = os.environ.get(API_KEY, "")
         if not (key.isascii() and key.isprintable()):
             self._refuse(f"it could not be sent: {API_KEY} has characters that no HTTP header can carry")
             return
-        client = ServerClient(owner, "localhost", port, key, tls=tls)
         body = {"model": model, "prompt": TEXT, "max_tokens": 1}
         try:
             status = client.ask("POST", "/v1/completions", body, seconds=DEADLINE_SECONDS).status
@@ -274,8 +273,9 @@ class Judge:
             return "a read-only console sends none"
         if record.server is None:
             return "its process is unknown"
-        spec, owner = record.current.spec, Owner(record.server.pid, record.server.start_time)
-        self._request.ask(owner, spec.port, model, tls=spec.tls)
+        from vllm_launchers.keeper.server_client import client_of
+
+        self._request.ask(client_of(record, record.server), model)
         if wait:
             self._request.wait(HUNG_AFTER_SECONDS + 0.1)
         return self._request.refused

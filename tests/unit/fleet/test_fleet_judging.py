@@ -39,6 +39,7 @@ from vllm_launchers.host.gpu.host import Gpu, Host, Link
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
+from vllm_launchers.keeper.server_client import client_of
 from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.budget.budget import CONTEXT_GIB, GpuShape
@@ -71,9 +72,11 @@ def sample(at: float, *, usage: float = 0.5, tokens: float | None = None) -> Sam
     return Sample(at, {"0": engine}, kv_cache_tokens=50_000, model_name="m")
 
 
-def record(port: int = 1, state: State = State.READY, reason: str = "", flags: Any = None) -> ServerRecord:
+def record(
+    port: int = 1, state: State = State.READY, reason: str = "", flags: Any = None, secrets: tuple[str, ...] = ()
+) -> ServerRecord:
     details = Details(preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=OBJECTIVES, gpus=(0,))
-    spec = LaunchSpec(("vllm",), "127.0.0.1", port, details=pack(details))
+    spec = LaunchSpec(("vllm",), "127.0.0.1", port, secret_names=secrets, details=pack(details))
     generation = Generation(1, spec, NOW - 3600, ready_at=NOW - 3500)
     return ServerRecord("chat", state, NOW - 300, NOW - 3600, (generation,), reason=reason, server=SERVER)
 
@@ -485,7 +488,7 @@ def test_answer_counts_only_if_it_comes_from_the_engine(answering: Answering, st
     seen = answering(status)
     request = OneToken()
     assert request.silent_seconds is None
-    request.ask(ITSELF, seen.port, "m")
+    request.ask(client_of(record(seen.port), SERVER), "m")
     request.wait(60)
     assert request.silent_seconds == silent
 
@@ -495,7 +498,7 @@ def test_one_token_is_requested_once_a_minute_with_the_key(answering: Answering,
     seen = answering(200)
     request = OneToken()
     for _ in range(3):
-        request.ask(ITSELF, seen.port, "m")
+        request.ask(client_of(record(seen.port, secrets=("VLLM_API_KEY",)), SERVER), "m")
         request.wait(60)
         request.forget()
     ((path, headers, body),) = seen.requests
@@ -509,7 +512,7 @@ def test_request_without_an_answer_is_growing_silence(answering: Answering, monk
     monkeypatch.setattr(judge, "DEADLINE_SECONDS", 0.2)
     seen = answering(0)
     request = OneToken()
-    request.ask(ITSELF, seen.port, "m")
+    request.ask(client_of(record(seen.port), SERVER), "m")
     request.wait(60)
     first = request.silent_seconds
     assert first is not None
@@ -520,7 +523,7 @@ def test_request_without_an_answer_is_growing_silence(answering: Answering, monk
 
 def test_refused_connection_is_not_silence() -> None:
     request = OneToken()
-    request.ask(ITSELF, 1, "m")
+    request.ask(client_of(record(1), SERVER), "m")
     request.wait(60)
     assert request.silent_seconds is None
     assert "refused" in request.refused
@@ -529,7 +532,7 @@ def test_refused_connection_is_not_silence() -> None:
 def test_key_invalid_in_a_header_is_reported(answering: Answering, monkeypatch: Any) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
     request = OneToken()
-    request.ask(ITSELF, answering(200).port, "m")
+    request.ask(client_of(record(answering(200).port), SERVER), "m")
     request.wait(60)
     assert request.silent_seconds is None
     assert request.refused.startswith("it could not be sent: VLLM_API_KEY")
