@@ -231,7 +231,7 @@ asker.aim(health.ProbeTarget(1, me, "127.0.0.1", int(sys.argv[2]), 60.0, tls=Tru
 asker.aim(None)
 late = []
 sys.addaudithook(lambda event, words: late.append(words[0]) if event == "import" else None)
-said = [health.probe(me, host, int(sys.argv[2]), 1.0, tls=tls) for host in ("127.0.0.1", "localhost") for tls in (0, 1)]
+said = [health.probe(me, host, int(sys.argv[2]), tls=tls) for host in ("127.0.0.1", "localhost") for tls in (0, 1)]
 print(json.dumps([late, said]))
 """
 

@@ -251,13 +251,13 @@ def stop(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
     return _ask_or_start(root, name, {"do": "stop"}, tuning)
 
 
-def adopt(root: Path, name: str, *, tuning: Options = None) -> bool:
+def adopt(root: Path, name: str) -> bool:
     """Start a keeper for this server if its own has died; returns whether it was started.
 
     It is not an error if another console is faster. Raises `NoSuchServerError`, `RecordError`, and `KeeperError` if the
     keeper can't be started.
     """
-    return _may_adopt(root, read(root, name)) and _adopt(folder(root, name), tuning)
+    return _may_adopt(root, read(root, name)) and _adopt(folder(root, name), None)
 
 
 def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:

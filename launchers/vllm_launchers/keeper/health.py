@@ -88,18 +88,18 @@ def _probed(target: ProbeTarget) -> Probed:
     return Probed(target.epoch, healthy=not problem, detail=problem)
 
 
-def probe(owner: Owner, host: str, port: int, deadline_seconds: float = DEADLINE_SECONDS, *, tls: bool = False) -> str:
+def probe(owner: Owner, host: str, port: int, *, tls: bool = False) -> str:
     """Probe once; returns what went wrong as a clause, empty on a 200.
 
     Raises:
         WrongProcessError: a process other than the owner listens on the port. Nothing is sent to it.
     """
     try:
-        response = ServerClient(owner, host, port, tls=tls).ask("GET", "/health", seconds=deadline_seconds)
+        response = ServerClient(owner, host, port, tls=tls).ask("GET", "/health", seconds=DEADLINE_SECONDS)
     except WrongProcessError:
         raise
     except RequestTimeoutError:
-        return f"no response within {deadline_seconds:g}s"
+        return f"no response within {DEADLINE_SECONDS:g}s"
     except OSError as error:
         return (error.strerror or "").lower() or str(error)
     except ImportError as error:

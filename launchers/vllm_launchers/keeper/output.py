@@ -127,8 +127,8 @@ def server_output(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def bound(folder: Path, most: int = MOST_UNREAD) -> int:
-    """Drop a server's oldest unread output beyond ``most`` bytes; returns how many bytes were dropped.
+def bound(folder: Path) -> int:
+    """Drop a server's oldest unread output beyond `MOST_UNREAD` bytes; returns how many bytes were dropped.
 
     For use while no keeper reads. The next keeper notes the missing amount in the log. Raises OSError.
     """
@@ -139,9 +139,9 @@ def bound(folder: Path, most: int = MOST_UNREAD) -> int:
     try:
         found = os.fstat(fd)
         room = found.st_blocks * 512
-        if not stat.S_ISREG(found.st_mode) or room <= most + RESERVE:
+        if not stat.S_ISREG(found.st_mode) or room <= MOST_UNREAD + RESERVE:
             return 0
-        end = (found.st_size - most // 2) // _LARGEST_BLOCK * _LARGEST_BLOCK  # punch whole blocks only
+        end = (found.st_size - MOST_UNREAD // 2) // _LARGEST_BLOCK * _LARGEST_BLOCK  # punch whole blocks only
         begin = _data_from(fd, 0)
         return end - begin if end > begin and _punch(fd, begin, end - begin) else 0
     finally:

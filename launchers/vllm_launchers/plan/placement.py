@@ -42,6 +42,8 @@ FREE_STEPS = 4
 BESIDES = 100
 """This many free GPUs left behind at a PCIe switch weigh as much as one left behind in an NVLink island."""
 
+MOST_OFFERED = 8
+"""Maximum number of sets of GPUs to offer."""
 MOST_EQUAL_SETS = 2
 """Maximum number of equally good sets to offer, which leaves room for other kinds."""
 
@@ -131,9 +133,9 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 def rank_placements(
-    host: Host, size: int, *, need_gib: Need = None, shares: Iterable[GpuShare] = (), most: int = 8
+    host: Host, size: int, *, need_gib: Need = None, shares: Iterable[GpuShare] = ()
 ) -> PlacementRanking:
-    """The best sets of ``size`` GPUs for one tensor-parallel server, at most ``most`` of them.
+    """The best sets of ``size`` GPUs for one tensor-parallel server, at most `MOST_OFFERED` of them.
 
     ``need_gib``: memory that the server needs on each GPU, or a function of the GPU (called with a GPU of the slice's
     size for a MIG slice). Without it, a GPU counts as free if nearly all of its memory is. Lost GPUs and those claimed
@@ -149,7 +151,7 @@ def rank_placements(
         sliced = [gpu for gpu in host.gpus if gpu.mig_mode and not (gpu.lost or gpu.claimed)]
         found += [_slice(asked, need_gib, gpu, part) for gpu in sliced for part in gpu.mig]
     found.sort(key=lambda pair: pair[0])
-    choices = _different(asked, found, most)
+    choices = _different(asked, found)
     placements = tuple(found if isinstance(found, Placement) else _placement(asked, found) for found in choices)
     return PlacementRanking(placements, _problem(asked, size, placements))
 
@@ -158,9 +160,9 @@ _Key = tuple[float, ...]
 
 
 def _different(
-    asked: _Asked, ranked: Sequence[tuple[_Key, Placement | Sequence[int]]], most: int
+    asked: _Asked, ranked: Sequence[tuple[_Key, Placement | Sequence[int]]]
 ) -> list[Placement | Sequence[int]]:
-    """The first ``most`` choices, with at most `MOST_EQUAL_SETS` of those that differ only in their GPUs."""
+    """The first `MOST_OFFERED` choices, with at most `MOST_EQUAL_SETS` of those that differ only in their GPUs."""
     chosen: list[Placement | Sequence[int]] = []
     seen: dict[tuple[object, ...], int] = {}
     for key, choice in ranked:
@@ -169,7 +171,7 @@ def _different(
         else:
             kind = (*key[:ALIKE_BY], *sorted(asked.gpus[index].name or "" for index in choice))
         seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= MOST_EQUAL_SETS and len(chosen) < most:
+        if seen[kind] <= MOST_EQUAL_SETS and len(chosen) < MOST_OFFERED:
             chosen.append(choice)
     return chosen
 

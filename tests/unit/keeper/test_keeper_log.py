@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_launchers.keeper import output
 from vllm_launchers.keeper.lifecycle import LogLost, LogRecovered
 from vllm_launchers.keeper.log_forwarder import LogForwarder, RotatingLog
 from vllm_launchers.keeper.output import (
@@ -19,7 +20,6 @@ from vllm_launchers.keeper.output import (
     OutputFile,
     OutputPosition,
     Position,
-    bound,
     open_for_server,
 )
 
@@ -329,12 +329,14 @@ def test_file_without_hole_support_is_truncated_after_reading(tmp_path, monkeypa
     assert path.read_bytes() == line * 4096
 
 
-def test_backlog_is_bounded_and_missing_bytes_are_reported(tmp_path):
+def test_backlog_is_bounded_and_missing_bytes_are_reported(tmp_path, monkeypatch):
     server, path, lines = open_for_server(tmp_path), tmp_path / "server.log", 12_000
     LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
     os.write(server, b"".join(b"line %08d %s\n" % (number, b"z" * 1000) for number in range(lines)))
-    assert bound(tmp_path, 16 << 20) == 0
-    assert bound(tmp_path, 8 << 20) > 0
+    monkeypatch.setattr(output, "MOST_UNREAD", 16 << 20)
+    assert output.bound(tmp_path) == 0
+    monkeypatch.setattr(output, "MOST_UNREAD", 8 << 20)
+    assert output.bound(tmp_path) > 0
     assert (tmp_path / "server.output").stat().st_blocks * 512 < 8 << 20
     LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
     first = path.read_text().splitlines()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.host.gpu.topology import LinkLevel, islands_of, link_level
+from vllm_launchers.plan import placement
 from vllm_launchers.plan.placement import rank_placements, set_level, takes_uuids
 
 GIB = 48.0
@@ -251,7 +253,8 @@ def hosts(draw: st.DrawFn) -> Host:
 
 @given(hosts(), st.integers(1, 4), st.one_of(st.none(), st.floats(0.0, 48.0)))
 def test_ranking_invariants(host: Host, size: int, need: float | None) -> None:
-    ranking = rank_placements(host, size, need_gib=need, most=1000)
+    with patch.object(placement, "MOST_OFFERED", 1000):
+        ranking = rank_placements(host, size, need_gib=need)
     assert bool(ranking.problem) == (ranking.best is None)
     by_index = {gpu.index: gpu for gpu in host.gpus}
     tiers = [found.tier for found in ranking.placements]

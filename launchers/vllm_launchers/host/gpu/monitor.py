@@ -21,6 +21,7 @@ from vllm_launchers.host.gpu.reader import GpuReader, SystemReader
 from vllm_launchers.host.gpu.sharing import holder_user
 
 DEADLINE_SECONDS = 5.0
+FREED_POLL_SECONDS = 0.25
 MOST_BACKOFF_SECONDS = 60.0
 
 
@@ -162,7 +163,6 @@ def wait_until_freed(
     ours: Collection[int] = (),
     *,
     timeout: float = 30.0,
-    poll: float = 0.25,
 ) -> Release:
     """Poll until each GPU has as many GiB free as in ``wanted``, or name who holds the rest.
 
@@ -177,7 +177,7 @@ def wait_until_freed(
             return Release(True)
         if time.monotonic() >= deadline:
             return Release(False, host.problem or "; ".join(_held(gpu, wanted[gpu.index], ours) for gpu in short))
-        time.sleep(poll)
+        time.sleep(FREED_POLL_SECONDS)
 
 
 def _held(gpu: Gpu, wanted: float, ours: Collection[int]) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import httpx
 
 ENDPOINT = "https://huggingface.co"
+TIMEOUT_SECONDS = 10.0
+"""Time limit for a complete response."""
 _REFUSED = (401, 403)
 _QUANT_CONFIG = "hf_quant_config.json"
 
@@ -28,14 +30,13 @@ _QUANT_CONFIG = "hf_quant_config.json"
 def facts_from_hub(
     model: str,
     token: str | None = None,
-    timeout: float = 10.0,
     *,
     revision: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ModelFacts:
     """Query the hub for a model's config and file sizes: a few kilobytes in up to four requests.
 
-    Each may take ``timeout`` seconds. The hub is ``HF_ENDPOINT`` if set, else the public one. ``gated`` is True if
+    Each may take `TIMEOUT_SECONDS`. The hub is ``HF_ENDPOINT`` if set, else the public one. ``gated`` is True if
     access was not granted; the shape is then that of a known model, or unknown. Raises :class:`ModelFactsError` if
     there is no such model, the hub does not answer, or ``HF_HUB_OFFLINE`` is set.
     """
@@ -49,24 +50,23 @@ def facts_from_hub(
     base = (environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with httpx.Client(headers=headers, timeout=timeout, follow_redirects=True, max_redirects=5) as client:
-            return _ask(_Hub(client, base, timeout), model, quote(revision or "main", safe=""))
+        with httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True, max_redirects=5) as client:
+            return _ask(_Hub(client, base), model, quote(revision or "main", safe=""))
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         reason = str(error) or type(error).__name__
         raise ModelFactsError(f"model {model}: the hub at {base} did not answer: {reason}; try again later") from error
 
 
 class _Hub:
-    """A connection to one hub. ``timeout`` is for a complete response, in seconds."""
+    """A connection to one hub."""
 
-    def __init__(self, client: httpx.Client, base: str, timeout: float) -> None:
+    def __init__(self, client: httpx.Client, base: str) -> None:
         self._client = client
         self.base = base
-        self._timeout = timeout
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return the status and body (limited to a config's size). Raises :class:`ModelFactsError` on a timeout."""
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + TIMEOUT_SECONDS
         with self._client.stream("GET", f"{self.base}/{path}") as answer:
             body = bytearray()
             for part in answer.iter_bytes():
@@ -75,7 +75,7 @@ class _Hub:
                     break
                 if time.monotonic() > until:
                     raise ModelFactsError(
-                        f"the hub at {self.base} answers too slowly: over {self._timeout:g}s; try again"
+                        f"the hub at {self.base} answers too slowly: over {TIMEOUT_SECONDS:g}s; try again"
                     )
             return answer.status_code, bytes(body)
 

@@ -270,17 +270,19 @@ def holding(free: float, *holders: Holder) -> Host:
     return Host(gpus=(Gpu(0, memory_gib=48.0, free_gib=free, used_by=holders),))
 
 
-def test_memory_being_freed_is_waited_for() -> None:
+def test_memory_being_freed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_launchers.host.gpu.monitor.FREED_POLL_SECONDS", 0.001)
     samples = iter([holding(10.0), holding(30.0), holding(47.0)])
-    assert wait_until_freed(lambda: next(samples), {0: 45.0}, poll=0.001).freed
+    assert wait_until_freed(lambda: next(samples), {0: 45.0}).freed
 
 
-def test_unreleased_memory_names_its_holder() -> None:
+def test_unreleased_memory_names_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_launchers.host.gpu.monitor.FREED_POLL_SECONDS", 0.001)
     host = holding(10.0, Holder(7, user="bob", gib=2.0), Holder(42, user="anna", gib=35.5))
-    found = wait_until_freed(lambda: host, {0: 45.0}, ours={7}, timeout=0.01, poll=0.001)
+    found = wait_until_freed(lambda: host, {0: 45.0}, ours={7}, timeout=0.01)
     assert not found.freed
     assert "pid 7 of bob" in found.reason
-    found = wait_until_freed(lambda: host, {0: 45.0}, timeout=0.01, poll=0.001)
+    found = wait_until_freed(lambda: host, {0: 45.0}, timeout=0.01)
     assert "35.0 GiB were not freed; pid 42 of anna still holds 35.5 GiB" in found.reason
 
 
