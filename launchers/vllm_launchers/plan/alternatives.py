@@ -177,9 +177,9 @@ def _kind(layout: Layout) -> int:
 
 
 def _formats(inputs: ChoiceInputs, search: Search, pool: Pool, flags: Flags, chosen: Option) -> Iterator[_Row]:
-    """The same layout with another KV cache dtype, or with expert parallelism toggled."""
+    """The same layout with another KV cache dtype, or with expert parallelism toggled, if there is a KV cache."""
     facts = inputs.facts
-    if facts is None:
+    if facts is None or chosen.budget is None or not chosen.budget.cached:
         return
     kept = {name: value for name, value in chosen.formats.items() if name != KV_DTYPE}
     tried: list[Flags] = []

@@ -143,8 +143,10 @@ def room_words(memory: MemoryBudget, width: int) -> list[Part]:
 
     Uses a shorter form if it would take more than ``width`` cells.
     """
-    if memory.kv_gib <= 0:
+    if memory.lacks_memory:
         return [(f"does not fit: {-memory.kv_gib:.1f} GiB short, before any KV cache", BAD)]
+    if not memory.cached:
+        return [("no KV cache: an encoder", None)]
     parts: list[Part] = []
     for short in (False, True):
         tokens = UNKNOWN if memory.kv_tokens is None else count(memory.kv_tokens) if short else f"{memory.kv_tokens:,}"

@@ -60,6 +60,8 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     max_concurrency: float | None
     concurrency_p95: float | None = None
     per_gpu: tuple[GpuBudget, ...] = ()
+    cached: bool = True
+    """Whether vLLM keeps a KV cache for the model. If not, ``kv_gib`` is 0, or missing memory."""
     fixed: bool = False
     """Whether the KV cache's size was set, in bytes or blocks, so that no share of the GPU limits it."""
     source: str = "estimate"
@@ -70,7 +72,12 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         """Whether one request of full length fits, and everything fits on an otherwise empty GPU."""
         if self.fixed and any(gpu.free_gib + gpu.others_gib < 0 for gpu in self.per_gpu):
             return False
-        return self.kv_gib > 0 and (self.max_concurrency is None or self.max_concurrency >= 1)
+        return not self.lacks_memory and (self.max_concurrency is None or self.max_concurrency >= 1)
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether weights and overhead leave nothing for a KV cache, if the model needs one."""
+        return self.kv_gib < 0 or (self.cached and self.kv_gib == 0)
 
     @property
     def taken_gib(self) -> float:

@@ -24,7 +24,7 @@ _TWO_KINDS_ALIKE = 1.5
 """If kinds' layer counts differ by less than this factor, groups have the larger size, which pads fewer layers."""
 
 
-_BIDIRECTIONAL = frozenset(
+_ENCODERS = frozenset(
     f"{family}{use}"
     for family in ("Bert", "Roberta", "XLMRoberta", "ModernBert")
     for use in ("Model", "ForSequenceClassification", "ForTokenClassification")
@@ -103,11 +103,13 @@ class CacheLayout(msgspec.Struct, frozen=True):
         return self.request_blocks(length) * self.block_bytes(stage) / length
 
 
+def is_encoder(facts: ModelFacts) -> bool:
+    """Whether vLLM is known to keep no KV cache for the model."""
+    return facts.architecture in _ENCODERS
+
+
 def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> CacheLayout | None:
     """Compute the groups; None if the layers or their sizes are unknown, which is noted in ``assumed``."""
-    if facts.architecture in _BIDIRECTIONAL:
-        assumed.append("an encoder: vLLM keeps no KV cache for it, and what is left for one stays free")
-        return None
     layers = [*facts.layers, *(LayerKind.FULL for _ in range(settings.draft_layers))]
     kinds = _one_kind(layers, settings, facts)
     present = [kind for kind in dict.fromkeys(kinds) if kind is not LayerKind.NONE]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.budget.budget import CONTEXT_GIB, GpuBudget, GpuShape, MemoryBudget, shapes
-from vllm_launchers.plan.budget.cache import CacheLayout, layout
+from vllm_launchers.plan.budget.cache import CacheLayout, is_encoder, layout
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, draft_tensor, effective_flags, whole
 from vllm_launchers.plan.budget.weights import LoadedWeights, offloaded_bytes, pipeline_stages, weights_of
 from vllm_launchers.plan.flags import BLOCKS, BYTES
@@ -235,7 +235,8 @@ def estimate(
         return None
     if draft is not None:
         weights = replace(weights, draft=_draft_bytes(draft, flags, settings, assumed))
-    cache = layout(facts, settings, assumed)
+    cached = not is_encoder(facts)
+    cache = layout(facts, settings, assumed) if cached else None
     stages = pipeline_stages(max(len(facts.layers), settings.pipeline), settings, environment)
     stages[-1] = range(stages[-1].start, stages[-1].stop + settings.draft_layers)
     if on_cpu:
@@ -249,7 +250,10 @@ def estimate(
             ranks = _corrected(ranks, learned, flags, settings)
     if not ranks:
         return None
-    budget = _budget(ranks, cache, settings, flags, workload, on_cpu)
+    if not cached:
+        assumed.append("an encoder, for which vLLM keeps no KV cache")
+        ranks = [replace(rank, cache=min(0.0, rank.cache)) for rank in ranks]
+    budget = replace(_budget(ranks, cache, settings, flags, workload, on_cpu), cached=cached)
     if learned is not None and not whole(flags, BLOCKS, 0):
         budget = _with_tokens(budget, learned.tokens_per_gib)
     source = "estimate, corrected" if learned is not None else "estimate"

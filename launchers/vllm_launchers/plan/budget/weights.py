@@ -101,11 +101,10 @@ def _assumed_precision(facts: ModelFacts) -> Iterator[str]:
         yield "the number format of the weights is unknown: 16 bits assumed"
     if stored is None or facts.weight_bytes is not None:
         return
-    form = f"{_bits(facts):g} bits per weight" + (f" ({stored.method})" if stored.method != UNKNOWN_FORMAT else "")
-    if facts.source == "table" and split_quantization(facts.model)[1] == stored:
-        yield f"the precision of the weights is taken from the name: {form}"
+    if stored.method == UNKNOWN_FORMAT and split_quantization(facts.model)[1] == stored:
+        yield f"the precision of the weights is taken from the name: {_bits(facts):g} bits per weight"
     elif stored.bits is None:
-        yield f"the precision of the weights is unknown: {form} assumed"
+        yield f"the precision of the weights is unknown: {_bits(facts):g} bits per weight ({stored.method}) assumed"
 
 
 def parameters(facts: ModelFacts) -> int | None:

@@ -126,7 +126,7 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
 def _room(
     plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload, budget: BudgetFor
 ) -> Iterator[PlanFinding]:
-    if memory.kv_gib <= 0:
+    if memory.lacks_memory:
         rest = memory.overhead_gib + memory.graphs_gib
         room = max(0.0, memory.kv_gib + memory.weights_gib + rest)
         way = _larger_share(plan, budget) or _fewer(plan, inputs, budget) or _more_gpus(plan, inputs, budget)
@@ -205,7 +205,7 @@ def longest_context(flags: Flags, memory: MemoryBudget, budget: BudgetFor, suppo
         if fits_with(budget, {**flags, LENGTH: supported}):
             return supported
         most = supported
-    if most is None or memory.kv_gib <= 0:
+    if most is None or memory.lacks_memory:
         return None
     low, high = 0, (most - 1) // STEP
     while low < high:

@@ -442,7 +442,6 @@ def test_tokens_per_gib_follow_the_engines_report() -> None:
     [
         ("org/Foo-8B-4bit", (3.7, 4.3), "taken from the name: 4"),
         ("org/Foo-8B-8bit", (7.2, 7.8), "taken from the name: 8 bits per weight"),
-        ("org/Foo-8B-AWQ", (3.7, 4.3), "(awq)"),
         ("org/Foo-8B", (14.7, 15.1), "16 bits assumed"),
         ("org/Qwen3-8B-4bit", (3.7, 7.0), "taken from the name"),
     ],
@@ -465,6 +464,8 @@ def test_unknown_number_of_kv_heads_leaves_the_cache_unknown() -> None:
 
 def test_encoder_has_no_kv_cache() -> None:
     found = plan(replace(LLAMA, architecture="XLMRobertaForSequenceClassification"))
-    assert (found.kv_tokens, found.max_concurrency, found.kv_bytes_per_token) == (None, None, None)
+    assert (found.kv_gib, found.kv_tokens, found.max_concurrency, found.kv_bytes_per_token) == (0, None, None, None)
     assert found.fits
+    assert found.per_gpu[0].free_gib == pytest.approx(plan().per_gpu[0].free_gib + plan().kv_gib)
+    assert not plan(replace(LLAMA, architecture="BertModel", weight_bytes=40 * GIB)).fits
     assert any("no KV cache" in one for one in found.assumed)
