@@ -315,6 +315,8 @@ RULES: tuple[FailureRule, ...] = (
         r"|max_num_seqs \(\d+\) exceeds available Mamba cache|long_prefill_token_threshold \(\d+\) cannot be greater"
         r"|must be divisible by dcp_size|data_parallel_size_local \(\d+\) must be <="
         r"|async scheduling is (?:currently )?(?:only|not) supported|Chunked prefill is required for mamba"
+        r"|Value ?Error[:,] (?:Currently, )?async scheduling is not (?:yet )?compatible"
+        r"|speculative decoding is not supported with async scheduling"
         r"|`fp8` quantization method no longer supports online"
         r"|LoRA rank \d+ is greater than max_lora_rank"
         r"|(?:Call to add_lora method failed|^RuntimeError): LoRA is not enabled"

@@ -26,7 +26,7 @@ from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
-from vllm_launchers.vllm.release_defaults import CHECKED_SINCE, WHOLE_PROMPTS_SINCE, parse_release
+from vllm_launchers.vllm.release_defaults import CHECKED_SINCE, WHOLE_PROMPTS_SINCE, Release, parse_release
 
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
@@ -223,11 +223,13 @@ def _number(spec: FlagSpec, text: str) -> Number | None:
 class Given:
     """Flags as set, on top of vLLM's defaults. Looked up by full name, whichever alias was used.
 
-    ``resolved`` are values that vLLM derives for unset flags. ``own_draft`` as in `refused_together`.
+    ``resolved`` are values that vLLM derives for unset flags. ``own_draft`` as in `refused_together`. ``release`` is
+    None if unknown.
     """
 
     def __init__(self, table: FlagTable, flags: Flags, resolved: Flags, *, own_draft: bool = False) -> None:
         self._table = table
+        self.release = parse_release(table.version or "")
         self.own_draft = own_draft
         self._resolved = resolved
         self._flags: dict[str, FlagValue] = {}
@@ -321,11 +323,10 @@ def broken_conditions(
 ) -> list[tuple[str, str]]:
     """Return violated conditions between flags as ``(flag, sentence)``. Parameters as in `refused_together`."""
     given = Given(table, flags, resolved or {}, own_draft=own_draft)
-    release = parse_release(table.version or "")
     found = []
     for condition in CONDITIONS:
         known = all(table.get(name) is not None for name in condition.flags)
-        in_force = known and (release is None or release >= condition.since)
+        in_force = known and (given.release is None or given.release >= condition.since)
         if in_force and (sentence := condition.broken(given)) is not None:
             found.append((condition.flags[0], sentence))
     return found
@@ -490,15 +491,35 @@ def _speculates(given: Given) -> bool:
     return any(given.configured(name) for name in METHOD_FLAGS)
 
 
-_NOT_AHEAD = ("ngram", "suffix", "medusa", "mlp_speculator")
-"""Speculative decoding methods that do not support async scheduling."""
+_NEVER_AHEAD = ("suffix", "custom_class")
+"""Speculative decoding methods that no release combines with async scheduling."""
+
+_NOT_AHEAD = ("ngram", "medusa", "mlp_speculator")
+"""The others that releases before 0.33 do not combine with it. Since then, only the old model runner refuses it."""
+
+_AHEAD_SINCE: tuple[Release, Release] = ((0, 11, 0), (0, 14, 0))
+"""First releases that combine it with EAGLE and MTP heads, and with draft models and pipelines, as far as seen."""
 
 
 def _ahead(given: Given) -> str | None:
-    method = given.key("speculative-config", "method") or given.text("spec-method")
-    if not given.on("async-scheduling") or method not in _NOT_AHEAD:
+    if not given.on("async-scheduling"):
         return None
-    return f"--async-scheduling does not work with speculative decoding by {method}"
+    method, release = given.key("speculative-config", "method") or given.text("spec-method"), given.release
+    if release is not None and release < _AHEAD_SINCE[0] and _speculates(given):
+        return "--async-scheduling does not work with speculative decoding in this release"
+    refused: tuple[str, ...] = _NEVER_AHEAD
+    if release is not None and release < (0, 33, 0):
+        refused += _NOT_AHEAD
+    if release is not None and release < _AHEAD_SINCE[1]:
+        refused += ("draft_model",)
+    return f"--async-scheduling does not work with speculative decoding by {method}" if method in refused else None
+
+
+def _pipelined(given: Given) -> str | None:
+    stages = given.count("pipeline-parallel-size") or 1
+    if given.release is None or given.release >= _AHEAD_SINCE[1] or stages < 2 or not given.on("async-scheduling"):
+        return None
+    return f"--async-scheduling does not work with --pipeline-parallel-size {stages} in this release"
 
 
 _FROM_THE_PROMPT = ("ngram", "ngram_gpu", "[ngram]")
@@ -855,7 +876,8 @@ CONDITIONS: tuple[Condition, ...] = (
         lambda given: given.has("spec-tokens") and not _speculates(given),
         "--spec-tokens needs --spec-model or --spec-method",
     ),
-    Condition(("async-scheduling", "speculative-config"), _ahead, (0, 11)),
+    Condition(("async-scheduling", "speculative-config"), _ahead, (0, 10, 2)),
+    Condition(("async-scheduling", "pipeline-parallel-size"), _pipelined, (0, 10, 2)),
     Condition(("speculative-config",), _guesses),
     _when(
         ("per-request-spec-decode-metrics",),

@@ -556,10 +556,21 @@ def test_fix_that_vllm_would_refuse_is_dropped(flags: Flags, changes: Changes) -
     assert accepted((fix, advice), flags, None) == (fix, advice)
 
 
+INVALID = "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n  Value error, "
+
+
 @pytest.mark.parametrize(
     ("text", "name", "value"),
     [
         ("ValueError: Currently, async scheduling is only supported with EAGLE/MTP kind of speculative decoding",
+         "async-scheduling", True),
+        ("ValueError: Currently, speculative decoding is not supported with async scheduling.",
+         "async-scheduling", True),
+        ("ValueError: Async scheduling is not yet compatible with pipeline_parallel_size > 1.",
+         "async-scheduling", True),
+        (f"{INVALID}Currently, async scheduling is not compatible with prefix caching for Mamba models. [type=value",
+         "async-scheduling", True),
+        (f"{INVALID}Async scheduling is not supported by the V1 model runner with suffix-based speculative decoding.",
          "async-scheduling", True),
         ("AssertionError: Chunked prefill is required for mamba cache mode 'align'.", "enable-chunked-prefill", False),
     ],

@@ -219,7 +219,7 @@ CASES: list[tuple[str, Flags, Flags]] = [
     ("spec-tokens", {"spec-tokens": 3}, {"spec-tokens": 3, "speculative-config.method": "ngram"}),
     (
         "async-scheduling",
-        {"async-scheduling": True, "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+        {"async-scheduling": True, "speculative-config": '{"method": "suffix", "num_speculative_tokens": 3}'},
         {"async-scheduling": True, "speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'},
     ),
     (
@@ -515,6 +515,30 @@ def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) 
     assert broken_conditions(table_of(first), flags) != []
     for no_release in (None, "0.²", f"0.{'9' * 5000}"):
         assert broken_conditions(table_of(no_release), flags) != []
+
+
+AHEAD: Flags = {"async-scheduling": True}
+
+
+def drafted_ahead(method: str) -> Flags:
+    config = f'{{"method": "{method}", "model": "org/draft", "num_speculative_tokens": 1}}'
+    return {**AHEAD, "speculative-config": config}
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        (drafted_ahead("eagle"), ("0.10.2",)),
+        (drafted_ahead("draft_model"), ("0.10.2", "0.13.0")),
+        (drafted_ahead("ngram"), ("0.10.2", "0.13.0", "0.16.0", "0.32.0")),
+        (drafted_ahead("suffix"), ("0.10.2", "0.13.0", "0.16.0", "0.32.0", "0.33.0")),
+        ({**AHEAD, "pipeline-parallel-size": 2}, ("0.10.2", "0.13.0")),
+    ],
+)
+def test_what_async_scheduling_works_with_depends_on_the_release(flags: Flags, refused: tuple[str, ...]) -> None:
+    releases = ("0.10.2", "0.13.0", "0.16.0", "0.32.0", "0.33.0")
+    found = {one: [name for name, _ in broken_conditions(table_of(one), flags)] for one in releases}
+    assert tuple(one for one, names in found.items() if "async-scheduling" in names) == refused
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,11 @@ _LONG = lazy_pattern(
 )
 _SHARDS = lazy_pattern(r"tp_size=(?P<size>\d{1,4}) must be divisible by dcp_size=(?P<shards>\d{1,4})")
 _RANKS = lazy_pattern(r"data_parallel_size_local \(\d+\) must be <= data_parallel_size \((?P<most>\d{1,4})\)")
-_AHEAD = lazy_pattern(r"async scheduling is (?:currently )?(?:only|not) supported", re.IGNORECASE)
+_AHEAD = lazy_pattern(
+    r"async scheduling is (?:currently )?(?:only|not) supported|async scheduling is not (?:yet )?compatible"
+    r"|not supported with async scheduling",
+    re.IGNORECASE,
+)
 _CHUNKS = lazy_pattern(r"Chunked prefill is required")
 _RANK = lazy_pattern(r"LoRA rank (?P<rank>\d{1,6}) is greater than max_lora_rank")
 _ONLINE = lazy_pattern(r"`fp8` quantization method no longer supports online")
