@@ -189,6 +189,7 @@ def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     who = f"{names(gpus)} (compute capability {able:g})"
     yield from _bf16(plan, inputs, able, who)
     yield from _fp8_cache(plan, inputs, able, who)
+    yield from _float_cache(plan, inputs, able)
 
 
 def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
@@ -202,6 +203,23 @@ def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Pla
     elif asked == "auto" and inputs.facts is not None and inputs.facts.dtype == "bfloat16":
         text = f"{who} has no BF16, the format of {plan.model}: vLLM uses FP16, which has a smaller range"
         yield PlanFinding("bf16_unsupported", Level.WARNING, text, fix)
+
+
+_CACHE_MATCHES_SINCE = (0, 33, 0)
+"""First release that refuses a 16-bit KV cache in another format than the model's."""
+
+
+def _float_cache(plan: Plan, inputs: PlanInputs, able: float) -> Iterator[PlanFinding]:
+    """A 16-bit KV cache in another format than the checkpoint's; one that contradicts ``--dtype`` is found there."""
+    asked, facts, release = plan.flags.get(KV_DTYPE), inputs.facts, plan.engine.release
+    if facts is None or release is None or release < _CACHE_MATCHES_SINCE or able < AMPERE:
+        return
+    formats = {"float16", "bfloat16"}
+    if asked not in formats or facts.dtype not in formats or plan.flags.get("dtype", "auto") != "auto":
+        return
+    if asked != facts.dtype:
+        text = f"vLLM will refuse --{KV_DTYPE} {asked}: {plan.model} is in {facts.dtype}; leave the flag out"
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(KV_DTYPE,)), surely=False)
 
 
 def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:

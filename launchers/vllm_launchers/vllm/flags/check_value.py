@@ -522,6 +522,46 @@ def _pipelined(given: Given) -> str | None:
     return f"--async-scheduling does not work with --pipeline-parallel-size {stages} in this release"
 
 
+_SIXTEEN_BITS = ("float16", "bfloat16")
+
+
+def _float_cache(given: Given) -> str | None:
+    cache, dtype = given.text("kv-cache-dtype"), {"half": "float16", "float": "float32"}.get(given.text("dtype"))
+    dtype = dtype or given.text("dtype")
+    if cache not in _SIXTEEN_BITS or dtype in ("", "auto", cache):
+        return None
+    return f"--kv-cache-dtype {cache} must be that of --dtype, {dtype}, or auto"
+
+
+WITHOUT_ADAPTERS = (
+    "deep_gemm_mega_moe", "flashinfer_moe_ep_cutedsl", "flashinfer_moe_ep_mega_deep_gemm", "aiter_mega_moe"
+)  # fmt: skip
+"""Backends of expert layers that do not apply LoRA adapters."""
+
+
+def _adapted_experts(given: Given) -> str | None:
+    backend = given.text("moe-backend").lower().replace("-", "_")
+    if not given.on("enable-lora") or backend not in WITHOUT_ADAPTERS:
+        return None
+    return f"--enable-lora does not work with --moe-backend {backend}"
+
+
+_DROPPED_METHODS = ("medusa", "mlp_speculator")
+"""Speculative decoding methods that 0.33 removed."""
+
+
+def _dropped_method(given: Given) -> str | None:
+    method = given.key("speculative-config", "method")
+    return f"--speculative-config: vLLM 0.33 removed the method {method}" if method in _DROPPED_METHODS else None
+
+
+def _sleeping_store(given: Given) -> str | None:
+    connector = given.key("kv-transfer-config", "kv_connector")
+    if not given.on("enable-sleep-mode") or connector != "MooncakeStoreConnector":
+        return None
+    return f"--kv-transfer-config: {connector} does not work with --enable-sleep-mode"
+
+
 _FROM_THE_PROMPT = ("ngram", "ngram_gpu", "[ngram]")
 """Methods without a draft model; vLLM also accepts them as the model's name."""
 
@@ -956,6 +996,10 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("ubatch-size", "enable-dbo"), _split_batches, CHECKED_SINCE),
     Condition(("limit-mm-per-prompt",), _modality_limits, CHECKED_SINCE),
     Condition(("media-io-kwargs",), _modality_options, CHECKED_SINCE),
+    Condition(("kv-cache-dtype", "dtype"), _float_cache, (0, 33)),
+    Condition(("enable-lora", "moe-backend"), _adapted_experts, (0, 33)),
+    Condition(("speculative-config",), _dropped_method, (0, 33)),
+    Condition(("kv-transfer-config", "enable-sleep-mode"), _sleeping_store, (0, 33)),
     _set_twice("attention-backend", "attention-config", "backend"),
     _set_twice("enable-flashinfer-autotune", "kernel-config", "enable_flashinfer_autotune"),
     _set_twice("cudagraph-capture-sizes", "compilation-config", "cudagraph_capture_sizes"),

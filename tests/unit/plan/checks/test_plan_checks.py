@@ -903,6 +903,21 @@ def test_overlapped_batches_that_may_run(find: Find, case: dict[str, Any]) -> No
     assert "flag_value" not in [one.code for one in find(**case)]
 
 
+@pytest.mark.parametrize(
+    ("case", "refused"),
+    [
+        ({"set": {"kv-cache-dtype": "float16"}}, True),
+        ({"set": {"kv-cache-dtype": "bfloat16"}}, False),
+        ({"set": {"kv-cache-dtype": "float16", "dtype": "float16"}}, False),
+        ({"set": {"kv-cache-dtype": "float16"}, "version": "0.32.0"}, False),
+        ({"set": {"kv-cache-dtype": "float16"}, "host": T4}, False),
+    ],
+)
+def test_float_cache_must_have_the_format_of_the_model(find: Find, case: dict[str, Any], refused: bool) -> None:
+    found = [one for one in find(facts=BF16, **{"host": H100, **case}) if one.code == "flag_value"]
+    assert [one.fix for one in found] == [Changes(unset=("kv-cache-dtype",))] * refused
+
+
 def test_unknown_quantization_is_one_error(find: Find) -> None:
     (found,) = [one for one in find(facts=BF16, set={"quantization": "foo"}) if one.level is Level.ERROR]
     assert (found.code, found.message) == ("flag_value", "vLLM 0.33.0 does not support --quantization foo")

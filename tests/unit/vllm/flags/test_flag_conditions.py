@@ -38,7 +38,8 @@ SWITCHES = (
     "enable-chunked-prefill enable-lora enable-auto-tool-choice enable-log-outputs enable-log-requests headless "
     "enable-per-request-metrics disable-log-stats enable-eplb enable-expert-parallel data-parallel-external-lb "
     "data-parallel-hybrid-lb data-parallel-multi-port-external-lb enable-elastic-ep numa-bind ray-workers-use-nsight "
-    "enable-fault-tolerance enable-flashinfer-autotune async-scheduling enable-dbo"
+    "enable-fault-tolerance enable-flashinfer-autotune async-scheduling enable-dbo "
+    "enable-sleep-mode"
 )
 TEXTS = {
     "show-hidden-metrics-for-version": None,
@@ -61,6 +62,9 @@ TEXTS = {
     "per-request-spec-decode-metrics": "none",
     "lora-modules": None,
     "all2all-backend": "allgather_reducescatter",
+    "kv-cache-dtype": "auto",
+    "dtype": "auto",
+    "moe-backend": "auto",
 }
 OBJECTS = (
     *("attention-config", "compilation-config", "kernel-config", "speculative-config", "kv-transfer-config"),
@@ -458,7 +462,10 @@ def test_condition_is_reported_only_when_broken(name: str, broken: Flags, kept: 
 
 def test_every_condition_has_a_broken_case() -> None:
     seen = {condition for condition in CONDITIONS for _, flags, _ in CASES if _is_broken(condition, flags)}
-    exercised_elsewhere = {"data-parallel-hybrid-lb", "enable-flashinfer-autotune", "max-cudagraph-capture-size"}
+    exercised_elsewhere = {
+        *("data-parallel-hybrid-lb", "enable-flashinfer-autotune", "max-cudagraph-capture-size"),
+        *("kv-cache-dtype", "enable-lora"),
+    }
     assert {condition.flags[0] for condition in CONDITIONS if condition not in seen} <= exercised_elsewhere
 
 
@@ -515,6 +522,28 @@ def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) 
     assert broken_conditions(table_of(first), flags) != []
     for no_release in (None, "0.²", f"0.{'9' * 5000}"):
         assert broken_conditions(table_of(no_release), flags) != []
+
+
+STORE = '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}'
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ({"kv-cache-dtype": "bfloat16", "dtype": "half"}, {"kv-cache-dtype": "float16", "dtype": "half"}),
+        ({"kv-cache-dtype": "float16", "dtype": "float"}, {"kv-cache-dtype": "float16"}),
+        ({"enable-lora": True, "moe-backend": "deep-gemm-mega-moe"}, {"enable-lora": True, "moe-backend": "triton"}),
+        (
+            {"speculative-config": '{"method": "medusa", "model": "org/draft", "num_speculative_tokens": 3}'},
+            {"speculative-config": '{"method": "eagle", "model": "org/draft", "num_speculative_tokens": 3}'},
+        ),
+        ({"enable-sleep-mode": True, "kv-transfer-config": STORE}, {"kv-transfer-config": STORE}),
+    ],
+)
+def test_what_newly_is_refused_in_0_33(flags: Flags, kept: Flags) -> None:
+    assert [name for name, _ in broken_conditions(table_of("0.33.0"), flags)] in ([name] for name in flags)
+    assert broken_conditions(table_of("0.32.0"), flags) == []
+    assert broken_conditions(table_of("0.33.0"), kept) == []
 
 
 AHEAD: Flags = {"async-scheduling": True}
