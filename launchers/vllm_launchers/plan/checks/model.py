@@ -26,6 +26,8 @@ from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 _ADAPTERS = "lora-modules"
 _OF_MODALITIES = "default-mm-loras"
 HERE = ("folder", "cache")
+_VALIDATED_SINCE: Release = (0, 13, 0)
+"""First release in which ``AttentionBackend.validate_configuration`` was seen."""
 _NOT_LATENT = frozenset({FLASH_ATTENTION, FLASHINFER, TRITON, "FLEX_ATTENTION"})
 GATED = (
     "meta-llama/",
@@ -66,6 +68,8 @@ HUMMING = "humming"
 """Kernels for checkpoints in nearly every format."""
 
 DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
+_DEPRECATED_SINCE: Release = (0, 16, 0)
+"""First release seen to refuse all of these (``DEPRECATED_QUANTIZATION_METHODS``)."""
 _DEPRECATED_ALLOWED = "allow-deprecated-quantization"
 _GPTQ_LIMITED: Release = (0, 30, 0)
 """First release that requires GPTQ weights of 4 or 8 bits, symmetric and without ``desc_act`` (``AutoGPTQConfig``)."""
@@ -139,7 +143,7 @@ def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Pl
     """An explicit attention backend for the other kind of attention (``AttentionBackend.validate_configuration``)."""
     release, settings = plan.engine.release, variables(plan, inputs)
     backend = selected_backend(plan.flags, settings, release)
-    if backend is None or plan.engine.build != "cuda" or not checked(release):
+    if backend is None or plan.engine.build != "cuda" or release is None or release < _VALIDATED_SINCE:
         return
     if "MLA" in backend and is_plain(facts):
         why = "serves models with latent attention (MLA) only"
@@ -213,7 +217,9 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
     method = stored.method if stored is not None else asked
     if asked == HUMMING:
         return
-    if method in DEPRECATED and checked(plan.engine.release) and plan.flags.get(_DEPRECATED_ALLOWED) is not True:
+    release = plan.engine.release
+    refused = method in DEPRECATED and release is not None and release >= _DEPRECATED_SINCE
+    if refused and plan.flags.get(_DEPRECATED_ALLOWED) is not True:
         text = f"vLLM will refuse the quantization {method}, which is deprecated, without --{_DEPRECATED_ALLOWED}"
         fix = Changes(set={_DEPRECATED_ALLOWED: True})
         yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=_sure(facts))
@@ -221,7 +227,6 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
     if method == TORCHAO and described:
         why = f"it reads weights in the format of {TORCHAO} with that package"
         yield from package_findings(plan, inputs, TORCHAO, why, surely=_sure(facts))
-    release = plan.engine.release
     if stored is None or stored.method != "gptq" or (release is not None and release < _GPTQ_LIMITED):
         return
     if stored.ordered:

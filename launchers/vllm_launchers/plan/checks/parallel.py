@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
+from typing import TypeGuard
 
 from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
@@ -37,7 +38,7 @@ from vllm_launchers.vllm.modelfacts.facts import (
     expert_split_problem,
     split_problem,
 )
-from vllm_launchers.vllm.release_defaults import checked
+from vllm_launchers.vllm.release_defaults import Release
 
 MOST_TENSOR = 64
 RANK, BALANCED_OUTSIDE = "data-parallel-rank", "data-parallel-external-lb"
@@ -54,11 +55,28 @@ def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iter
     yield from _links(plan, inputs)
 
 
+_RULES_SINCE = (0, 13, 0)
+"""First release in which the rules of overlapping batches and decode context parallelism were seen."""
+
+_NIXL_SINCE = (0, 24, 0)
+"""First release seen to overlap batches with ``nixl_ep``."""
+
+_RANKS_SINCE = (0, 24, 0)
+"""First release seen to refuse external data-parallel ranks of models without experts; 0.20 does not."""
+
+
+def _rules_known(release: Release | None) -> TypeGuard[Release]:
+    return release is not None and release >= _RULES_SINCE
+
+
 def _overlap(plan: Plan) -> Iterator[PlanFinding]:
     """Dual-batch overlap without a suitable backend; the CPU build turns it off itself."""
-    asked = plan.flags.get(_OVERLAP) is True and plan.engine.build == "cuda" and checked(plan.engine.release)
-    if asked and plan.flags.get("all2all-backend") not in MICROBATCHED:
-        text = f"vLLM will refuse --{_OVERLAP} without --all2all-backend {either(MICROBATCHED)}"
+    release = plan.engine.release
+    if plan.flags.get(_OVERLAP) is not True or plan.engine.build != "cuda" or not _rules_known(release):
+        return
+    able = MICROBATCHED if release >= _NIXL_SINCE else MICROBATCHED[:2]
+    if plan.flags.get("all2all-backend") not in MICROBATCHED:
+        text = f"vLLM will refuse --{_OVERLAP} without --all2all-backend {either(able)}"
         yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(_OVERLAP,)))
 
 
@@ -71,7 +89,7 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         sure = facts.source != "table"
         yield PlanFinding("tp_not_divisor", Level.ERROR, text, _largest(fitting), surely=sure)
     shards = whole_number(plan.flags, DECODE_CONTEXT)
-    if checked(plan.engine.release) and (problem := decode_context_problem(facts, tensor, shards)):
+    if _rules_known(plan.engine.release) and (problem := decode_context_problem(facts, tensor, shards)):
         text = f"--{DECODE_CONTEXT} {shards} for {facts.model}: it {problem}; vLLM will refuse it"
         sure = facts.source != "table"
         yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(DECODE_CONTEXT,)), surely=sure)
@@ -86,10 +104,12 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     if external and whole_number(plan.flags, DATA) > 1 and is_dense(facts):
         given = tuple(sorted(name for name in plan.flags if name.startswith("data-parallel-")))
         text = (
-            f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.32.0 refuses data-parallel ranks behind a "
-            f"balancer of your own for models without experts, such as {facts.model}; start independent servers"
+            f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.24 and later refuse data-parallel ranks "
+            f"behind a balancer of your own for models without experts, such as {facts.model}; start independent "
+            "servers"
         )
-        level = Level.ERROR if checked(plan.engine.release) else Level.WARNING
+        release = plan.engine.release
+        level = Level.ERROR if release is not None and release >= _RANKS_SINCE else Level.WARNING
         sure = facts.source != "table"
         yield PlanFinding("external_ranks_of_dense", level, text, Changes(unset=given), surely=sure)
     if facts.layers and pipeline > len(facts.layers):

@@ -163,8 +163,17 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("no_experts", Level.ERROR, {"set": {"enable-expert-parallel": True}}),
     ("external_ranks_of_dense", Level.ERROR, {"set": {"data-parallel-size": 2, "data-parallel-rank": 0}}),
     ("external_ranks_of_dense", Level.WARNING, {"set": {"data-parallel-size": 2, "data-parallel-external-lb": True},
-                                                "version": "0.31.0"}),
+                                                "version": "0.20.0"}),
+    ("external_ranks_of_dense", Level.ERROR, {"set": {"data-parallel-size": 2, "data-parallel-external-lb": True},
+                                              "version": "0.24.0"}),
     ("flag_value", Level.ERROR, {"set": {"enable-dbo": True}}),
+    ("flag_value", Level.ERROR, {"set": {"enable-dbo": True}, "version": "0.13.0"}),
+    ("flag_value", Level.ERROR, {"set": {"tensor-parallel-size": 2, "decode-context-parallel-size": 2}, "host": PAIR,
+                                 "version": "0.13.0"}),
+    ("attention_backend", Level.ERROR, {"environment": {"VLLM_ATTENTION_BACKEND": "FLASH_ATTN_MLA"},
+                                        "version": "0.13.0"}),
+    ("quantization_deprecated", Level.ERROR, {"facts": replace(FP8, quantization=Quantization("fbgemm_fp8", 8)),
+                                              "host": H100, "version": "0.16.0"}),
     ("no_mtp_layers", Level.ERROR, {"set": {"spec-method": "mtp", "spec-tokens": 1}}),
     ("no_mtp_layers", Level.ERROR, {"set": {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'}}),
     ("attention_backend", Level.ERROR, {"set": {"attention-backend": "FLASH_ATTN_MLA"}}),
@@ -896,7 +905,7 @@ def test_offered_utilization_is_free_on_every_gpu(find: Find) -> None:
     [
         {"set": {"enable-dbo": True, "all2all-backend": "nixl_ep"}},
         {"set": {"enable-dbo": True}, "build": "cpu", "host": None},
-        {"set": {"enable-dbo": True}, "version": "0.31.0"},
+        {"set": {"enable-dbo": True}, "version": "0.12.0"},
     ],
 )
 def test_overlapped_batches_that_may_run(find: Find, case: dict[str, Any]) -> None:
@@ -918,6 +927,12 @@ def test_float_cache_must_have_the_format_of_the_model(find: Find, case: dict[st
     assert [one.fix for one in found] == [Changes(unset=("kv-cache-dtype",))] * refused
 
 
+def test_backends_of_overlapped_batches_depend_on_the_release(find: Find) -> None:
+    for version, offered in (("0.20.0", False), ("0.24.0", True)):
+        (found,) = [one for one in find(set={"enable-dbo": True}, version=version) if one.code == "flag_value"]
+        assert ("nixl_ep" in found.message) == offered
+
+
 def test_unknown_quantization_is_one_error(find: Find) -> None:
     (found,) = [one for one in find(facts=BF16, set={"quantization": "foo"}) if one.level is Level.ERROR]
     assert (found.code, found.message) == ("flag_value", "vLLM 0.33.0 does not support --quantization foo")
@@ -929,7 +944,7 @@ def test_attention_backend_is_judged_only_where_surely_refused(find: Find) -> No
     for case in (
         {"facts": latent, "set": asked},
         {"facts": replace(BF16, architecture="UnknownForCausalLM"), "set": asked},
-        {"facts": BF16, "set": asked, "version": "0.31.0"},
+        {"facts": BF16, "set": {}, "version": "0.12.0", "environment": {"VLLM_ATTENTION_BACKEND": "FLASH_ATTN_MLA"}},
         {"facts": BF16, "set": asked, "version": None},
         {"facts": BF16, "set": asked, "build": "cpu", "host": None},
         {"facts": latent, "set": {"attention-backend": "FLASH_ATTN"}, "environment": {"VLLM_MLA_DISABLE": "1"}},
@@ -939,7 +954,7 @@ def test_attention_backend_is_judged_only_where_surely_refused(find: Find) -> No
 
 def test_deprecated_format_is_refused_only_where_that_was_checked(find: Find) -> None:
     stored = replace(FP8, quantization=Quantization("fbgemm_fp8", 8))
-    for version in ("0.31.0", None):
+    for version in ("0.15.1", None):
         assert "quantization_deprecated" not in [one.code for one in find(facts=stored, host=H100, version=version)]
 
 

@@ -515,6 +515,11 @@ def test_release_that_always_chunks_accepts_a_small_step() -> None:
         ({"enable-log-outputs": True}, "0.13.0"),
         ({"speculative-config": '{"num_speculative_tokens": 3}'}, "0.11.0"),
         ({"speculative-config": '{"method": "mtp"}'}, "0.32.0"),
+        ({"eplb-config": '{"num_redundant_experts": 2}'}, "0.13.0"),
+        (
+            {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 2, "tensor_parallel_size": 1}'},
+            "0.16.0",
+        ),
     ],
 )
 def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) -> None:
@@ -522,6 +527,19 @@ def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) 
     assert broken_conditions(table_of(first), flags) != []
     for no_release in (None, "0.²", f"0.{'9' * 5000}"):
         assert broken_conditions(table_of(no_release), flags) != []
+
+
+def test_conditions_that_every_release_with_the_flag_has() -> None:
+    assert (
+        broken_conditions(table_of("0.11.0"), {"structured-outputs-config": '{"disable_any_whitespace": true}'}) != []
+    )
+    assert broken_conditions(table_of("0.13.0"), {"profiler-config": '{"profiler": "torch"}'}) != []
+    drafts: Flags = {
+        "speculative-config": '{"method": "eagle", "model": "org/draft", "num_speculative_tokens": 3, '
+        '"draft_tensor_parallel_size": 2}',
+        "tensor-parallel-size": 4,
+    }
+    assert broken_conditions(table_of("0.10.2"), drafts) != []
 
 
 STORE = '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}'
