@@ -118,6 +118,12 @@ def test_choices_and_words() -> None:
     assert release_table("0.13.0").flags["max-model-len"].words == ()
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_values_are_words(release: str) -> None:
+    for spec in release_table(release).flags.values():
+        assert not any(len(word) == 1 and not word.isdigit() for word in (*spec.words, *spec.choices)), spec.name
+
+
 def test_kinds() -> None:
     flags = release_table("0.33.0").flags
     kinds = {
