@@ -222,6 +222,18 @@ def test_prefix_cache_keeps_a_second_state() -> None:
     assert asked == by_default == pytest.approx(blocks / (16 + 6))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "release", "states"),
+    [("nemotron_h", (0, 13, 0), 16), ("nemotron_h", (0, 24, 0), 16), ("nemotron_h", (0, 28, 0), 2),
+     ("qwen3_next", (0, 24, 0), 2)],
+)  # fmt: skip
+def test_some_models_kept_a_state_for_each_block(model_type: str, release: tuple[int, int, int], states: int) -> None:
+    blocks = int(10 * GIB) // (8 * 528 * 4096)
+    hybrid = replace(STATES, model_type=model_type)
+    _, asked = given_cache(hybrid, 10.0, release, max_model_len=8192, enable_prefix_caching=True)
+    assert asked == pytest.approx(blocks / (16 + 3 * states))
+
+
 def test_speculative_tokens_take_states_too() -> None:
     config = '{"method": "mtp", "num_speculative_tokens": 3}'
     state = 32 * 128 * 128 * 4 + 8192 * 3 * 2 + 3 * 8192 * 2
