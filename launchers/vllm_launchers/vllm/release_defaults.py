@@ -53,14 +53,17 @@ WHOLE_PROMPTS_SINCE: Release = (0, 11, 1)
 def online_fp8(release: Release | None = None) -> str:
     """The value of ``quantization`` that converts 16-bit weights to FP8 while they are loaded.
 
-    From 0.31 on, ``fp8`` is deprecated for this. For an unknown release, the name that all releases accept.
+    From 0.31 on, ``fp8`` is deprecated for this, but works. For an unknown release, the name that all releases accept.
     """
     return "fp8_per_tensor" if release is not None and release >= (0, 31, 0) else "fp8"
 
 
 def graphs_in_share(release: Release) -> bool:
-    """Whether CUDA graphs count against the share of ``gpu-memory-utilization``."""
-    return release >= (0, 21, 0)
+    """Whether CUDA graphs count against the share of ``gpu-memory-utilization`` by default.
+
+    vLLM's log says "default since v0.21.0", but 0.20.0 does it (``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS``).
+    """
+    return release >= (0, 20, 0)
 
 
 def caches_linear_prefixes(release: Release) -> bool:

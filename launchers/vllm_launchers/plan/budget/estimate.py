@@ -1,6 +1,6 @@
 """Estimates the memory of a launch from model, flags and GPUs, by vLLM's own formula.
 
-KV cache = total × utilization − weights − (vLLM's other memory and peak activations) − CUDA graphs (from 0.21).
+KV cache = total × utilization − weights − (vLLM's other memory and peak activations) − CUDA graphs (from 0.20).
 
 Overhead is derived from the shapes of the tensors that vLLM's profile run holds at its peak. The few figures not based
 on shapes (CUDA context, one CUDA graph, NCCL buffers) were reported at startup by releases 0.9 to 0.25.

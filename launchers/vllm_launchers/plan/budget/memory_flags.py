@@ -79,7 +79,7 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     """Sum of the ranks of all LoRA adapters that one batch may use; 0 without LoRA."""
     capture_sizes: int
     graphs_in_share: bool
-    """Whether CUDA graphs count against the share of ``gpu-memory-utilization`` (0.21 and later)."""
+    """Whether CUDA graphs count against the share of ``gpu-memory-utilization`` (0.20 and later)."""
     hybrid_cache: bool
     keep_states: bool
     """Whether states of linear layers are also kept for the prefix cache (``mamba-cache-mode align``)."""

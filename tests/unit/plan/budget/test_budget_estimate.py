@@ -61,10 +61,11 @@ def test_sum_matches_vllm() -> None:
     assert budget.kv_gib == pytest.approx(23.6 * 0.92 - budget.weights_gib - inside - budget.graphs_gib)
 
 
-def test_graphs_come_out_of_the_share_since_0_21() -> None:
-    before, since = plan(release=(0, 20, 0)), plan(release=(0, 21, 0))
+def test_graphs_come_out_of_the_share_since_0_20() -> None:
+    share = {"gpu_memory_utilization": 0.9}
+    before, since = plan(release=(0, 19, 1), **share), plan(release=(0, 20, 0), **share)
     assert before.kv_gib - since.kv_gib == pytest.approx(since.graphs_gib)
-    kept = plan(release=(0, 21, 0), environment={"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"})
+    kept = plan(release=(0, 20, 0), **share, environment={"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"})
     assert kept.kv_gib == before.kv_gib
 
 
