@@ -103,9 +103,10 @@ def format_report(document: Document) -> Iterator[str]:
     for problem in problems:
         yield plain(f"! {problem['what']}")
         yield plain(f"    {problem['do']}")
+    titles = {"servers": "Servers of vllm-console", "findings": "Findings of which a console has notified"}
     for title in ("program", "machine", "folders", "engines", "servers", "findings", "crashes", "environment"):
         yield ""
-        yield title.capitalize()
+        yield titles.get(title, title.capitalize())
         yield from (f"  {line}" for line in _lines(document[title]))
 
 

@@ -293,13 +293,24 @@ def _run(words: Sequence[str]) -> int:
                 return code
         return int(run(args))
     except OperationError as error:
-        return _say(plain(str(error)), error.exit_code)
+        return _say(_error_text(error), error.exit_code)
     except (OutputError, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - program boundary: reported, with the location
         from vllm_console.crash_report import write_report
 
         return _say(write_report(error, words, args.state, demo=args.command == "demo"), 1)
+
+
+def _error_text(error: Exception) -> str:
+    """The error in one line, or a plan's errors in one line each."""
+    text = str(error)
+    if "\n" in text:
+        from vllm_launchers.launch.errors import UnfitError
+
+        if isinstance(error, UnfitError):
+            return "\n".join(map(plain, text.split("\n")))
+    return plain(text)
 
 
 def _say(sentence: str, code: int) -> int:

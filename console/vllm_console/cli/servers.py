@@ -42,6 +42,9 @@ COLUMNS = (
 )
 """Title and minimum width of each column."""
 
+LEAST_RATE_SECONDS = 5.0
+"""Rates over a shorter time are unknown: nothing has to happen in a second."""
+
 STALE_SECONDS = 5.0
 """Metrics older than this are not called current, since they are read once a second."""
 
@@ -95,7 +98,7 @@ def run_status(args: argparse.Namespace) -> int:
     machine = any(host.name == args.name for host in read_hosts(state_of(args)))
     fleet = open_fleet(args, remote=machine)
     snapshot = fleet.snapshot(args.name)
-    if there := [server.name for server in snapshot.servers if server.remote == args.name]:
+    if there := [server.name for server in snapshot.servers if server.remote and server.remote == args.name]:
         raise NotFoundError(f"{args.name} is a machine: name one of its servers, {plain(', '.join(there))}")
     server = snapshot.named(args.name)
     energy = fleet.energy(server.name) if server.ours and server.attached is None and server.gpus else None
@@ -169,6 +172,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _cells(server: ServerView, now: float) -> tuple[str, ...]:
     window = server.window
     latencies = window.latencies if window else {}
+    rates = window if window and window.end - window.start >= LEAST_RATE_SECONDS else None
     return (
         server.name,
         "you" if server.ours or server.remote_ours else server.owner or UNKNOWN,
@@ -180,10 +184,10 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
         percent(window.kv_cache_usage if window else None),
         count(window.requests_running if window else None),
         count(window.requests_waiting if window else None),
-        count(window.preemptions_per_minute if window else None),
+        count(rates.preemptions_per_minute if rates else None),
         p99_of(latencies.get("ttft")),
         p99_of(latencies.get("itl")),
-        count(window.generation_tokens_per_second if window else None),
+        count(rates.generation_tokens_per_second if rates else None),
     )
 
 

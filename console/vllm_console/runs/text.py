@@ -339,7 +339,7 @@ def times_note(found: Comparison, now: float) -> str:
     if found.verdict is ComparisonVerdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
         return ""
     before, after = (f"{clock(since or now, now)}–{clock(until or now, since or now)}" for since, until in ends)
-    later = " Later traffic does not change the verdict." if found.kept else ""
+    later = " Later traffic is not included." if found.kept else ""
     if found.again is not None:
         later = f" Judged again once {time_text(found.again, found.after)} after can be compared."
     return f"Compared: {before} before, {after} after.{later}"

@@ -134,3 +134,11 @@ def test_help_says_what_the_figures_of_the_table_cover() -> None:
     parser = argparse.ArgumentParser()
     add_list_arguments(parser)
     assert "cover the last minute: TOK/S is the mean" in (parser.description or "")
+
+
+def test_rates_over_a_second_are_unknown() -> None:
+    busy = Window(start=NOW - 60, end=NOW, preemptions_per_minute=7, generation_tokens_per_second=123)
+    brief = replace(busy, start=NOW - 1)
+    cells = [servers_table((replace(OURS, window=window),), NOW)[1].split() for window in (busy, brief)]
+    assert (cells[0][-1], cells[1][-1]) == ("123", "–")
+    assert ("7" in cells[0], "7" in cells[1]) == (True, False)

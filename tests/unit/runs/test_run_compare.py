@@ -260,7 +260,7 @@ def test_no_difference_is_judged_again_for_up_to_two_hours(made):
 def test_verdict_states_its_time_spans(made):
     found = compare(*made.pair(made.minutes(1, 10), made.minutes(2, 5, slower=0.5, begins=made.BEGAN + 3600)))
     assert times_note(found, made.BEGAN) == (
-        "Compared: 10:34–10:44 before, 11:31–11:36 after. Later traffic does not change the verdict."
+        "Compared: 10:34–10:44 before, 11:31–11:36 after. Later traffic is not included."
     )
     spans = times_note(found, made.BEGAN + 30 * 86_400).split("Compared: ")[1].split(" after")[0]
     assert spans.count(time.strftime("%b ", time.localtime(made.BEGAN))) == 2, "a date once for each run"
