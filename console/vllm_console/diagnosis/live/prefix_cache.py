@@ -46,10 +46,11 @@ class PrefixCacheIdle(Rule):
         ]
 
     def _verdict(self, at: int, queries: float, hits: float) -> Judgment:
+        if hits > self.ENOUGH * queries:  # also of few tokens, so that it ends when traffic changes
+            return Judgment.FAILS
         if at + 1 < self.SPAN or queries < self.TOKENS:
             return Judgment.UNCLEAR
-        rate = hits / queries
-        return Judgment.HOLDS if rate < self.LOW else Judgment.FAILS if rate > self.ENOUGH else Judgment.UNCLEAR
+        return Judgment.HOLDS if hits < self.LOW * queries else Judgment.UNCLEAR
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """The hit rate, and why there are no hits, as far as known."""
@@ -82,7 +83,9 @@ class PrefixCacheIdle(Rule):
         measures.append(Measure("evicted when unused for", f"about {seconds(kept)}", "", "by tokens computed and room"))
         late = f"later than about {seconds(kept)}"
         cause = f"Prompts share hardly any prefix, or a prefix is reused only after its eviction, {late}."
-        fixes = (fix, *more_cache(evidence))
+        # Preempted requests find their own blocks again: without the cache, all of them would be computed again.
+        preempted = total(evidence.last(self.SPAN), "preemptions_total")
+        fixes = (*(() if preempted else (fix,)), *more_cache(evidence))
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
 
     def _in_large_steps(

@@ -104,7 +104,8 @@ def _queue(evidence: Evidence) -> str:
     first, now, most = last[0].waiting_min or 0.0, last[-1].waiting_min or 0.0, last[-1].waiting_max or 0.0
     if most < 1:
         return "The queue just emptied"
-    return f"The queue {'grows' if now > first else 'is not shrinking'}: {most:.0f} waiting"
+    trend = "grows" if now > first else "shrinks" if now < first else "is not shrinking"
+    return f"The queue {trend}: {most:.0f} waiting"
 
 
 def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:

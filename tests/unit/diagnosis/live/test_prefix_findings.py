@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.live.engine import without_flags
 from vllm_console.diagnosis.live.findings import findings
-from vllm_console.diagnosis.live.prefix_cache import at_most, kept_seconds
-from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.diagnosis.live.prefix_cache import PrefixCacheIdle, at_most, kept_seconds
+from vllm_console.diagnosis.live.rule import Evidence, Judgment
 from vllm_console.history.frames import Frame, Frames
 from vllm_console.history.prefix_use import StillCached
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
@@ -105,6 +105,21 @@ def test_quickly_recycled_cache_may_have_evicted_prefixes() -> None:
     assert found is not None
     assert "reused only after its eviction, later than about 36s" in found.cause
     assert ("evicted when unused for", "about 36s") in [(one.name, one.value) for one in found.measures]
+
+
+def test_prefix_caching_stays_on_while_requests_are_preempted() -> None:
+    """Resumed requests find their own blocks again."""
+    turned_off = Changes({"enable-prefix-caching": False})
+    for preempted, offered in ((0.0, True), (0.1, False)):
+        found = find(evidence(cache_tokens=50_000, preempted=preempted), "prefix_cache_idle")
+        assert found is not None
+        assert (turned_off in [fix.changes for fix in found.fixes]) is offered
+
+
+def test_finding_ends_with_a_high_hit_rate_of_few_tokens() -> None:
+    rule = PrefixCacheIdle()
+    assert rule.verdicts(evidence(hits=0.0, looked_up=50.0))[-1] is Judgment.UNCLEAR
+    assert rule.verdicts(evidence(hits=8.0, looked_up=50.0))[-1] is Judgment.FAILS
 
 
 def test_cache_that_holds_everything_means_unshared_prompts() -> None:
