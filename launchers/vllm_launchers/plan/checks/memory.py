@@ -133,7 +133,7 @@ def _room(
         text = (
             f"weights ({memory.weights_gib:.1f} GiB per GPU) and activations ({rest:.1f} GiB) exceed the "
             f"{room:.1f} GiB available by {-memory.kv_gib:.1f} GiB"
-        ) + ("" if way is not None else f"; {way_without_flags(plan, inputs)}")
+        ) + ("" if way is not None else f"; {way_without_flags(plan, inputs, budget)}")
         yield PlanFinding("weights_do_not_fit", Level.ERROR, text, way, surely=False)
         return
     if memory.fixed and (found := _beyond(plan, inputs, memory, budget)) is not None:
@@ -168,7 +168,7 @@ def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: Budget
     if fix is not None:
         way = f"{most:.1f} GiB would fit"
     else:
-        way = "use GPUs with more free memory" if held else way_without_flags(plan, inputs)
+        way = "use GPUs with more free memory" if held else way_without_flags(plan, inputs, budget)
     return PlanFinding("kv_cache_too_large", Level.ERROR, f"{text}; {way}", fix, surely=False)
 
 
@@ -191,7 +191,7 @@ def _smaller(
         return more, ""
     if longest is not None and longest >= SHORTEST:
         return Changes(set={LENGTH: longest}), f"; {longest:,} would fit, but requests need {wanted:,}"
-    return None, f"; {way_without_flags(plan, inputs)}"
+    return None, f"; {way_without_flags(plan, inputs, budget)}"
 
 
 def _set(plan: Plan, names: tuple[str, ...]) -> str:

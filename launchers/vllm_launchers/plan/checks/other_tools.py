@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, cuda_gib
 from vllm_launchers.plan.checks.hardware import LEAST_COMPUTE_CAPABILITY, TURING
-from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread
+from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread, utilization
 from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import TRANSFER, flag_names
@@ -64,21 +65,21 @@ def _old(gpus: tuple[Gpu, ...]) -> str:
 
 
 def _larger(plan: Plan, inputs: PlanInputs) -> str:
-    """For a model whose weights exceed the memory of all GPUs together."""
+    """For a model whose weights exceed the memory that vLLM may take of all GPUs together."""
     assert inputs.host is not None, "its GPUs are known"
-    sizes = [gpu.memory_gib for gpu in inputs.host.gpus]
+    sizes = [cuda_gib(gpu) for gpu in inputs.host.gpus]
     if plan.memory is None or None in sizes or plan.nodes is not None:
         return ""
-    weights, room = plan.memory.weights_gib * ranks(plan.flags), sum(size or 0.0 for size in sizes)
+    share = max(utilization(plan), HIGHEST_UTILIZATION)
+    weights, room = plan.memory.weights_gib * ranks(plan.flags), share * sum(size or 0.0 for size in sizes)
     if weights <= room or not room:
         return ""
     nodes = math.ceil(weights / room)
     return (
-        f"the weights need about {weights:.0f} GiB, and all GPUs of this machine have {room:.0f}: vLLM needs at "
-        f"least {nodes} such machines, see 'plan --nodes {nodes}' (source: vLLM's documentation, Parallelism and "
-        "Scaling), or --cpu-offload-gb, "
-        "which copies weights from main memory in each step; for few users, llama.cpp can compute layers on the CPU "
-        "(source: its README)"
+        f"the weights need about {weights:.0f} GiB, and vLLM can take {room:.0f} of all GPUs of this machine: it "
+        f"needs at least {nodes} such machines, see 'plan --nodes {nodes}' (source: vLLM's documentation, Parallelism "
+        "and Scaling), or --cpu-offload-gb, which copies weights from main memory in each step; for few users, "
+        "llama.cpp can compute layers on the CPU (source: its README)"
     )
 
 

@@ -143,7 +143,7 @@ def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFi
         sizes = tensor_sizes(inputs.facts, plan.flags, there) if alone else []
         fix = _largest([size for size in sizes if _has_room(plan, size, budget)])
         if sizes and fix is None:
-            text = f"{text}; over {there} it does not fit: {way_without_flags(plan, inputs)}"
+            text = f"{text}; over {there} it does not fit: {way_without_flags(plan, inputs, budget)}"
         yield PlanFinding("gpus_too_few", Level.ERROR if sure else Level.ADVICE, text, fix)
     elif len(plan.gpus) > wanted:
         yield _unused(plan, inputs, wanted)

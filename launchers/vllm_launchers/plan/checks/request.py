@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
-from vllm_launchers.plan.budget.budget import shapes
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, shapes
 from vllm_launchers.plan.budget.memory_flags import accepted_utilization
+from vllm_launchers.plan.choices.choice import BudgetFor
 from vllm_launchers.plan.flags import (
     BACKEND,
     BLOCKS,
@@ -18,12 +19,14 @@ from vllm_launchers.plan.flags import (
     PIPELINE,
     SEQUENCES,
     TENSOR,
+    UTILIZATION,
     VISIBLE,
     token_count,
 )
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.proposals import Target
+from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
 
@@ -82,13 +85,40 @@ def most_gpus(plan: Plan, inputs: PlanInputs) -> int | None:
     return len(plan.gpus) or (None if devices is None else len(devices.split(",")))
 
 
-def way_without_flags(plan: Plan, inputs: PlanInputs) -> str:
-    """How to make room if no flag does, as the end of a sentence."""
+def way_without_flags(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: Flags | None = None) -> str:
+    """How to make room if no flag does, as the end of a sentence. ``flags`` are the plan's unless given."""
+    flags = plan.flags if flags is None else flags
     other = "use a quantized or smaller model"
-    if on_slice(plan) or (inputs.host is not None and len(inputs.host.gpus) == 1 and not spread(plan.flags)):
+    alone = inputs.host is not None and not spread(flags)
+    count = len(inputs.host.gpus) if inputs.host is not None else 0
+    if on_slice(plan) or (alone and (count == 1 or not uses_gpus(plan))):
         return other
+    if alone and not _fits_on_more(plan, inputs, budget, flags):
+        here = "both GPUs" if count == 2 else f"all {count} GPUs"
+        return f"even {here} of this machine are too few, so use several such machines, or a quantized or smaller model"
     more = "use more GPUs" if most_gpus(plan, inputs) is None else "name more GPUs"
     return f"{more}, or {other}"
+
+
+def _fits_on_more(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: Flags) -> bool:
+    """Whether it fits on more of the machine's GPUs than it uses, also those in use now; True if unknown."""
+    assert inputs.host is not None, "its GPUs are known"
+    most = len([gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost])
+    used = whole_number(flags, TENSOR) * whole_number(flags, PIPELINE)
+    if known := len(gpus_of(plan, inputs)):
+        used = min(used, known)
+    base = {name: value for name, value in flags.items() if name not in (TENSOR, PIPELINE, DATA)}
+    shares = sorted({utilization(plan), max(utilization(plan), HIGHEST_UTILIZATION)})
+    for tensor in range(1, most + 1):
+        for pipeline in range(used // tensor + 1, most // tensor + 1):
+            sizes = {**base, TENSOR: tensor, PIPELINE: pipeline}
+            if tensor_problem(inputs.facts, sizes):
+                break
+            for share in shares:
+                found = budget({**sizes, UTILIZATION: share})
+                if found is None or found.fits:
+                    return True
+    return False
 
 
 def on_slice(plan: Plan) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.checks.context import longest_supported
-from vllm_launchers.plan.checks.request import fixed_size, without_fixed_size
+from vllm_launchers.plan.checks.request import fixed_size, ranks, spread, way_without_flags, without_fixed_size
 from vllm_launchers.plan.choices.choice import BudgetFor, fits_with
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
 from vllm_launchers.plan.choices.lengths import rounded_up
@@ -32,12 +32,12 @@ FAR_ABOVE = 4
 
 def workload_findings(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     """Too little room for the requests in flight, and a context too short or needlessly long for them."""
-    yield from _held(plan, workload, budget)
+    yield from _held(plan, inputs, workload, budget)
     yield from _far(plan)
     yield from _length(plan, inputs, workload, budget)
 
 
-def _held(plan: Plan, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
+def _held(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     held = held_at_p95(plan.memory)
     if held is None:
         return
@@ -68,7 +68,7 @@ def _held(plan: Plan, workload: Workload, budget: BudgetFor) -> Iterator[PlanFin
     if _limited_by_blocks(plan, budget):
         ways, fix = iter([f"--{BLOCKS} {plan.flags[BLOCKS]} limits it: unset it"]), Changes(unset=(BLOCKS,))
     else:
-        ways = _ways_out(plan.alternatives, held, more)
+        ways = _ways_out(plan, inputs, held, more)
     text = ". ".join([known, *ways])
     level = Level.WARNING if held < UNASKED * wanted else Level.ADVICE
     yield PlanFinding("workload_not_held", level, text, fix)
@@ -113,11 +113,11 @@ def _more_gpus(more: Alternative) -> str:
     return f"{more.layout.total} GPUs ({format_layout(more.layout)}) would hold {held} with the model's own weights"
 
 
-def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternative | None) -> Iterator[str]:
+def _ways_out(plan: Plan, inputs: PlanInputs, held: float, more: Alternative | None) -> Iterator[str]:
     """Alternatives that hold more, the first of each kind: more GPUs, an FP8 cache, another checkpoint."""
     if more is not None:
         yield f"Few GPUs are used, leaving the rest to others: {_more_gpus(more)}"
-    better = [one for one in alternatives if (one.concurrent_requests or 0.0) > held and not one.chosen]
+    better = [one for one in plan.alternatives if (one.concurrent_requests or 0.0) > held and not one.chosen]
     eight = next((one for one in better if one.model is None and is_fp8(one.kv_cache_dtype)), None)
     if eight is not None:
         yield f"--{KV_DTYPE} fp8 would hold {int(eight.concurrent_requests or 0):,} (outputs can differ slightly)"
@@ -126,10 +126,12 @@ def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternativ
         gpus = counted(smaller.layout.total, "GPU")
         yield f"{smaller.model} would hold {int(smaller.concurrent_requests or 0):,} on {gpus}"
     if more is None and eight is None and smaller is None:
-        yield "More would fit with more GPUs, or a smaller or quantized model"
+        spare = inputs.host is None or spread(plan.flags) or ranks(plan.flags) < len(inputs.host.gpus)
+        where = "with more GPUs" if spare else "on more machines"
+        yield f"More would fit {where}, or with a smaller or quantized model"
 
 
-def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None, str]:
+def _longer(plan: Plan, inputs: PlanInputs, length: int, budget: BudgetFor) -> tuple[Changes | None, str]:
     """The changes with which requests of this length fit, and if none are known, why not."""
     longer = {LENGTH: length}
     fits = fits_with(budget, {**plan.flags, **longer})
@@ -139,7 +141,8 @@ def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None,
     if rest is not None and fits_with(budget, {**rest, **longer}):
         flags = " ".join(f"--{name} {plan.flags[name]}" for name in fixed)
         return Changes(set=longer, unset=fixed), f"; {length:,} fit without {flags}"
-    return None, f"; {length:,} do not fit either: use more GPUs, or a smaller or quantized model"
+    way = way_without_flags(plan, inputs, budget, {**plan.flags, **longer})
+    return None, f"; {length:,} do not fit either: {way}"
 
 
 def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
@@ -154,7 +157,7 @@ def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFo
         if most is not None and most < wanted:
             why = f", and the model supports at most {most:,}: split long requests or use another model"
         else:
-            fix, why = _longer(plan, fitting, budget)
+            fix, why = _longer(plan, inputs, fitting, budget)
         text = (
             f"--{LENGTH} {asked:,} is below the p95 request length ({wanted:,} tokens): longer ones are rejected{why}"
         )

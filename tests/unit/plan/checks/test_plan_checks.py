@@ -1002,3 +1002,44 @@ def test_tensor_parallelism_on_mig_slices_is_turned_off(find: Find) -> None:
     large = replace(AWQ, weight_bytes=57 * 10**9)
     messages = [one.message for one in find(facts=large, **case)]
     assert not [one for one in messages if "more GPUs" in one]
+
+
+@pytest.mark.parametrize(
+    ("gib", "count", "share", "way"),
+    [
+        (400, 8, 0.9, "even all 8 GPUs of this machine are too few, so use several such machines"),
+        (93, 2, 0.9, "even both GPUs of this machine are too few, so use several such machines"),
+        (141, 8, 0.9, "name more GPUs, or use a quantized or smaller model"),
+        (60, 1, 0.9, "; use a quantized or smaller model"),
+    ],
+)
+def test_more_gpus_of_a_machine_are_named_only_if_they_are_enough(
+    find: Find, gib: int, count: int, share: float, way: str
+) -> None:
+    facts = replace(SEVENTY, weight_bytes=gib * 10**9)
+    set_: dict[str, Any] = {"gpu-memory-utilization": share}
+    found = find(facts=facts, host=machine(*map(gpu, range(count))), gpus=(0,), set=set_)
+    (error,) = [one for one in found if one.code == "weights_do_not_fit"]
+    assert way in error.message
+    assert ("more GPUs" in error.message) is ("name more" in way)
+    machines = [one.message for one in found if "such machines, see" in one.message]
+    assert not (machines and "more GPUs" in error.message)
+
+
+def test_weights_that_take_more_than_a_share_of_all_gpus_need_several_machines(find: Find) -> None:
+    facts = replace(SEVENTY, weight_bytes=94 * 2**30)  # 2 GPUs have 96 GiB, of which vLLM can't take all
+    found = find(facts=facts, host=PAIR, gpus=(0, 1), set={"tensor-parallel-size": 2})
+    (advice,) = [one for one in found if one.code == "other_tool"]
+    assert "it needs at least 2 such machines, see 'plan --nodes 2'" in advice.message
+
+
+def test_a_longer_context_names_more_gpus_only_if_it_fits_on_them(find: Find) -> None:
+    case: dict[str, Any] = {"facts": replace(AWQ, weight_bytes=38 * 10**9), "gpus": (0,)}
+    case["set"] = {"max-model-len": 512, "max-num-batched-tokens": 512, "max-num-seqs": 1}
+    messages = {}
+    for count in (2, 1):
+        host = machine(*map(gpu, range(count)))
+        found = find("long-document", host=host, **case)
+        (messages[count],) = [one.message for one in found if one.code == "context_below_traffic"]
+    assert "name more GPUs" in messages[2]
+    assert "do not fit either: use a quantized or smaller model" in messages[1]
