@@ -71,10 +71,11 @@ def format_full(alternatives: Sequence[Alternative]) -> str:
 
 
 def alternative_text(one: Alternative) -> str:
-    """Why it is chosen or not, and its trade-off."""
+    """Why it is chosen or not, and its trade-off, and the full name of another model, which the table may cut."""
     parts = (part.strip() for part in (one.reason, one.tradeoff))
     ended = (part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
-    return plain(" ".join(part[0].upper() + part[1:] for part in ended))
+    model = (f"Model: {one.model}",) if one.model else ()  # without a period, to copy it
+    return plain(" ".join((*(part[0].upper() + part[1:] for part in ended), *model)))
 
 
 def format_pace(paces: Paces, room: int | None = None) -> str:

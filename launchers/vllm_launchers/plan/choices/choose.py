@@ -177,8 +177,7 @@ class _Picked:
             return inputs.budget(self.flags), None
         pool = pool_of(inputs.host, inputs.gpus, inputs.shares)
         found = fit_layout(inputs, self.flags, pool, self.given) if pool is not None else None
-        formats = found.formats if found is not None else {}
-        self._take(QUANTIZATION, lambda: quantization_choice(inputs, formats, pool))
+        self._take(QUANTIZATION, lambda: quantization_choice(inputs, found, pool, self.flags))
         if found is not None and pool is not None:
             known, near = found, pool
             self._take(KV_DTYPE, lambda: kv_choice(inputs, known, near, self.flags))

@@ -541,10 +541,12 @@ def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
     return Choice(EXPERTS, True, f"{reason}.", Source.MODEL, tradeoff)
 
 
-def quantization_choice(inputs: ChoiceInputs, formats: Flags, pool: Pool | None) -> Choice | None:
+def quantization_choice(
+    inputs: ChoiceInputs, found: LayoutFit | None, pool: Pool | None, flags: Flags
+) -> Choice | None:
     """Keep the checkpoint's own format; convert to FP8 at load time only if nothing else fits."""
     facts = inputs.facts
-    if (online := formats.get(QUANTIZATION)) is not None:
+    if found is not None and (online := found.formats.get(QUANTIZATION)) is not None:
         return Choice(
             QUANTIZATION,
             online,
@@ -555,12 +557,21 @@ def quantization_choice(inputs: ChoiceInputs, formats: Flags, pool: Pool | None)
     if facts is None or (facts.quantization is None and facts.dtype is None):
         return None
     if facts.quantization is None:
-        return Choice(QUANTIZATION, None, _plain(facts, pool), Source.MODEL)
+        small = pool is None or found is None or _fits_in_fp8(inputs, found, pool, flags)
+        return Choice(QUANTIZATION, None, _plain(facts, pool if small else None), Source.MODEL)
     quantization = facts.quantization
     name = quantization.method.upper() if len(quantization.method) <= 5 else quantization.method
     bits = f", {quantization.bits}-bit" if quantization.bits and "8" not in name and "4" not in name else ""
     reason = f"The checkpoint is {name}{bits}: vLLM detects it and picks the fastest kernel."
     return Choice(QUANTIZATION, None, reason, Source.MODEL)
+
+
+def _fits_in_fp8(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, flags: Flags) -> bool:
+    """Whether a checkpoint with FP8 weights would fit in the layout; True if unknown."""
+    if found.fits:
+        return True
+    budget = Search(inputs, flags, pool).option(found.layout, {**found.formats, QUANTIZATION: online_fp8()}).budget
+    return budget is None or budget.fits
 
 
 def _plain(facts: ModelFacts, pool: Pool | None) -> str:

@@ -311,6 +311,23 @@ def test_old_gpus_never_get_fp8_weights(chosen: Chosen) -> None:
     assert chosen("32b", "2xl40s", FEW)["quantization"].value is None  # two hold the 16-bit weights
 
 
+@pytest.mark.parametrize(
+    ("model", "host", "release", "named"),
+    [
+        ("70b", "4090", (0, 33, 0), False),
+        ("14b", "4090", (0, 14, 1), True),  # it can't be converted while loading, but in FP8 it would fit
+        ("8b", "h100", (0, 33, 0), True),
+        ("8b", "a6000", (0, 33, 0), False),  # no FP8 units
+    ],
+)
+def test_an_fp8_checkpoint_is_named_only_if_it_would_fit(
+    chosen: Chosen, model: str, host: str, release: tuple[int, int, int], named: bool
+) -> None:
+    found = chosen(model, host, FEW, release=release)["quantization"]
+    assert found.value is None
+    assert ("An FP8 checkpoint of it would be faster here." in found.reason) is named
+
+
 def test_cpu_build_gets_no_gpu_choices(chosen: Chosen) -> None:
     found = chosen("70b", "8xh100", CHAT, build="cpu")
     assert set(found) == {
