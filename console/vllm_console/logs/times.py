@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from vllm_console.logs.file import Line, LogFile
 from vllm_console.logs.prefix import PROCESSES
+from vllm_console.text import plain
 from vllm_launchers.patterns import lazy_pattern
 
 YEAR = 2000
@@ -38,6 +39,12 @@ LONGEST_AGO = timedelta(days=366)
 """Maximum distance into the past of a time, since the log has no year."""
 
 HINT = "type 10:03, 10:03:57, 11-20 10:03, or -10m for ten minutes before the end"
+
+FORMS = "10:03, 11-20 10:03, or -10m"
+"""The accepted forms, short enough for a line that also quotes the rejected text."""
+
+LONGEST_QUOTE = 24
+"""Maximum length of the rejected text in an error message."""
 
 
 def stamp_of(text: str) -> datetime | None:
@@ -73,15 +80,28 @@ def parse_moment(text: str, newest: datetime) -> datetime:
         return newest - min(timedelta(**{_UNITS[ago[2]]: int(ago[1])}), LONGEST_AGO)
     found = _MOMENT.fullmatch(text)
     if found is None:
-        raise ValueError(HINT)
+        raise ValueError(_refusal(text))
     month, day, hour, minute, second = (int(part) if part else None for part in found.groups())
     try:
         moment = newest.replace(hour=hour or 0, minute=minute or 0, second=second or 0)
         if month is not None and day is not None:
             return _near(moment.replace(year=YEAR, month=month, day=day), newest)
     except ValueError:
-        raise ValueError(f"{text} is not a time: {HINT}") from None
+        raise ValueError(_refusal(text)) from None
     return moment if moment <= newest else moment - timedelta(days=1)
+
+
+def check_moment(text: str) -> None:
+    """Check a time typed by a user, without a log.
+
+    Raises:
+        ValueError: it is not a time; the message states what is expected.
+    """
+    parse_moment(text, datetime(YEAR, 1, 1))
+
+
+def _refusal(text: str) -> str:
+    return f"'{plain(text, LONGEST_QUOTE)}' is not a time: type {FORMS}"
 
 
 def find_time(log: LogFile, moment: datetime, newest: datetime) -> int | None:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from vllm_console.ui.screens.log import LogScreen
+from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.log_view import LogView
 
 
@@ -368,11 +369,29 @@ async def test_a_time_is_gone_to(host, wait_until, log):
         await wait_until(pilot, lambda: "from 11-20 10:05:00 on" in app.text())
         await wait_until(pilot, lambda: app.text().splitlines()[1].endswith("line 300"))
         await app.sees("paused")
-        await pilot.press("t", *"never", "enter")
-        await wait_until(pilot, lambda: "type 10:03" in app.text())
         await pilot.press("t", *"11-21 10:00", "enter")
         await wait_until(pilot, lambda: "the newest line is of 11-20 10:16:39" in app.text())
         await wait_until(pilot, lambda: app.text().splitlines()[1].endswith("line 300"), "it stays where it was")
+
+
+async def test_what_is_not_a_time_is_reported_and_stays_to_be_corrected(host, wait_until, log):
+    log.write_text("a line without a time\n")  # it is no time, whatever the log contains
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "a line without" in app.text())
+        await pilot.press("t", *"yesterday ünï", "enter")
+        await app.sees("'yesterday ünï' is not a time: type 10:03, 11-20 10:03, or -10m\n")
+        assert app.screen.query_one(Entry).value == "yesterday ünï"
+        await app.sees("enter go")
+        await pilot.press("backspace")
+        await app.lacks("is not a time")
+        await pilot.press("enter")
+        await app.sees("'yesterday ün' is not a time")
+        await pilot.press("escape")
+        await app.lacks("is not a time")
+        await pilot.press("t", *"10:05", "enter")
+        await app.sees("no line near the end names a time")
+        await app.lacks("enter go")
 
 
 async def test_access_lines_are_folded_or_hidden_but_for_failures_or_each_is_shown(host, wait_until, log):

@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.widgets import Input
 
-from vllm_console.logs.times import HINT
+from vllm_console.logs.times import HINT, check_moment
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
@@ -54,6 +54,8 @@ class LogScreen(TerminalScreen[None]):
         self._at = at
         self._server_name, self._path, self._simulated = plain(server_name), path, simulated
         self._view, self._entry = LogView(id="log-lines", compact=False), Entry(id="log-search")
+        self._wrong = ""
+        """Why the typed time was not accepted."""
 
     def compose(self) -> ComposeResult:
         """Yield the log, message, input and keys."""
@@ -91,7 +93,8 @@ class LogScreen(TerminalScreen[None]):
         right += [*((f"{text} · ", DIM) for text in extras), state]
         self.query_one("#log-box", FrameBox).show_title(f"Log · {self._server_name}{mark}", right)
         note = page.note or (f"search: {plain(page.wanted)}" if page.wanted else plain(str(self._path)))
-        self.query_one("#log-note", LineView).show([line((f" {note}", WARN if page.note else DIM))])
+        note, warns = (self._wrong, True) if self._wrong else (note, bool(page.note))
+        self.query_one("#log-note", LineView).show([line((f" {note}", WARN if warns else DIM))])
         keys, purpose = footer("log", width), self._entry.purpose
         if purpose is not None:
             back = key_of("log_back"), "cancel", "screen.log_back"
@@ -129,6 +132,13 @@ class LogScreen(TerminalScreen[None]):
     def _on_search(self, event: Input.Submitted) -> None:
         event.stop()
         purpose = self._entry.purpose
+        if purpose == "time" and event.value.strip():
+            try:
+                check_moment(event.value)
+            except ValueError as error:
+                self._wrong = str(error)  # the text stays, to be corrected
+                self._draw_bars()
+                return
         self._close_entry()
         if purpose == "search":
             self._view.find(event.value)
@@ -137,7 +147,15 @@ class LogScreen(TerminalScreen[None]):
         elif event.value.strip():
             self._view.go_to(event.value)
 
+    @on(Input.Changed, "#log-search")
+    def _on_typed(self, event: Input.Changed) -> None:
+        event.stop()
+        if self._wrong:
+            self._wrong = ""
+            self._draw_bars()
+
     def _close_entry(self) -> None:
+        self._wrong = ""
         self._entry.shut()
         self._draw_bars()
 
