@@ -113,7 +113,7 @@ async def test_an_empty_console_offers_presets_models_and_the_demo(console, fake
         await c.press("M")
         await c.until(lambda: c.app.screen is not c.app.operations)
         await c.until(lambda: c.app.screen.editor.picking, "the list of models")
-        await c.press("escape", "escape")
+        await c.press("escape")
         await c.until(lambda: c.app.screen is c.app.operations)
         await c.press("E")
         await c.until(lambda: c.app.demo_wanted)

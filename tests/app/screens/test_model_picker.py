@@ -181,3 +181,21 @@ async def test_without_models_on_this_machine_it_reports_it_and_what_to_type(hos
     async with app.run_test(size=TALL) as pilot:
         await opened(pilot, wait_until, fleet)
         await wait_until(pilot, lambda: "No models on this machine. Type a hub id or a folder" in app.text())
+
+
+async def test_escape_goes_back_to_where_the_list_was_opened(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("M")
+        await c.sees("Qwen/Qwen3-8B-AWQ")
+        await c.press("escape")
+        await c.until(lambda: c.app.screen is c.app.operations, "the screen where M was pressed")
+        await c.press("M")
+        await c.sees("Qwen/Qwen3-8B-AWQ")
+        await c.press("down", "enter")
+        await c.until(lambda: not c.app.screen.editor.typing)
+        launch = c.app.screen
+        await c.press("enter")
+        await c.until(lambda: launch.editor.picking, "the list, opened from the settings")
+        await c.press("escape")
+        await c.until(lambda: not launch.editor.typing)
+        assert c.app.screen is launch

@@ -125,6 +125,8 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self._message: tuple[str, Style | None] = ("", None)
         self._launching = self._launch_next = False
         self._choose_model = choose_model
+        self._choosing_first = False
+        """Whether the list of models that the screen opened with is still shown."""
         self._armed = ""
         self._first = False
         """Whether nothing has run on this machine yet."""
@@ -173,6 +175,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
                 if self._choose_model and not self.editor.typing:
                     self.go_to("model")
                     self.editor.edit("model")
+                    self._choosing_first = True
             else:
                 self._say("No usable preset: the list shows each file's problem.", BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
@@ -524,7 +527,10 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
 
     def action_launch_back(self) -> None:
         """Close the input or go back; unsaved changes need a second press."""
-        if self.editor.typing:
+        if self._choosing_first:
+            self.editor.cancel()
+            self.close_with()
+        elif self.editor.typing:
             self.editor.cancel()
         elif self._layout_index is not None:
             self._layout_index = None
@@ -585,7 +591,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
     @on(Input.Submitted, "#launch-input")
     def _on_entered(self, event: Input.Submitted) -> None:
         event.stop()
-        picking = self.editor.picking
+        picking, self._choosing_first = self.editor.picking, False
         self.editor.entered(event.value)
         model = self.planner.draft.text("model") if self.planner.draft is not None else ""
         if picking and not self.editor.typing and self.picker.missing(model):
