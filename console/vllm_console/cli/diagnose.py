@@ -62,8 +62,6 @@ def _diagnosis(args: argparse.Namespace) -> tuple[Diagnosis, bool]:
     name: str = args.logfile
     if not name:
         raise UsageError("the name of the log or server is empty")
-    if os.path.isdir(name):  # noqa: PTH112 - false if the name is too long
-        raise UsageError(f"{name} is a folder: name a log file in it")
     here = os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - false if the name is too long
     if name != "-" and os.sep not in name and not here:
         return _failure_of(args), True
