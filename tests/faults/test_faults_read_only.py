@@ -94,7 +94,7 @@ REFUSED_VERBS = {
     "model_download": ("org/model",),
 }  # fmt: skip
 PARTS: dict[str, tuple[type, set[str], dict[str, tuple[object, ...]]]] = {
-    "access": (ServerAccess, {"record", "recorded"}, {"ours": ("ordered",), "refuse_read_only": ()}),
+    "access": (ServerAccess, {"record", "recorded"}, {"adopt_ours": ("ordered",), "refuse_read_only": ()}),
     "history": (
         RunHistory,
         {

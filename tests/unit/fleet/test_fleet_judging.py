@@ -324,7 +324,7 @@ def test_unset_limits_are_those_of_the_plan(gpu: str, flags: Any, release: str, 
 
 
 @pytest.mark.parametrize("flag", [{"num-gpu-blocks-override": 1000}, {"kv-cache-memory-bytes": 2**30}])
-@pytest.mark.parametrize("release", ["0.20.2", "0.33.0"])
+@pytest.mark.parametrize("release", ["0.19.1", "0.33.0"])
 def test_cache_without_its_limit_has_the_planned_size(flag: Any, release: str) -> None:
     engine = Engine(EngineKind.VLLM, (), release, "cuda", "")
     others = {"max-num-seqs": 64, "max-model-len": 8192, "gpu-memory-utilization": 0.9}
@@ -333,7 +333,7 @@ def test_cache_without_its_limit_has_the_planned_size(flag: Any, release: str) -
     plan = estimate(known, others, [GpuShape("H100 80GB")], release=engine.release, environment={})
     assert plan is not None
     assert _facts(details, None).cache_free_gib == pytest.approx(plan.kv_gib)
-    # The CUDA context is overhead outside of the share; CUDA graphs are inside it since 0.21.
+    # The CUDA context is overhead outside of the share; CUDA graphs are inside it since 0.20.
     rest = plan.per_gpu[0].total_gib * 0.9 - plan.weights_gib - plan.kv_gib
     graphs = plan.graphs_gib if release == "0.33.0" else 0.0
     assert rest == pytest.approx(plan.overhead_gib - CONTEXT_GIB + graphs)

@@ -41,7 +41,7 @@ def loads_of(workload: Workload | None, state: Path) -> Loads:
     """The loads of a fleet that has a server with this workload."""
     spec = LaunchSpec((), "127.0.0.1", 8000, details=pack(Details(workload=workload)))
     server = ServerRecord("chat", State.READY, 0.0, 0.0, (Generation(1, spec, 0.0),))
-    access = SimpleNamespace(ours=lambda name: server, refuse_read_only=lambda: None)
+    access = SimpleNamespace(adopt_ours=lambda name: server, refuse_read_only=lambda: None)
     return Loads(state, access)  # type: ignore[arg-type]
 
 

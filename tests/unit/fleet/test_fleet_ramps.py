@@ -29,7 +29,7 @@ def ramps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Begin a ramp on ``chat`` whose process is a script."""
     spec = LaunchSpec((), "127.0.0.1", 8000)
     server = ServerRecord("chat", State.READY, 0.0, 0.0, (Generation(1, spec, 0.0),))
-    access = SimpleNamespace(ours=lambda name: server, refuse_read_only=lambda: None)
+    access = SimpleNamespace(adopt_ours=lambda name: server, refuse_read_only=lambda: None)
     made = Ramps(tmp_path, access)  # type: ignore[arg-type]
 
     def begin(script: str) -> Ramps:
