@@ -381,8 +381,46 @@ def test_memory_held_by_another_process_is_reported_first(place: str) -> None:
 def test_process_that_may_be_the_servers_own_is_not_called_another() -> None:
     """In a container it does not know its own pid outside, and lists itself like other processes."""
     assert of(OUT + OTHER).fixes[0].why.startswith("Process 4711 holds 18.0 of the GPU's 23.6 GiB: unless it is this")
-    for alone in ("Process 1 has 22.10 GiB memory in use. ", "Process 7 has 300.00 MiB memory in use. " + OWN, OWN, ""):
+    whole = OWN.replace("4.30", "22.10")
+    for alone in (
+        "Process 1 has 22.10 GiB memory in use. ",
+        "Process 7 has 300.00 MiB memory in use. " + whole,
+        whole,
+        "",
+    ):
         assert not any("rocess" in fix.why for fix in of(OUT + alone).fixes), alone
+
+
+@pytest.mark.parametrize("listed", ["", "Process 7 has 300.00 MiB memory in use. "])
+def test_memory_that_is_neither_free_nor_its_own_is_held_by_others(listed: str) -> None:
+    """PyTorch lists no process of another container."""
+    assert of(OUT + listed + OWN).fixes[0].why.startswith("Other processes hold 18.1 of the GPU's 23.6 GiB: choose")
+
+
+UNLISTED = "Including non-PyTorch memory, this process has 14.30 GiB memory in use. "
+
+
+def lower(lines: list[str], flags: Flags | None = None) -> list[Fix]:
+    return [fix for fix in diagnose(lines, 1, flags).fixes if "gpu-memory-utilization" in fix.changes.set]
+
+
+def test_utilization_is_lowered_to_what_others_leave() -> None:
+    (fix,) = lower([OUT + UNLISTED])
+    assert fix.changes == Changes({"gpu-memory-utilization": 0.6})
+    assert fix.why == (
+        "Others leave 15.5 of 23.6 GiB; 0.6 asks for 14.1 GiB. It helps only if the KV cache was already allocated."
+    )
+    (fix,) = lower(["Traceback (most recent call last):", CAPTURING, OUT + UNLISTED])
+    assert fix.why == "Others leave 15.5 of 23.6 GiB; 0.6 asks for 14.1 GiB."
+
+
+def test_utilization_stays_where_lowering_it_frees_nothing() -> None:
+    assert not lower([OUT + UNLISTED], {"gpu-memory-utilization": 0.6})
+    assert not lower([OUT + UNLISTED], {"kv-cache-memory-bytes": "4G"})
+    assert not lower([OUT + OWN])  # others leave less than what vLLM can use
+    assert not lower(["Traceback (most recent call last):", LOADING, OUT + UNLISTED])
+    profiling = '  File "vllm/worker/gpu_worker.py", line 1, in profile_run'
+    assert not lower(["Traceback (most recent call last):", profiling, OUT + UNLISTED])
 
 
 def test_insufficient_fixes_say_they_are_not_enough_alone() -> None:

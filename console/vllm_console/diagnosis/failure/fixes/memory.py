@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import msgspec
 
 from vllm_console.diagnosis.failure.case import Case
-from vllm_console.diagnosis.finding import Fix
+from vllm_console.diagnosis.finding import Cause, Fix
 from vllm_console.text import percent
 from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.patterns import lazy_pattern
@@ -53,11 +54,11 @@ _IN_USE = lazy_pattern(
     rf"total capacity of (?P<total>{_FIGURE}) GiB.*? which (?P<free>{_FIGURE}) (?P<free_unit>[KMG]iB|bytes) is free"
 )
 _HOLDER = lazy_pattern(rf"\bProcess (?P<pid>\d{{1,10}}) has (?P<held>{_FIGURE}) (?P<unit>[KMG]iB|bytes) memory in use")
-_THIS_PROCESS = "this process has "
+_THIS_PROCESS = lazy_pattern(rf"\bthis process has (?P<held>{_FIGURE}) (?P<unit>[KMG]iB|bytes) memory in use")
 _FREE = lazy_pattern(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
 
 
-ANOTHER_GPU = "choose a GPU with more free memory, or wait until it is freed ('vllm-console host' shows who holds it)."
+ANOTHER_GPU = "choose a GPU with more free memory, or end what holds it ('vllm-console host' shows it)."
 
 _CPU_CACHE = (
     "Give the KV cache a size that fits, such as 4 GiB, with --env VLLM_CPU_KVCACHE_SPACE=4: then no fraction of "
@@ -69,6 +70,9 @@ LEAST_HELD_SHARE = 0.05
 UNTOLD_GIB = 1.0
 """How much a process may hold beyond what it is listed with."""
 
+ROOM_SHARE = 0.05
+"""Fraction of a GPU's memory to leave for activations, which vLLM does not fully measure."""
+
 NOT_ENOUGH = "not enough alone"
 
 LARGEST_GPU_GIB = 288.0
@@ -76,7 +80,10 @@ LARGEST_GPU_GIB = 288.0
 
 
 class HeldByOthers(msgspec.Struct, frozen=True):
-    """GPU memory of other processes, from PyTorch's message. ``sure``: none of them can be the server's own."""
+    """GPU memory of other processes, from PyTorch's message. ``sure``: none of them can be the server's own.
+
+    ``pids`` are those that the message lists; it lists none of other containers and none that only draw.
+    """
 
     pids: tuple[str, ...]
     gib: float
@@ -87,7 +94,9 @@ class HeldByOthers(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         """Who holds how much, without a period."""
         pids, many = ", ".join(self.pids), len(self.pids) > 1
-        if self.sure:
+        if not pids:
+            who = "Other processes hold"
+        elif self.sure:
             who = f"Other processes ({pids}) hold" if many else f"Another process ({pids}) holds"
         else:
             who = f"Processes {pids} hold" if many else f"Process {pids} holds"
@@ -95,20 +104,29 @@ class HeldByOthers(msgspec.Struct, frozen=True):
 
 
 def held_by_others(text: str) -> HeldByOthers | None:
-    """GPU memory held by others, if an out-of-memory message lists them and it is a significant amount.
+    """GPU memory held by others, if an out-of-memory message shows that it is a significant amount.
 
-    The failing process is listed as "this process", or by PID if it cannot identify itself (in a container).
+    The failing process is listed as "this process", or by PID if it cannot identify itself (in a container). In the
+    first case, others hold what is neither free nor its own, also where the message does not list them.
     """
     found, holders = _IN_USE.search(text), list(_HOLDER.finditer(text))
-    if found is None or not holders or float(found["total"]) <= 0:
+    if found is None or float(found["total"]) <= 0:
         return None
-    total = float(found["total"])
+    total, own = float(found["total"]), _THIS_PROCESS.search(text)
     used = total - float(found["free"]) * _GIB[found["free_unit"][0]]
-    held = sum(float(one["held"]) * _GIB[one["unit"][0]] for one in holders)
-    sure = _THIS_PROCESS in text
-    if held < LEAST_HELD_SHARE * total or held > total or (not sure and len(holders) == 1 and used - held < UNTOLD_GIB):
+    held = sum(map(_held_gib, holders))
+    if own is None:
+        if len(holders) == 1 and used - held < UNTOLD_GIB:
+            return None
+    elif (rest := used - _held_gib(own)) > held + UNTOLD_GIB:
+        holders, held = [], rest
+    if not LEAST_HELD_SHARE * total <= held <= total:
         return None
-    return HeldByOthers(tuple(one["pid"] for one in holders), held, total, sure)
+    return HeldByOthers(tuple(one["pid"] for one in holders), held, total, own is not None)
+
+
+def _held_gib(found: re.Match[str]) -> float:
+    return float(found["held"]) * _GIB[found["unit"][0]]
 
 
 def freed_by_others(case: Case) -> tuple[Fix, ...]:
@@ -315,18 +333,34 @@ def _fits_in_fp8(case: Case) -> bool:
 
 def oom_at_run_time(case: Case) -> tuple[Fix, ...]:
     """Activations did not fit beside the weights, or beside weights and KV cache."""
+    fewer = _fewer_sequences(case, "activations and sampling")
     if case.kv_taken or case.served or "warming up sampler" in case.text:
-        found = _less_utilization(case, 0.05, ", which leaves room for activations.")
-        return (*found, *_smaller_steps(case), *_fewer_sequences(case, "activations and sampling"))
+        found = _beside_others(case) or _less_utilization(case, ROOM_SHARE, ", which leaves room for activations.")
+        return (*found, *_smaller_steps(case), *fewer)
     # Before the KV cache is allocated, a lower limit frees nothing.
-    return (*_smaller_steps(case), *_fewer_sequences(case, "activations and sampling"), *_spread(case))
+    unplaced = Cause.OOM_GRAPH_CAPTURE in case.failure.also
+    found = _beside_others(case, " It helps only if the KV cache was already allocated.") if unplaced else []
+    return (*found, *_smaller_steps(case), *fewer, *_spread(case))
 
 
 def oom_at_graph_capture(case: Case) -> tuple[Fix, ...]:
     """CUDA graphs did not fit after the KV cache was allocated."""
-    found = _less_utilization(case, 0.04, ": the graphs get what is left.")
+    found = _beside_others(case) or _less_utilization(case, 0.04, ": the graphs get what is left.")
     found += _fewer_sequences(case, "CUDA graphs: the largest is for that many")
     if case.flags.get("enforce-eager") is not True:
         why = "Without CUDA graphs their memory is not needed."
         found.append(Fix(change("enforce-eager", True), why, "Each step is slower, most of all with few requests."))
     return tuple(found)
+
+
+def _beside_others(case: Case, condition: str = "") -> list[Fix]:
+    """Lower it to what other processes leave, if these are known to hold too much for the present value."""
+    held = held_by_others(case.text)
+    if held is None or not held.sure or "kv-cache-memory-bytes" in case.flags:
+        return []
+    total, room = held.total_gib, held.total_gib - held.gib
+    fitting = math.floor((room / total - ROOM_SHARE) * 100) / 100
+    if not LOWEST_UTILIZATION <= fitting < case.utilization:
+        return []
+    why = f"Others leave {room:.1f} of {total:.1f} GiB; {fitting:g} asks for {fitting * total:.1f} GiB.{condition}"
+    return [Fix(change("gpu-memory-utilization", fitting), why, "Smaller KV cache, by what the others hold.")]
