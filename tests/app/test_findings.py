@@ -440,7 +440,7 @@ def test_a_finding_of_days_ago_says_how_long(fakes):
 
 def test_codes_are_written_as_people_write_them():
     assert title_of_code("kv_cache_pressure") == "KV cache pressure"
-    assert title_of_code("oversubscribed_memory") == "KV cache full, queue growing"
+    assert title_of_code("oversubscribed_memory") == "KV cache is the bottleneck"
     assert title_of_code("slow_first_token") == "TTFT above objective"
     assert title_of_code("gpu_memory_below_reserve") == "GPU memory below reserve"
 
@@ -517,7 +517,7 @@ def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
     )  # fmt: skip
     server = replace(fakes.chat(fakes.NOW), findings=(found,), judged=())
     first = finding_lines(server, StagedState(), fakes.NOW, width, 2)[0].text
-    assert "max-num-seqs reached" in first
+    assert "max-num-seqs is the bottleneck" in first
     assert ": 0%" not in first
     over = replace(found, measures=(waiting, running, replace(usage, value="97%", within=False)))
     told = finding_lines(replace(server, findings=(over,)), StagedState(), fakes.NOW, 80, 2)[0].text

@@ -113,9 +113,9 @@ _UPPER = {"kv": "KV", "gpu": "GPU", "cuda": "CUDA", "oom": "OOM", "tp": "TP", "p
 
 _TITLES = {
     "first_request": "first request: compiling",
-    "oversubscribed_memory": "KV cache full, queue growing",
-    "oversubscribed_sequences": "max-num-seqs reached, queue growing",
-    "oversubscribed_compute": "prefill too slow, queue growing",
+    "oversubscribed_memory": "KV cache is the bottleneck",
+    "oversubscribed_sequences": "max-num-seqs is the bottleneck",
+    "oversubscribed_compute": "prefill is the bottleneck",
     "slow_tokens": "ITL above objective",
     "slow_first_token": "TTFT above objective",
     "disturbed_start": "KV cache smaller than planned",

@@ -1,4 +1,7 @@
-"""Queue findings: more work arrives than is done, and what requests wait for."""
+"""Queue findings: more work arrives than is done, and what requests wait for.
+
+They begin while the queue grows, and stay until it is short.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,7 @@ def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
 
 
 class OversubscribedSequences(Rule):
-    """The queue grows while the KV cache has room: ``max-num-seqs`` is the limit."""
+    """Requests wait although the KV cache has room: ``max-num-seqs`` is the limit."""
 
     code = "oversubscribed_sequences"
     explained_by = ("not_admitted", "uneven_ranks")
@@ -156,7 +159,7 @@ class OversubscribedSequences(Rule):
 
 
 class OversubscribedMemory(Rule):
-    """The queue grows and the KV cache has no room for the next request."""
+    """Requests wait and the KV cache has no room for the next one."""
 
     code = "oversubscribed_memory"
     explained_by = ("not_admitted", "uneven_ranks")
@@ -183,7 +186,7 @@ class OversubscribedMemory(Rule):
 
 
 class OversubscribedCompute(Rule):
-    """The queue grows though there is room for sequences and tokens: the GPU cannot compute the prompts in time."""
+    """Requests wait though there is room for sequences and tokens: the GPU cannot compute the prompts in time."""
 
     code = "oversubscribed_compute"
     explained_by = ("not_admitted", "uneven_ranks")
