@@ -76,7 +76,7 @@ ENOUGH_FOR_P99 = {"ttft_p99": 30.0, "e2e_p99": 30.0}
 """With fewer requests in a window, the 99th percentile is just the slowest request."""
 
 _FACTORS = (
-    ("requests_per_second", "requests", "/s"),
+    ("requests_per_second", "arrivals", "/s"),
     ("prompt_length_mean", "prompt length", "tokens"),
     ("answer_length_mean", "answer length", "tokens"),
     ("prompt_length_p95", "prompt length p95", "tokens"),

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from vllm_console import sqlite_files
 from vllm_console.metrics.quantile import middle
 from vllm_console.runs.measurement import Measurement
-from vllm_console.runs.windows import FIGURES, RunWindow, kept
+from vllm_console.runs.windows import FIGURES, RunWindow, by_exact, kept
 from vllm_launchers.errors import OperationError
 from vllm_launchers.private import locked, own_folder
 from vllm_launchers.typed_decoding import convert, decode_json
@@ -51,9 +51,9 @@ _SCHEMA = (
 )
 """Creates a run database in an empty file. Changed columns require a new `SCHEMA_VERSION`."""
 
-KEY_FIGURES = ("requests_per_second", "generation_tokens_per_second", "ttft_mean", "itl_mean", "e2e_mean")
+KEY_FIGURES = ("generation_tokens_per_second", "ttft_mean", "itl_mean", "e2e_mean")
 KEY_QUANTILES = ("ttft_p99", "itl_p99", "e2e_p99")
-"""Shown in a list of runs: medians over a run's newest windows."""
+"""Shown in a list of runs, with the requests that ended per second: medians over a run's newest windows."""
 
 MOST_WINDOWS_READ = 240
 _TOGETHER_SECONDS = 120.0
@@ -490,9 +490,11 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
         "SELECT count(*), max(at + seconds), avg(seconds) FROM windows WHERE run = ?", (run.id,)
     ).fetchone()
     held = connection.execute("SELECT code, sum(until - since) FROM findings WHERE run = ? GROUP BY code", (run.id,))
-    ends = (f"{name}{end}" for name in KEY_QUANTILES for end in ("", "_above", "_below"))
-    newest = _windows(connection, run.id, MOST_WINDOWS_READ, (*KEY_FIGURES, *ends))
-    figures: dict[str, float] = {}
+    ends = (f"{name}{end}" for name in KEY_QUANTILES for end in ("", "_above", "_below", "_exact"))
+    windows = _windows(connection, run.id, MOST_WINDOWS_READ, ("requests", *KEY_FIGURES, *ends))
+    newest = by_exact(windows, KEY_QUANTILES)
+    ended = [window.figures["requests"] / window.seconds for window in newest if "requests" in window.figures]
+    figures: dict[str, float] = {"requests_per_second": median(ended)} if ended else {}
     for name in KEY_FIGURES:
         values = [window.figures[name] for window in newest if name in window.figures]
         if values:

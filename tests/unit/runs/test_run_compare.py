@@ -145,7 +145,7 @@ def test_comparison_is_deterministic_and_fast(made):
 
 @pytest.mark.parametrize(
     ("traffic", "named"),
-    [({"rate": 3.2}, "requests "), ({"prompt": 1400.0}, "prompt length"), ({"answer": 90.0}, "answer length")],
+    [({"rate": 3.2}, "arrivals "), ({"prompt": 1400.0}, "prompt length"), ({"answer": 90.0}, "answer length")],
 )
 def test_different_traffic_is_not_compared(made, traffic, named):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5, **traffic)))
@@ -693,7 +693,7 @@ def test_plain_sentence_states_the_outcome(made, after, sentence):
         ({"slower": 0.6}, ""),
         ({"slower": 1.6}, "TTFT mean "),
         ({}, "10 + 10 minutes can't resolve "),
-        ({"rate": 3.4}, "Traffic differs: requests "),
+        ({"rate": 3.4}, "Traffic differs: arrivals "),
     ],
 )
 def test_detail_adds_to_the_sentence(made, after, detail):

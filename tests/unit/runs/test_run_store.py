@@ -383,6 +383,22 @@ def test_quantile_bounds_are_stored_and_listed(store, path, made):
     assert "itl_p99" not in figures
 
 
+def test_list_of_runs_has_exact_quantiles_where_recorded(store, path):
+    store.enter([head()])
+    known = {"ttft_p99": 38.0, "ttft_p99_above": 20.0, "ttft_p99_below": 40.0, "ttft_p99_exact": 25.0}
+    put(path, RunName("chat-1", "chat", 1), [RunWindow(60.0 * at, 60.0, known) for at in range(3)])
+    figures = run_document(store.runs("chat")[0])["figures"]
+    assert {figures[f"ttft_p99{end}"] for end in ("", "_above", "_below")} == {25.0}
+
+
+def test_list_of_runs_counts_requests_that_ended(store, path):
+    """As panes do; the queue's growth is no throughput."""
+    store.enter([head()])
+    ended = {"requests": 120.0, "requests_per_second": 5.0}
+    put(path, RunName("chat-1", "chat", 1), [RunWindow(60.0 * at, 60.0, ended) for at in range(3)])
+    assert store.runs("chat")[0].figures["requests_per_second"] == 2.0
+
+
 def test_newest_run_has_the_highest_generation_whatever_the_clock(store):
     store.enter([head(1), head(2, started_at=9000.0), head(3, started_at=50.0)])
     assert [run.generation for run in store.runs("chat")] == [3, 2, 1]
