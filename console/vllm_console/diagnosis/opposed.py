@@ -1,10 +1,12 @@
-"""Changes that would make an open finding worse. Pure."""
+"""Changes that would make an open finding worse, and fixes that do. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vllm_console.diagnosis.finding import Finding, Severity
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, Fix, Severity, title_of_code
 from vllm_launchers.plan.flags import BATCHED, SEQUENCES, token_count
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue
 
@@ -34,6 +36,27 @@ def opposed(findings: Sequence[Finding], present: Flags, wanted: Flags) -> Mappi
         for flag, value in wanted.items()
         if (finding := next((one for one in severe if _worsens(one, flag, present.get(flag), value)), None)) is not None
     }
+
+
+def with_conflicts(findings: Sequence[Finding], present: Flags) -> tuple[Finding, ...]:
+    """The findings, where each fix that would make another of them worse says so in its trade-off.
+
+    ``findings`` are all open ones, in the order in which they are shown; ``present`` as for `opposed`.
+    """
+    return tuple(
+        replace(one, fixes=tuple(_with_conflict(fix, findings[:at], findings[at + 1 :], present) for fix in one.fixes))
+        for at, one in enumerate(findings)
+    )
+
+
+def _with_conflict(fix: Fix, above: Sequence[Finding], below: Sequence[Finding], present: Flags) -> Fix:
+    wanted = {flag: value for flag, value in fix.changes.set.items() if flag in present}
+    others = {one.code: one for one in opposed((*above, *below), present, wanted).values()}
+    said = [
+        f"Works against the finding '{title_of_code(code)}'{', which is ranked higher' if other in above else ''}."
+        for code, other in others.items()
+    ]
+    return replace(fix, tradeoff=" ".join(filter(None, (fix.tradeoff, *said)))) if said else fix
 
 
 def _worsens(finding: Finding, flag: str, present: FlagValue | None, wanted: FlagValue) -> bool:

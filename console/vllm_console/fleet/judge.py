@@ -23,6 +23,7 @@ from vllm_console.diagnosis.live.latency import ABOUT_STEPS, contention_span
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.refused import answered
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
+from vllm_console.diagnosis.opposed import with_conflicts
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
 from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.probe_records import EngineStep, ProbeReader
@@ -247,7 +248,7 @@ class Judge:
         elif self._found[1].minute != minute:
             evidence = replace(self._found[1], minute=minute)
             self._found = (key, evidence, with_minute(self._found[2], evidence))
-        return self._found[2]
+        return with_conflicts(self._found[2], self._found[1].sizes)
 
     def _ask_if_hanging(
         self, record: ServerRecord, frames: Sequence[Frame], context: JudgeContext, *, wait: bool

@@ -225,6 +225,11 @@ class Evidence(msgspec.Struct, frozen=True):
         return whole_number(self.flags, BATCHED, self.batch_sizes[1])
 
     @property
+    def sizes(self) -> Flags:
+        """The flags, with vLLM's own values for unset limits of a step."""
+        return {**self.flags, SEQUENCES: self.max_num_seqs, BATCHED: self.max_num_batched_tokens}
+
+    @property
     def state_block(self) -> int:
         """Minimum tokens per step for caching states of linear layers; 0 without such layers.
 
