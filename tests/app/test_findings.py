@@ -57,10 +57,10 @@ async def test_one_key_stages_the_fix_and_r_restarts_with_it(console, fakes):
 async def test_the_plan_says_whether_the_fix_fits_and_what_becomes_of_the_cache(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("f")
-        await c.sees("fits (estimate); KV cache 123k → 246k tokens")
+        await c.sees("fits (estimate); KV cache 123k → about 246k tokens")
         assert c.fleet.planned == [("chat", Changes()), ("chat", FP8)]
         await c.press("f")
-        await c.sees("fits (estimate); KV cache stays at 123k tokens")
+        await c.sees("fits (estimate); KV cache stays at about 123k tokens")
         assert c.fleet.planned[2:] == [("chat", FEWER)], "what runs now is planned once"
 
 
@@ -80,7 +80,7 @@ async def test_what_is_found_of_the_server_as_it_runs_is_not_laid_to_the_change(
     fleet.findings_after = (plan_findings.PlanFinding("new", Level.WARNING, "fp8 needs an Ada GPU"),)
     async with console(fleet=fleet) as c:
         await c.press("f")
-        await c.sees("fits (estimate); KV cache 123k → 246k tokens; fp8 needs an Ada GPU")
+        await c.sees("fits (estimate); KV cache 123k → about 246k tokens; fp8 needs an Ada GPU")
         await c.lacks("an old warning")
 
 
@@ -114,7 +114,7 @@ async def test_every_server_gets_its_own_verdict(console, fakes):
         await c.press("f", "j", "v")
         await c.sees("staged: fits (estimate)")
         await c.press("k")
-        await c.sees("fits (estimate); KV cache 123k → 246k tokens")
+        await c.sees("fits (estimate); KV cache 123k → about 246k tokens")
 
 
 async def test_the_same_key_goes_to_the_next_fix_and_round(console, fakes):

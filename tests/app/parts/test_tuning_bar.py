@@ -33,7 +33,7 @@ async def test_the_verdict_of_the_plan_stands_beside(console, fakes):
     async with console(fakes.chat) as c:
         await c.press("a", *["right"] * 5, "up")
         await c.sees("KV dtype fp8*")
-        await c.sees("fits (estimate); KV cache 123k → 246k tokens")
+        await c.sees("fits (estimate); KV cache 123k → about 246k tokens")
 
 
 async def test_the_fix_of_the_finding_stays_in_sight_while_the_bar_is_open(console, fakes):

@@ -169,8 +169,10 @@ def _tokens(before: Plan, after: Plan) -> str:
     new = after.memory.kv_tokens if after.memory is not None else None
     if new is None:
         return ""
+    exact = after.memory is not None and after.memory.source == "engine"
+    tokens = f"{'' if exact else 'about '}{count(new)} tokens"  # vLLM measures the rest at its start
     if old is None:
-        return f"KV cache {count(new)} tokens"
+        return f"KV cache {tokens}"
     if abs(new - old) < 0.005 * max(old, 1):
-        return f"KV cache stays at {count(new)} tokens{_concurrency(before, after)}"
-    return f"KV cache {count(old)} → {count(new)} tokens"
+        return f"KV cache stays at {tokens}{_concurrency(before, after)}"
+    return f"KV cache {count(old)} → {tokens}"
