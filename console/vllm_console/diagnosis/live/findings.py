@@ -34,10 +34,11 @@ from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.refused import RequestsRefused
 from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, holds_since
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
-from vllm_console.history.frames import Frame, merged
+from vllm_console.history.frames import Frame
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.metrics.quantile import Quantile
 from vllm_console.text import percent, seconds
+from vllm_launchers.presets.model import Objectives
 
 RULES: tuple[Rule, ...] = (
     EngineHung(),
@@ -108,7 +109,7 @@ def _findings(evidence: Evidence, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     ]
     if all(finding.severity is Severity.NOTE for _, finding in found):
         well = Healthy()
-        if (since := holds_since(well.verdicts(judged), frames)) is not None:
+        if (since := holds_since(well.verdicts(judged), frames)) is not None and well.met(judged):
             found.append((well, well.describe(judged, since)))
     return tuple(finding for _, finding in sorted(found, key=_rank))
 
@@ -222,12 +223,18 @@ class Healthy(Rule):
             if tokens is None:
                 found.append(Judgment.UNKNOWN)
                 continue
-            worst = max(_share(p99(ttft), objectives.ttft_p99_seconds), _share(p99(itl), objectives.itl_p99_seconds))
+            worst = _worst(p99(ttft), p99(itl), objectives)
             served = tokens > 0
             well = Judgment.HOLDS if worst <= 1.0 else Judgment.UNCLEAR if worst <= NEARLY else Judgment.FAILS
             full = (sustained_usage(frames, at) or 0.0) > objectives.kv_cache_usage
             found.append(well if served and not full else Judgment.FAILS)
         return found
+
+    @staticmethod
+    def met(evidence: Evidence) -> bool:
+        """Whether the figures of the last minute, exact ones where known, do not contradict it."""
+        ttft, itl = (evidence.latency(key).p99 for key in ("ttft", "itl"))
+        return _worst(ttft, itl, evidence.objectives) <= NEARLY
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """The figures that have objectives."""
@@ -235,10 +242,15 @@ class Healthy(Rule):
         usage = sustained_usage(frames, len(frames) - 1) or 0.0
         measures = [Measure("KV cache usage (sustained)", percent(usage), percent(objectives.kv_cache_usage), source)]
         for key, objective in (("ttft", objectives.ttft_p99_seconds), ("itl", objectives.itl_p99_seconds)):
-            if (latency := p99(merged(frames, key))) is not None:
+            if (latency := evidence.latency(key).p99) is not None:
                 measures.append(Measure(f"{key.upper()} p99", latency.text, seconds(objective), source))
         symptom = f"All objectives met in the {WINDOW}."
         return Finding(self.code, Severity.GOOD, since, symptom, "", tuple(measures))
+
+
+def _worst(ttft: Quantile | None, itl: Quantile | None, objectives: Objectives) -> float:
+    """The highest ratio of a p99 to its objective."""
+    return max(_share(ttft, objectives.ttft_p99_seconds), _share(itl, objectives.itl_p99_seconds))
 
 
 def _share(latency: Quantile | None, objective: float) -> float:

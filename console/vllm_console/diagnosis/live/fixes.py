@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import SECOND_SERVER, Finding, Fix, title_of_code
-from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, p99, surely_slow
+from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, surely_slow
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import merged
 from vllm_console.history.workload import seen_room
@@ -260,14 +260,14 @@ def more_sequences(evidence: Evidence) -> Fix | None:
 
 
 def _more_sequences(evidence: Evidence, growth: float = 1.0) -> Fix | None:
-    limit, last = evidence.max_num_seqs, evidence.last(MINUTE)
+    limit = evidence.max_num_seqs
     fitting, least = fitting_sequences(evidence, growth), max(limit + 1, WORTH_MORE * limit)
     wanted = stepped if (stepped := _stepped(fitting)) >= least else fitting
     if wanted < least or wanted > evidence.max_num_batched_tokens:
         return None
     why = f"{wanted} sequences of the current length fit into the KV cache{evidence.each}."
     tradeoff = "Slower streams (ITL) and a fuller KV cache."
-    itl, itl_goal = p99(observed(last, "itl")[-1]), evidence.objectives.itl_p99_seconds
+    itl, itl_goal = evidence.latency("itl").p99, evidence.objectives.itl_p99_seconds
     if itl is not None and itl.within(0.8 * itl_goal) is False:
         tradeoff = f"ITL p99 is already {itl.text} (objective {seconds(itl_goal)}) and gets slower."
     return setting("max-num-seqs", wanted, why, tradeoff)

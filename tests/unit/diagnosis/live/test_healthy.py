@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.frame_sums import sustained_usage
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frame
-from vllm_console.metrics.sample import EngineSample
+from vllm_console.metrics.quantile import Quantile, Quantiles
+from vllm_console.metrics.sample import EngineSample, Histogram, Window
 
 
 def frames(*usages: float | None) -> list[Frame]:
@@ -35,3 +38,16 @@ def test_healthy_contradicts_no_objective(usages: list[float], healthy: bool) ->
     assert bool(good) is healthy
     for one in good:
         assert (one.measures[0].value, one.measures[0].limit) == ("40%", "85%")
+
+
+@pytest.mark.parametrize(("exact", "shown"), [(1.1, ["1.1s"]), (1.9, ["1.9s"]), (4.5, [])])
+def test_exact_latencies_replace_estimates(exact: float, shown: list[str]) -> None:
+    """The estimate is about 1.99 s, in a bucket up to 5 s; the objective is 2 s."""
+    ttft = Histogram((1.0, 2.0, 5.0, math.inf), (0.0, 10.0, 10.0, 10.0), 15.0)
+    grown = EngineSample(generation_tokens_total=500.0, requests_running=2.0, histograms={"ttft": ttft})
+    seen = [Frame(1, 10.0 * at, 10.0 * at + 10, grown, usage_max=0.4, running_max=2.0) for at in range(16)]
+    known = Quantile(exact, exact, exact)
+    minute = Window(100.0, 160.0, latencies={"ttft": Quantiles(60.0, 1.0, known, known, known, exact=True)})
+    found = findings(Evidence(now=160.0, ready_at=0.0, frames=seen, minute=minute))
+    measures = [one for finding in found if finding.code == "healthy" for one in finding.measures]
+    assert [one.value for one in measures if one.name == "TTFT p99"] == shown
