@@ -58,8 +58,8 @@ def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iter
 _RULES_SINCE = (0, 13, 0)
 """First release in which the rules of overlapping batches and decode context parallelism were seen."""
 
-_NIXL_SINCE = (0, 24, 0)
-"""First release seen to overlap batches with ``nixl_ep``."""
+_NIXL_REFUSED_BEFORE, _NIXL_SINCE = (0, 21, 0), (0, 24, 0)
+"""Releases that were seen: 0.20 refuses to overlap batches with ``nixl_ep``, 0.24 is able to."""
 
 _RANKS_SINCE = (0, 24, 0)
 """First release seen to refuse external data-parallel ranks of models without experts; 0.20 does not."""
@@ -75,9 +75,10 @@ def _overlap(plan: Plan) -> Iterator[PlanFinding]:
     if plan.flags.get(_OVERLAP) is not True or plan.engine.build != "cuda" or not _rules_known(release):
         return
     able = MICROBATCHED if release >= _NIXL_SINCE else MICROBATCHED[:2]
-    if plan.flags.get("all2all-backend") not in MICROBATCHED:
+    if (backend := plan.flags.get("all2all-backend")) not in able:
         text = f"vLLM will refuse --{_OVERLAP} without --all2all-backend {either(able)}"
-        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(_OVERLAP,)))
+        sure = backend not in MICROBATCHED or release < _NIXL_REFUSED_BEFORE
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(_OVERLAP,)), surely=sure)
 
 
 def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:

@@ -933,6 +933,13 @@ def test_backends_of_overlapped_batches_depend_on_the_release(find: Find) -> Non
         assert ("nixl_ep" in found.message) == offered
 
 
+@pytest.mark.parametrize(("version", "sure"), [("0.20.0", True), ("0.23.0", False)])
+def test_batches_are_not_overlapped_over_nixl_before_0_24(find: Find, version: str, sure: bool) -> None:
+    flags = {"enable-dbo": True, "all2all-backend": "nixl_ep"}
+    (found,) = [one for one in find(set=flags, version=version) if "enable-dbo" in one.message]
+    assert (found.level, found.surely, found.fix) == (Level.ERROR, sure, Changes(unset=("enable-dbo",)))
+
+
 def test_unknown_quantization_is_one_error(find: Find) -> None:
     (found,) = [one for one in find(facts=BF16, set={"quantization": "foo"}) if one.level is Level.ERROR]
     assert (found.code, found.message) == ("flag_value", "vLLM 0.33.0 does not support --quantization foo")
