@@ -45,6 +45,7 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
+from vllm_launchers.vllm.release_defaults import NEWEST
 
 if TYPE_CHECKING:
     from vllm_console.fleet.runs import RunRecorder
@@ -231,7 +232,8 @@ def reported_cache(record: ServerRecord) -> CacheConfig:
 def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
     """The engine limits of a server with these flags and this KV cache."""
     release = details.engine.release if details.engine is not None else None
-    seqs, batched = batch_sizes(facts, flags, release, _gpu(details))
+    gpu = _gpu(details)
+    seqs, batched = batch_sizes(facts, flags, release, gpu)
     length = token_count(flags.get("max-model-len"))
     if length is None and facts is not None:
         length = facts.longest_context(release)
@@ -247,7 +249,7 @@ def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: C
         cache.blocks,
         caching if isinstance(caching, bool) else cache.prefix_caching,
         # Without CUDA graphs, all steps are alike.
-        graphs=max((size for size in captured_batches(flags, seqs) if size <= batched), default=MAX_GRAPH_BATCH),
+        graphs=max(captured_batches(flags, seqs, batched, gpu, release or NEWEST), default=MAX_GRAPH_BATCH),
     )
 
 

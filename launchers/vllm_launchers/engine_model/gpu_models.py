@@ -16,13 +16,17 @@ _RESERVE_GIB, _RESERVE_SHARE = 0.35, 0.003
 """Memory used by the driver and page tables: by this much CUDA's total is smaller than NVML's, on GPUs seen so far."""
 
 
-_UNIFIED = ("gb10", "dgx spark", "jetson", "thor", "orin")
+_GB10 = ("gb10", "dgx spark")
+_UNIFIED = (*_GB10, "jetson", "thor", "orin")
 
 SMALL_BATCHES = 256, 2048
 LARGE_BATCHES, LARGE_FROM_GIB = (1024, 8192), 70
 LARGEST_BATCHES, LARGEST_FROM_GIB, LARGEST_SINCE = (1024, 16384), 160, (0, 28, 0)
 """vLLM's defaults of ``max-num-seqs`` and ``max-num-batched-tokens``, the GPU memory from which they apply, and the
 first release with them. From ``EngineArgs.get_batch_defaults`` in ``vllm/engine/arg_utils.py``."""
+
+_UNIFIED_SINCE = (0, 33, 0)
+"""First release seen to know the size of memory shared with the CPU (``CudaPlatform.get_device_total_memory``)."""
 
 
 class UnknownGpuError(ValueError):
@@ -35,16 +39,18 @@ def usable_gib(memory_gib: float) -> float:
 
 
 def is_unified(name: str) -> bool:
-    """Whether a GPU of that name shares memory with the CPU: NVML then reports no size, and vLLM sees none."""
+    """Whether a GPU of that name shares memory with the CPU: NVML then reports no size."""
     return any(word in name.lower() for word in _UNIFIED)
 
 
 def batch_defaults(name: str, memory_gib: float | None, release: tuple[int, int, int]) -> tuple[int, int]:
     """A release's defaults of ``max-num-seqs`` and ``max-num-batched-tokens`` for a GPU of that name and memory (GiB).
 
-    An A100 never gets the large ones, and neither does a GPU of unknown memory.
+    An A100 and a GB10 never get the large ones, and neither does a GPU of unknown memory. Before 0.33, vLLM knew no
+    size of memory shared with the CPU.
     """
-    size = 0.0 if is_unified(name) else memory_gib or 0.0
+    small = _GB10 if release >= _UNIFIED_SINCE else _UNIFIED
+    size = 0.0 if any(word in name.lower() for word in small) else memory_gib or 0.0
     if size >= LARGEST_FROM_GIB and release >= LARGEST_SINCE:
         return LARGEST_BATCHES
     return LARGE_BATCHES if size >= LARGE_FROM_GIB and "a100" not in name.lower() else SMALL_BATCHES

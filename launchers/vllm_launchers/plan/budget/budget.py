@@ -158,15 +158,21 @@ class GpuShape(msgspec.Struct, frozen=True):
 
     @property
     def unified(self) -> bool:
-        """Whether it shares its memory with the CPU; NVML then reports no size, and vLLM sees none."""
+        """Whether it shares its memory with the CPU; NVML then reports no size."""
         return is_unified(self.name)
+
+    @property
+    def major_capability(self) -> int | None:
+        """The major number of its compute capability; None if unknown."""
+        known = find_model(self.name) if self.compute_capability is None else None
+        capability = self.compute_capability or (known.compute_capability if known is not None else "")
+        major = capability.partition(".")[0]
+        return int(major) if major.isdecimal() else None
 
     @property
     def before_ampere(self) -> bool:
         """Whether it is known to be older than Ampere."""
-        known = find_model(self.name) if self.compute_capability is None else None
-        capability = self.compute_capability or (known.compute_capability if known is not None else "")
-        return capability.partition(".")[0] in ("5", "6", "7")
+        return self.major_capability is not None and self.major_capability < 8
 
     @property
     def others_gib(self) -> float:

@@ -144,7 +144,7 @@ def effective_flags(
         draft_layers=draft_layers,
         draft_tokens=draft_tokens,
         lora_ranks=_lora_ranks(flags),
-        capture_sizes=0 if gpu is None else len(captured_batches(flags, seqs, draft_tokens)),
+        capture_sizes=len(captured_batches(flags, seqs, batched, gpu, release, draft_tokens)),
         graphs_in_share=_graphs_in_share(release, environment),
         hybrid_cache=release >= (0, 9, 2) and flags.get("disable-hybrid-kv-cache-manager") is not True,
         keep_states=kept and mode != "all",
@@ -384,25 +384,67 @@ def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFact
 
 
 _USUAL_BATCHES = (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16))
+_LARGEST_CAPTURE, _LARGEST_CAPTURE_ON_10 = 512, 1024
+_LARGER_SINCE = (0, 28, 0)
+"""First release seen to capture larger batches on compute capability 10.x."""
+
+_FINE_SINCE, _WHOLE_STEP_SINCE = (0, 20, 0), (0, 24, 0)
+_WHOLE_DRAFTS_SINCE, _ALL_SEQUENCES_SINCE = (0, 30, 0), (0, 31, 0)
+"""First releases seen to also capture small batches of each size with ``performance-mode interactivity``, the largest
+step, multiples of the tokens that a sequence has with speculative decoding, and ``max-num-seqs``."""
 
 
-def captured_batches(flags: Flags, seqs: int, draft_tokens: int = 0) -> list[int]:
-    """Batch sizes with a CUDA graph: 1, 2, 4, every 8 up to 256, and every 16 up to twice ``max-num-seqs`` or 512."""
+def captured_batches(
+    flags: Flags, seqs: int, batched: int, gpu: GpuShape | None, release: Release, draft_tokens: int = 0
+) -> list[int]:
+    """Batch sizes in tokens with a CUDA graph, from ``VllmConfig._set_cudagraph_sizes``; none on the CPU (no ``gpu``).
+
+    ``seqs`` and ``batched`` are the sequences and tokens of a step.
+    """
     config = json_flag(flags, "compilation-config")
     level = decimal(flags.get("optimization-level", config.get("level", config.get("mode"))))
     mode = str(config.get("cudagraph_mode", "")).upper()
-    if flags.get("enforce-eager") is True or mode == "NONE" or level == 0 or config.get("use_cudagraph") is False:
+    eager = flags.get("enforce-eager") is True or mode == "NONE" or level == 0 or config.get("use_cudagraph") is False
+    if gpu is None or eager:
         return []
     sizes = flags.get("cudagraph-capture-sizes", config.get("cudagraph_capture_sizes"))
     if isinstance(sizes, int) and not isinstance(sizes, bool):
-        return [sizes]
-    if words := several_words("cudagraph-capture-sizes", sizes):
-        return [int(word) for word in words if word.isdecimal()]
-    if isinstance(sizes, list):
-        return [size for size in sizes if isinstance(size, int)]
-    most = decimal(flags.get("max-cudagraph-capture-size", config.get("max_cudagraph_capture_size")))
-    largest = int(most) if most is not None and most >= 0 else min(2 * seqs * (1 + draft_tokens), 512)
-    return list(_USUAL_BATCHES[: bisect_right(_USUAL_BATCHES, largest)])
+        found = {sizes}
+    elif words := several_words("cudagraph-capture-sizes", sizes):
+        found = {int(word) for word in words if word.isdecimal()}
+    elif isinstance(sizes, list):
+        found = {size for size in sizes if isinstance(size, int)}
+    else:
+        most = decimal(flags.get("max-cudagraph-capture-size", config.get("max_cudagraph_capture_size")))
+        fine = flags.get("performance-mode") == "interactivity" and release >= _FINE_SINCE
+        if most is not None and most >= 0:
+            found = _up_to(int(most), batched, release, fine=fine)
+        else:
+            wider = release >= _LARGER_SINCE and gpu.major_capability == 10
+            ceiling = _LARGEST_CAPTURE_ON_10 if wider else _LARGEST_CAPTURE
+            largest = min(2 * seqs * (1 + draft_tokens), ceiling)
+            found = _up_to(largest, batched, release, fine=fine)
+            found |= {size for size in _uniform(min(seqs, ceiling), draft_tokens, release) if size <= largest}
+    return sorted(size for size in found if size <= batched)
+
+
+def _up_to(largest: int, batched: int, release: Release, *, fine: bool) -> set[int]:
+    """The usual batch sizes: 1, 2, 4, every 8 up to 256, and every 16 above."""
+    found = {*_USUAL_BATCHES[: bisect_right(_USUAL_BATCHES, largest)]}
+    if fine:
+        found |= {*range(1, min(largest, 32) + 1)}
+    if batched <= largest and release >= _WHOLE_STEP_SINCE:
+        found.add(batched)
+    return found
+
+
+def _uniform(seqs: int, draft_tokens: int, release: Release) -> set[int]:
+    """Batch sizes in which each of up to ``seqs`` sequences has one token, or all that speculation predicts for it."""
+    if release < (_WHOLE_DRAFTS_SINCE if draft_tokens else _ALL_SEQUENCES_SINCE):
+        return set()
+    if not draft_tokens:
+        return {seqs}
+    return {count * (1 + draft_tokens) for count in (*_USUAL_BATCHES, seqs) if count <= seqs}
 
 
 def _graphs_in_share(release: Release, environment: Mapping[str, str]) -> bool:

@@ -143,8 +143,56 @@ def test_fewer_batch_sizes_need_fewer_graphs() -> None:
     ],
 )
 def test_largest_captured_batch(flags: dict[str, FlagValue], largest: int) -> None:
-    assert max(captured_batches(flags, 256), default=0) == largest
-    assert max(captured_batches({}, 8)) == 16, "twice as many tokens as sequences"
+    assert max(captured_batches(flags, 256, 8192, LARGE, (0, 33, 0)), default=0) == largest
+    assert max(captured_batches({}, 8, 8192, LARGE, (0, 33, 0))) == 16, "twice as many tokens as sequences"
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "seqs", "largest"),
+    [
+        ("NVIDIA B200", (0, 33, 0), 1024, 1024),
+        ("NVIDIA B300", (0, 28, 0), 1024, 1024),
+        ("NVIDIA B200", (0, 33, 0), 320, 640),
+        ("NVIDIA B200", (0, 24, 0), 1024, 512),
+        ("NVIDIA H100 80GB HBM3", (0, 33, 0), 1024, 512),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (0, 33, 0), 1024, 512),
+    ],
+)
+def test_larger_batches_are_captured_on_capability_10(
+    name: str, release: tuple[int, int, int], seqs: int, largest: int
+) -> None:
+    shape = GpuShape(name, usable_gib=90.0)
+    assert max(captured_batches({}, seqs, 8192, shape, release)) == largest
+    more = plan(gpu=shape, release=release, max_num_seqs=seqs).graphs_gib / plan(max_num_seqs=256).graphs_gib
+    assert (more > 1.1) == (largest > 512)
+
+
+@pytest.mark.parametrize(
+    ("release", "flags", "seqs", "batched", "drafts", "added"),
+    [
+        ((0, 31, 0), {}, 100, 8192, 0, {100}),
+        ((0, 30, 0), {}, 100, 8192, 0, set()),
+        ((0, 24, 0), {}, 256, 300, 0, {300}),
+        ((0, 20, 0), {}, 256, 300, 0, set()),
+        ((0, 30, 0), {}, 6, 8192, 2, {3, 6, 12, 18}),
+        ((0, 28, 0), {}, 6, 8192, 2, set()),
+        ((0, 33, 0), {"max-cudagraph-capture-size": 16}, 6, 8192, 2, set()),
+        ((0, 20, 0), {"performance-mode": "interactivity"}, 4, 8192, 0, {3, 5, 6, 7}),
+        ((0, 16, 0), {"performance-mode": "interactivity"}, 4, 8192, 0, set()),
+    ],
+)
+def test_captured_batches_besides_the_usual(
+    release: tuple[int, int, int], flags: dict[str, FlagValue], seqs: int, batched: int, drafts: int, added: set[int]
+) -> None:
+    found = captured_batches(flags, seqs, batched, LARGE, release, drafts)
+    assert {size for size in found if size not in {1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)}} == added
+    assert max(found) <= batched
+
+
+def test_no_batch_beyond_a_step_is_captured() -> None:
+    sizes: dict[str, FlagValue] = {"cudagraph-capture-sizes": "[8, 64]"}
+    assert captured_batches(sizes, 32, 32, LARGE, (0, 33, 0)) == [8]
+    assert max(captured_batches({}, 32, 40, LARGE, (0, 16, 0))) == 40
 
 
 def test_tensor_parallelism_splits_weights() -> None:
