@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import socket
@@ -67,6 +68,14 @@ def test_leftover_connections_do_not_occupy_a_port() -> None:
             accepted.close()
             client.recv(1)
     assert check_port("127.0.0.1", port) is None
+
+
+def test_port_that_needs_root_is_not_called_another_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", type("Refusing", (socket.socket,), {"bind": refuse}))
+    assert str(check_port("127.0.0.1", 80)) == "by the system: ports below 1024 need root"
 
 
 def test_free_port_skips_occupied_ports(bound: socket.socket) -> None:
