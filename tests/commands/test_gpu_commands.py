@@ -131,7 +131,7 @@ def test_server_gets_best_gpus_with_reason(program: Callable[..., Any]) -> None:
     assert "GPU 2,3: NVLink ×4, 112 GB/s, both idle" in answer.stderr
     again = program("--host", "4xa6000", *words, "--set", "gpu-memory-utilization=0.9")
     assert again.returncode == 1
-    assert "needs 2 GPUs with" in again.stderr
+    assert "needs 2 GPUs, each with" in again.stderr
     assert "GPU 0,1 come closest with at least 27.1 GiB available (GPU 0: anna holds 20.5 GiB" in again.stderr
 
 

@@ -42,7 +42,7 @@ def test_insufficient_memory_prints_one_line_and_starts_nothing(program):
     program.json(*host, "start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     done = program(*host, "restart", "chat", "--rolling")
     assert done.returncode == 1
-    assert "no room for a second server beside chat: needs a GPU with 22.2 GiB free" in done.stderr
+    assert "no room for a second server beside chat: the server needs a GPU with 22.2 GiB free" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert [server["name"] for server in program.json("list", "--ours")] == ["chat"]
 

@@ -50,6 +50,7 @@ def plan_document(plan: Plan) -> Document:
         "probe": {"added": bool(plan.probe.variables), "why_not": plan.probe.why_not or None},
         "flags": dict(plan.flags),
         "memory": _memory(plan.memory) if plan.memory is not None else None,
+        "no_estimate": no_estimate(plan) if plan.memory is None else None,
         "pace": _paces(plan.paces),
         "alternatives": [_alternative(one) for one in plan.alternatives],
         "estimated": _memory(plan.estimated) if plan.estimated is not None else None,
@@ -294,8 +295,8 @@ LEAST_GIB = 0.05
 def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
     memory, nodes = plan.memory, plan.nodes
     if memory is None:
-        more = "--host plans for another machine, --hub reads models from the hub"
-        yield from _wrapped("", f"{no_estimate(plan)} ({more})")
+        more = "" if plan.refused else " (--host plans for another machine, --hub reads models from the hub)"
+        yield from _wrapped("", f"{no_estimate(plan)}{more}")
         return
     marks = ASCII_MARKS if ascii_only else MARKS
     rows = [("", gpu) for gpu in memory.per_gpu]
@@ -309,7 +310,7 @@ def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
                  ("others", gpu.others_gib), ("left", gpu.free_gib))  # fmt: skip
         cells = [f"{mark} {name} {gib:.1f}" for mark, (name, gib) in zip(marks, parts, strict=True)]
         if gpu.free_gib < -LEAST_GIB:
-            cells[-1] = f"missing {-gpu.free_gib:.1f}"
+            cells[-1] = f"{-gpu.free_gib:.1f} more than the GPU has"
         yield f"        {'  '.join(cells)}"
     if not memory.per_gpu:
         yield f"weights {memory.weights_gib:.1f} GiB, KV cache {memory.kv_gib:.1f} GiB"

@@ -26,9 +26,10 @@ from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes, wi
 from vllm_launchers.launch.place import OFFERED, PRETENDS, GpuRequest, Place, find_place, kept_slice
 from vllm_launchers.plan.alternatives import Alternative, alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
-from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
+from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget, shapes
 from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
 from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.budget.memory_flags import MEMORY_FLAGS, batch_sizes
 from vllm_launchers.plan.build import PlanRequest, make_plan
 from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.model import HERE
@@ -40,7 +41,7 @@ from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_a
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_layout, check_nodes, node_choices
 from vllm_launchers.plan.choices.pool import first_visible, pool_of, usable_gpus
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
-from vllm_launchers.plan.flags import BLOCKS, VISIBLE
+from vllm_launchers.plan.flags import BLOCKS, SEQUENCES, VISIBLE
 from vllm_launchers.plan.inputs import EarlierReport, PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
@@ -49,7 +50,8 @@ from vllm_launchers.plan.probe import ProbeWish, plan_probe
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags, apply_changes, same_value
+from vllm_launchers.vllm.flags.check_value import problem
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import ADDRESS
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
@@ -230,6 +232,7 @@ def _planned(
     plan = replace(
         plan,
         memory=memory,
+        refused=budget.refusal(plan.flags),
         estimated=estimated if memory is not estimated else None,
         findings=(*request.found, *plan.findings, *filter(None, [fixed])),
     )
@@ -463,6 +466,8 @@ class _Budget(msgspec.Struct, frozen=True):
     gpus: Sequence[Gpu | GpuShape]
     environment: Mapping[str, str]
     assumed: tuple[str, ...]
+    refused: Flags
+    """The request's values of memory flags that vLLM refuses. With one of them there is no budget."""
     learned: EarlierReport | None = None
 
     def on(self, plan: Plan) -> _Budget:
@@ -484,12 +489,26 @@ class _Budget(msgspec.Struct, frozen=True):
         memory = self(flags)
         return memory is None or memory.fits
 
+    def refusal(self, flags: Flags) -> str:
+        """The flags, as set, that vLLM refuses and the memory depends on; empty if there are none."""
+        name = next((name for name in self.refused if same_value(flags.get(name), self.refused[name])), None)
+        if name is not None:
+            return f"--{name} {self.refused[name]}"
+        on_cpu, gpu = self.request.engine.build == "cpu", next(iter(shapes(self.gpus, 1)), None)
+        if gpu is None and not on_cpu:
+            return ""
+        release = self.request.engine.release
+        sequences, step = batch_sizes(self.inputs.facts, flags, release, None if on_cpu else gpu)
+        return f"--{SEQUENCES} {sequences} with steps of {step:,} tokens" if sequences > step else ""
+
     def __call__(self, flags: Flags, /) -> MemoryBudget | None:
         facts = self.inputs.facts
         return self.of(facts, flags) if facts is not None else None
 
     def of(self, facts: ModelFacts, flags: Flags) -> MemoryBudget | None:
         """The memory budget of another checkpoint."""
+        if self.refusal(flags):
+            return None
         found = estimate(
             facts,
             flags,
@@ -513,7 +532,16 @@ def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
     if request.engine.kind is EngineKind.SIMULATED and not gpus:
         gpus = _pretended(environment)
         assumed = tuple(f"a simulated {gpu.name} ({PRETENDS} chooses another)" for gpu in gpus)
-    return _Budget(request, inputs, gpus, environment, assumed)
+    return _Budget(request, inputs, gpus, environment, assumed, _refused(request, inputs))
+
+
+def _refused(request: ResolvedRequest, inputs: PlanInputs) -> Flags:
+    """The values of memory flags that this vLLM is known to refuse."""
+    flags = apply_changes({name: setting.value for name, setting in request.preset.flags.items()}, request.changes)
+    given = {name: value for name, value in flags.items() if name.partition(".")[0] in MEMORY_FLAGS}
+    if inputs.flags.assumed:
+        return {}
+    return {name: value for name, value in given.items() if problem(inputs.flags, name, value) is not None}
 
 
 def _by_free_memory(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:

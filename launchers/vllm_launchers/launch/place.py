@@ -175,7 +175,7 @@ def _asked_for(
     shared = any(share.gpu in gpus for share in shares) and (unshared is None or one.free_gib != unshared.free_gib)
     free = f"{one.free_gib or 0.0:.1f} GiB available"
     short = (
-        f"needs {format_needs(one.needs_gib)} on each GPU, but GPU {spans(list(gpus))} "
+        f"the server needs {format_needs(one.needs_gib)} on each GPU, but GPU {spans(list(gpus))} "
         f"{'has' if len(gpus) == 1 else 'have'} {free}"
     )
     if shared:

@@ -52,7 +52,9 @@ class Plan(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     """All flags that are set, each with reason, trade-off, and source."""
     memory: MemoryBudget | None = None
-    """Its memory budget; None if too little is known about model or GPU."""
+    """Its memory budget; None if too little is known about model or GPU, or if flags that it depends on are refused."""
+    refused: str = ""
+    """The flags that vLLM refuses, as set, because of which there is no memory budget; empty if there are none."""
     estimated: MemoryBudget | None = None
     """The memory estimate before the report of an earlier start corrected or replaced it."""
     paces: Paces | None = None

@@ -378,16 +378,15 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
         return ""
     nearest = placements[0]
     free = "unknown" if nearest.free_gib is None else f"{nearest.free_gib:.1f} GiB"
-    each = "" if size == 1 else " each"
-    wanted = f"{format_needs(nearest.needs_gib)} free{each}" if nearest.needs_gib else "enough free memory"
+    wanted = f"{format_needs(nearest.needs_gib)} free" if nearest.needs_gib else "enough free memory"
     held = f" ({holder})" if (holder := _tightest_held(asked, nearest)) else ""
     claimed = "".join(f"; GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed)
     best = f"GPU {spans(nearest.gpus)}"
     if nearest.mig is not None:
         best += f" (MIG slice {nearest.mig.profile or nearest.mig.uuid})"
     comes, least = ("comes", "") if size == 1 else ("come", "at least ")
-    what = "a GPU" if size == 1 else f"{size} GPUs"
-    return f"needs {what} with {wanted}; {best} {comes} closest with {least}{free} available{held}{claimed}"
+    what = "a GPU" if size == 1 else f"{size} GPUs, each"
+    return f"the server needs {what} with {wanted}; {best} {comes} closest with {least}{free} available{held}{claimed}"
 
 
 def _tightest_held(asked: _Asked, nearest: Placement) -> str:

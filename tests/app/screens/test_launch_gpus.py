@@ -66,7 +66,7 @@ async def test_where_nothing_fits_the_reason_is_reported_and_another_choice_can_
     fleet.size = 4
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=TALL) as pilot:
-        await wait_until(pilot, lambda: "needs 4 GPUs with 43.2 GiB free each" in " ".join(app.text().split()))
+        await wait_until(pilot, lambda: "needs 4 GPUs, each with 43.2 GiB free" in " ".join(app.text().split()))
         await pilot.press(*TO_GPUS, "space")
         await wait_until(pilot, lambda: "vLLM will not start" in " ".join(app.text().split()))
         await pilot.press("space")

@@ -509,7 +509,7 @@ def only_fits(fleet, *names):
 
     def judged(request):
         if request.preset not in names:
-            raise OperationError("needs 2 GPUs with 21.6 GiB free each")
+            raise OperationError("the server needs 2 GPUs, each with 21.6 GiB free")
         return plan(request)
 
     fleet.plan = judged
@@ -530,7 +530,7 @@ async def test_where_no_preset_fits_it_stays_at_the_one_used_last_and_says_why(h
     only_fits(fleet)
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=WIDE) as pilot:
-        await wait_until(pilot, lambda: "needs 2 GPUs with" in flat(app))
+        await wait_until(pilot, lambda: "needs 2 GPUs, each with" in flat(app))
         assert app.screen.planner.draft.preset.name == "long-document"
 
 

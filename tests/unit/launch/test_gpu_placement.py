@@ -110,7 +110,7 @@ def test_named_gpus_are_taken_with_all_warnings() -> None:
     found = place("4xa6000", "", 0, gpu_memory_utilization=0.9)
     assert found.gpus == (0,)
     assert found.warnings[0] == (
-        "needs 43.2 GiB on each GPU, but GPU 0 has 27.1 GiB available: vLLM will not start"
+        "the server needs 43.2 GiB on each GPU, but GPU 0 has 27.1 GiB available: vLLM will not start"
     )  # fmt: skip
     assert any("anna holds 20.5 GiB" in text for text in found.warnings)
     assert place("4xa6000", "", 3, 2, tensor_parallel_size=2).gpus == (3, 2)
@@ -161,7 +161,7 @@ def test_each_of_unequal_gpus_needs_its_own_share() -> None:
     assert place(mixed, tensor_parallel_size=2, gpu_memory_utilization=0.9).gpus == (2, 3)
     # 0.55 of 48 GiB is free next to anna's processes, so only the pair of larger GPUs fits.
     assert place(mixed, "", 0, gpu_memory_utilization=0.55).warnings == ("GPU 0: anna holds 20.5 GiB",)
-    with pytest.raises(NoPlaceError, match=r"19\.3 to 40\.9 GiB free each.*anna.*utilization 0\.56"):
+    with pytest.raises(NoPlaceError, match=r"19\.3 to 40\.9 GiB free.*anna.*utilization 0\.56"):
         place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
 
 
@@ -169,7 +169,9 @@ def test_kv_cache_in_bytes_needs_at_least_the_utilization() -> None:
     cache = {"kv_cache_memory_bytes": 30 * 1024**3}
     assert "27.1 GiB available" in place("4xa6000", "", 0, gpu_memory_utilization=0.9, **cache).warnings[0]
     assert (
-        place("4xa6000", "", 0, gpu_memory_utilization=0.3, **cache).warnings[0].startswith("needs 30 GiB on each GPU")
+        place("4xa6000", "", 0, gpu_memory_utilization=0.3, **cache)
+        .warnings[0]
+        .startswith("the server needs 30 GiB on each GPU")
     )
     assert place("4xa6000", "", 1, gpu_memory_utilization=0.3, **cache).warnings == ()
 

@@ -31,6 +31,7 @@ from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.releases import known_or_assumed
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
 VLLM = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cuda", "/opt/vllm")
@@ -94,6 +95,32 @@ def test_no_more_gpus_than_the_model_needs(ask: Callable[..., ResolvedRequest]) 
     assert more.memory.fits
     assert [gpu.index for gpu in more.memory.per_gpu] == list(more.gpus)
     assert not [found for found in more.findings if found.level is Level.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ({"gpu-memory-utilization": 9}, "--gpu-memory-utilization 9"),
+        ({"max-num-seqs": 99999999999}, "--max-num-seqs 99999999999 with steps of 4,096 tokens"),
+        ({"kv-cache-dtype": True}, "--kv-cache-dtype True"),
+    ],
+)
+def test_no_memory_is_planned_for_a_refused_flag(
+    ask: Callable[..., ResolvedRequest], flags: dict[str, Any], refused: str
+) -> None:
+    plan = plan_launch(ask(set=flags), PlanInputs(EIGHT, known_or_assumed("0.33.0"), host("8xh100"))).plan
+    assert (plan.memory, plan.paces, plan.alternatives, plan.refused) == (None, None, (), refused)
+    assert len(plan.gpus) == 1, "no GPUs are taken for an amount that nobody needs"
+    found = [one for one in plan.findings if one.level is Level.ERROR]
+    assert {one.code for one in found} <= {"flag_value", "batch_too_small"}
+
+
+def test_memory_is_planned_in_spite_of_a_refused_flag_that_needs_none(ask: Callable[..., ResolvedRequest]) -> None:
+    inputs = PlanInputs(EIGHT, known_or_assumed("0.33.0"), host("8xh100"))
+    plan = plan_launch(ask(set={"uvicorn-log-level": "loud"}), inputs).plan
+    assert [one.code for one in plan.findings if one.level is Level.ERROR] == ["flag_value"]
+    assert plan.memory is not None
+    assert not plan.refused
 
 
 def test_measured_traffic_replaces_the_presets(ask: Callable[..., ResolvedRequest]) -> None:

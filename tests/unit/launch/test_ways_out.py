@@ -126,7 +126,7 @@ def test_cache_size_that_fits_nowhere_is_named_as_the_reason(make: Make) -> None
     with pytest.raises(NoPlaceError) as refused:
         make(EIGHT, "4xa6000", {}, {size: 100 * 2**30})
     assert refused.value.fix == Changes(unset=(size,))
-    assert str(refused.value).startswith("needs a GPU with ")
+    assert str(refused.value).startswith("the server needs a GPU with ")
     assert str(refused.value).endswith(f". It would fit without --{size}")
     plan = make(EIGHT, "4xa6000", {}, {size: 100 * 2**20}).plan
     assert len(plan.gpus) == 1
@@ -158,7 +158,7 @@ def test_only_servers_whose_stop_makes_room_are_named(
         holders = {**holders, 0: (("d", 20.0),)}
     with pytest.raises(NoPlaceError) as refused:
         make(SEVENTY, "4xa6000", holders, {TENSOR: 2, UTILIZATION: 0.92})
-    assert refused.value.problem.startswith("needs 2 GPUs with 44.2 GiB free each; GPU 0,1 come closest")
+    assert refused.value.problem.startswith("the server needs 2 GPUs, each with 44.2 GiB free; GPU 0,1 come closest")
     assert str(refused.value) == refused.value.problem + advice
 
 

@@ -84,8 +84,9 @@ def test_occupied_gpu_is_never_chosen_silently() -> None:
     ranking = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,)}), 2)
     assert ranking.best is None
     assert (
-        ranking.problem == "needs 2 GPUs with enough free memory; GPU 0,1 come closest with at least 7.6 GiB available "
-        "(GPU 0: anna holds 40.0 GiB)"
+        ranking.problem
+        == "the server needs 2 GPUs, each with enough free memory; GPU 0,1 come closest with at least 7.6 GiB "
+        "available (GPU 0: anna holds 40.0 GiB)"
     )
     with_room = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,)}), 2, need_gib=6.0)
     assert with_room.best is not None
@@ -106,7 +107,7 @@ def test_required_memory_decides_what_fits() -> None:
     assert rank_placements(host, 1, need_gib=7.0).best is not None
     found = rank_placements(host, 2, need_gib=20.0)
     assert found.best is None
-    assert "20 GiB free each" in found.problem
+    assert "each with 20 GiB free" in found.problem
     assert "chat (yours) holds 40.0 GiB" in found.problem
 
 

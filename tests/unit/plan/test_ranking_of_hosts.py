@@ -132,7 +132,9 @@ def test_equal_gpus_are_grouped_and_mixed_ones_reported() -> None:
     every = rank_placements(mixed(), 4, need_gib=share_of(0.9))
     assert every.best is None
     assert every.placements[0].needs_gib == (21.6, 21.6, 72.0, 72.0)
-    assert every.problem.startswith("needs 4 GPUs with 21.6 to 72 GiB free each; GPU 0-3 come closest with at least ")
+    assert every.problem.startswith(
+        "the server needs 4 GPUs, each with 21.6 to 72 GiB free; GPU 0-3 come closest with at least "
+    )
     assert "GPU 3: anna holds 10.0 GiB" in every.problem
 
 

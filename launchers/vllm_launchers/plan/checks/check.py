@@ -56,7 +56,7 @@ def check_plan(
     """
     target = target_of(plan, inputs)
     found = [_with_accepted_fix(one, target, plan) for one in (*plan.findings, *_all(plan, inputs, workload, budget))]
-    found += other_tools(plan, inputs, workload, objectives)
+    found += other_tools(plan, inputs, workload, budget, objectives)
     if simulated(plan):
         found = [_only_warned_of(one) if _harmless(one) else one for one in found]
     return by_weight(found)
@@ -95,7 +95,8 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) 
 
 def _uncertain(finding: PlanFinding) -> PlanFinding:
     """A finding by another vLLM's flags: not an error, and without changes that this vLLM may not accept."""
-    return replace(finding, level=Level.WARNING if finding.level is Level.ERROR else finding.level, fix=None)
+    level = Level.WARNING if finding.level is Level.ERROR else finding.level
+    return replace(finding, level=level, message=f"{finding.message} (the version of this vLLM is unknown)", fix=None)
 
 
 def _with_accepted_fix(finding: PlanFinding, target: Target, plan: Plan) -> PlanFinding:

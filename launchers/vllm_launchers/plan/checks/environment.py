@@ -94,8 +94,8 @@ def engine_findings(plan: Plan) -> Iterator[PlanFinding]:
         return
     release = engine.release
     if engine.kind is EngineKind.VLLM and release is None:
-        note = engine.note or "vLLM version unknown"
-        text = f"{note}: assuming the flags and defaults of the newest release"
+        note = engine.note or "the version of this vLLM is unknown"
+        text = f"{note}: the flags and defaults of the newest release are assumed"
         yield PlanFinding("engine_version_unknown", Level.WARNING, text)
     elif engine.note:
         yield PlanFinding("engine_note", Level.ADVICE, engine.note)

@@ -87,7 +87,7 @@ def _unusable(plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
         version = plan.engine.public_version
         text = f"vLLM {version} may not start on a MIG slice: it needs {since} or later"
         if version is None:
-            text = f"needs vLLM {since} or later on a MIG slice; your version is unknown"
+            text = f"a MIG slice needs vLLM {since} or later, and the version of this vLLM is unknown"
         yield PlanFinding("mig_unsupported", Level.WARNING, text)
 
 
@@ -131,8 +131,8 @@ def _room(
         room = max(0.0, memory.kv_gib + memory.weights_gib + rest)
         way = _larger_share(plan, budget) or _fewer(plan, inputs, budget) or _more_gpus(plan, inputs, budget)
         text = (
-            f"weights ({memory.weights_gib:.1f} GiB per GPU) and activations ({rest:.1f} GiB) exceed the "
-            f"{room:.1f} GiB available by {-memory.kv_gib:.1f} GiB"
+            f"weights ({memory.weights_gib:.1f} GiB per GPU) and activations ({rest:.1f} GiB) exceed "
+            f"what --{UTILIZATION} {utilization(plan):g} allows ({room:.1f} GiB) by {-memory.kv_gib:.1f} GiB"
         ) + ("" if way is not None else f"; {way_without_flags(plan, inputs, budget)}")
         yield PlanFinding("weights_do_not_fit", Level.ERROR, text, way, surely=False)
         return

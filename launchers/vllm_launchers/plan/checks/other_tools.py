@@ -5,18 +5,20 @@ Each sentence gives its reason and its source. None of them blocks a launch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, cuda_gib
 from vllm_launchers.plan.checks.hardware import LEAST_COMPUTE_CAPABILITY, TURING
 from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread, utilization
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, BudgetFor
+from vllm_launchers.plan.choices.nodes import MOST_NODES
 from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import TRANSFER, flag_names
+from vllm_launchers.plan.flags import PIPELINE, TENSOR, TRANSFER, flag_names
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.tensor_sizes import tensor_sizes
 from vllm_launchers.presets.model import Objectives, Workload
 
 MAXWELL = 5.0
@@ -40,12 +42,14 @@ MOSTLY_SHARED = 0.8
 _STRUCTURED = ("structured-outputs-config", "guided-decoding-backend")
 
 
-def other_tools(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives) -> Iterator[PlanFinding]:
+def other_tools(
+    plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor, objectives: Objectives
+) -> Iterator[PlanFinding]:
     """Yield the first advice that applies, if any; none if the GPUs are unknown."""
     gpus = gpus_of(plan, inputs)
     if simulated(plan) or not gpus or plan.engine.build not in ("cuda", None):
         return
-    text = _old(gpus) or _larger(plan, inputs) or _single(gpus, inputs, workload)
+    text = _old(gpus) or _larger(plan, inputs, budget) or _single(gpus, inputs, workload)
     if not text:
         able = capability(gpus)
         text = _separate_prefill(plan, inputs, workload, objectives) or _latency(plan, able, objectives)
@@ -64,7 +68,7 @@ def _old(gpus: tuple[Gpu, ...]) -> str:
     )
 
 
-def _larger(plan: Plan, inputs: PlanInputs) -> str:
+def _larger(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> str:
     """For a model whose weights exceed the memory that vLLM may take of all GPUs together."""
     assert inputs.host is not None, "its GPUs are known"
     sizes = [cuda_gib(gpu) for gpu in inputs.host.gpus]
@@ -74,13 +78,36 @@ def _larger(plan: Plan, inputs: PlanInputs) -> str:
     weights, room = plan.memory.weights_gib * ranks(plan.flags), share * sum(size or 0.0 for size in sizes)
     if weights <= room or not room:
         return ""
-    nodes = math.ceil(weights / room)
-    return (
-        f"the weights need about {weights:.0f} GiB, and vLLM can take {room:.0f} of all GPUs of this machine: it "
-        f"needs at least {nodes} such machines, see 'plan --nodes {nodes}' (source: vLLM's documentation, Parallelism "
-        "and Scaling), or --cpu-offload-gb, which copies weights from main memory in each step; for few users, "
-        "llama.cpp can compute layers on the CPU (source: its README)"
+    nodes = _fewest_nodes(plan, inputs, budget)
+    several = (
+        "use several such machines"
+        if nodes is None
+        else (
+            f"{nodes} such machines hold weights, activations and the KV cache of a request of full length, see "
+            f"'plan --nodes {nodes}'"
+        )
     )
+    return (
+        f"the weights need about {weights:.0f} GiB, and vLLM can take {room:.0f} of all GPUs of this machine: "
+        f"{several} (source: vLLM's documentation, Parallelism and Scaling), or --cpu-offload-gb, which copies weights "
+        "from main memory in each step; for few users, llama.cpp can compute layers on the CPU (source: its README)"
+    )
+
+
+def _fewest_nodes(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> int | None:
+    """Number of machines like this one on which it fits, with pipeline stages across them; None if unknown."""
+    assert inputs.host is not None, "its GPUs are known"
+    count = len(inputs.host.gpus)
+    base = {name: value for name, value in plan.flags.items() if name not in PARALLEL_FLAGS}
+    tensor = max(tensor_sizes(inputs.facts, base, count), default=1)
+    for nodes in range(2, MOST_NODES + 1):
+        stages = nodes * (count // tensor)
+        if inputs.facts is not None and stages > len(inputs.facts.layers):
+            return None
+        found = budget({**base, TENSOR: tensor, PIPELINE: stages})
+        if found is not None and found.fits:
+            return nodes
+    return None
 
 
 def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload) -> str:

@@ -588,7 +588,8 @@ def kv_choice(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, flags: Flags) 
         return None
     if found.serves:
         reason = (
-            f"The cache holds about {counted(int(held), 'request')} of p95 length in its own format: no need for FP8."
+            f"In the model's own format, the cache holds about {counted(int(held), 'request')} of p95 length. That is "
+            "enough, so FP8 is not needed."
         )
         return Choice(KV_DTYPE, None, reason, Source.MACHINE)
     verdict = cache_verdict(inputs, flags, pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -10,10 +11,12 @@ from msgspec.structs import replace
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.budget.budget import EngineReport, GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.budget.memory_flags import captured_batches
+from vllm_launchers.plan.budget.memory_flags import MEMORY_FLAGS, captured_batches
 from vllm_launchers.plan.inputs import EarlierReport
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.flag_table import ValueKind
+from vllm_launchers.vllm.flags.releases import assumed_table
 from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, Encoder, LayerKind, ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.read import from_name
 
@@ -49,6 +52,25 @@ def plan(
     budget = estimate(facts, named, gpus, release=release, workload=workload, learned=learned, environment=environment)
     assert budget is not None
     return budget
+
+
+class Read(dict[str, FlagValue]):
+    """Flags that remember which of them were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def test_flags_that_a_budget_reads_are_known() -> None:
+    flags = Read()
+    assert estimate(LLAMA, flags, [LARGE], release=(0, 33, 0), draft=LLAMA) is not None
+    specs = assumed_table().flags
+    assert not [name for name in flags.names - MEMORY_FLAGS if specs[name].kind is not ValueKind.BOOL]
 
 
 def test_weights_are_the_files_bytes() -> None:

@@ -22,7 +22,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.pace import Pace, Paces
 from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 Find = Callable[..., list[PlanFinding]]
@@ -254,6 +254,10 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+def _no_budget(_flags: Flags, /) -> None:
+    """A budget of which nothing is known."""
+
+
 @pytest.mark.parametrize("case", GOOD)
 def test_valid_launch_has_no_findings(find: Find, case: dict[str, Any]) -> None:
     assert find(**case) == []
@@ -285,7 +289,7 @@ def test_key_allows_listening_on_all_addresses(find: Find) -> None:
 def test_mig_slice_needs_a_recent_vllm_even_if_the_version_is_unknown(find: Find) -> None:
     case: dict[str, Any] = {"host": SLICED, "environment": {"CUDA_VISIBLE_DEVICES": "MIG-a"}, "version": None}
     (found,) = [one for one in find(**case) if one.code == "mig_unsupported"]
-    assert found.message == "needs vLLM 0.32 or later on a MIG slice; your version is unknown"
+    assert found.message == "a MIG slice needs vLLM 0.32 or later, and the version of this vLLM is unknown"
 
 
 @pytest.mark.parametrize(
@@ -735,7 +739,7 @@ def test_workload_that_suits_another_tool_names_it_with_the_reason(
     paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06), Pace(full, 0.038, full / 0.038))
     plan = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), flags, {}, {}, gpus=(0,), paces=paces)
     host = machine(*(gpu(index) for index in range(gpus)))
-    found = list(other_tools(plan, PlanInputs(AWQ, host=host), workload, Objectives(1.0, itl, 0.9, 0.02)))
+    found = list(other_tools(plan, PlanInputs(AWQ, host=host), workload, _no_budget, Objectives(1.0, itl, 0.9, 0.02)))
     assert [reason in one.message for one in found] == ([True] if reason else []), found
     assert all("(source: " in one.message and one.level is Level.ADVICE for one in found)
 
@@ -755,7 +759,9 @@ def test_tool_that_these_gpus_cannot_run_is_not_named(workload: Workload, itl: f
     full = workload.concurrency
     paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06), Pace(full, 0.03, full / 0.03))
     plan = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,), paces=paces)
-    assert not list(other_tools(plan, PlanInputs(AWQ, host=hosts), workload, Objectives(1.0, itl, 0.9, 0.02)))
+    assert not list(
+        other_tools(plan, PlanInputs(AWQ, host=hosts), workload, _no_budget, Objectives(1.0, itl, 0.9, 0.02))
+    )
 
 
 @pytest.mark.parametrize(("method", "plugin"), [("gguf", "vllm-gguf-plugin"), ("bitsandbytes", "vllm-bnb-plugin")])
@@ -774,9 +780,9 @@ def test_other_tool_is_named_once_and_only_where_applicable(find: Find) -> None:
     lax = Objectives(1.0, 1.0, 0.9, 0.02)
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
     plan_of = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,))
-    assert "12 GiB" in next(other_tools(plan_of, one, alone, lax)).message
-    assert list(other_tools(plan_of, one, many, lax)) == []
-    assert list(other_tools(plan_of, PlanInputs(AWQ, host=PAIR), alone, lax)) == []
+    assert "12 GiB" in next(other_tools(plan_of, one, alone, _no_budget, lax)).message
+    assert list(other_tools(plan_of, one, many, _no_budget, lax)) == []
+    assert list(other_tools(plan_of, PlanInputs(AWQ, host=PAIR), alone, _no_budget, lax)) == []
     (found,) = [one for one in find(host=P100, facts=SEVENTY) if one.code == "other_tool"]
     assert "does not support" in found.message
 
@@ -1033,11 +1039,24 @@ def test_more_gpus_of_a_machine_are_named_only_if_they_are_enough(
     assert not (machines and "more GPUs" in error.message)
 
 
+def test_missing_memory_is_said_to_be_of_the_share(find: Find) -> None:
+    found = find(facts=replace(BF16, weight_bytes=50 * 2**30), gpus=(0,), set={"gpu-memory-utilization": 0.9})
+    (error,) = [one for one in found if one.code == "weights_do_not_fit"]
+    assert "exceed what --gpu-memory-utilization 0.9 allows (" in error.message
+
+
 def test_weights_that_take_more_than_a_share_of_all_gpus_need_several_machines(find: Find) -> None:
     facts = replace(SEVENTY, weight_bytes=94 * 2**30)  # 2 GPUs have 96 GiB, of which vLLM can't take all
     found = find(facts=facts, host=PAIR, gpus=(0, 1), set={"tensor-parallel-size": 2})
     (advice,) = [one for one in found if one.code == "other_tool"]
-    assert "it needs at least 2 such machines, see 'plan --nodes 2'" in advice.message
+    assert "2 such machines hold weights, activations and the KV cache of a request of full length" in advice.message
+
+
+def test_number_of_machines_counts_more_than_the_weights(find: Find) -> None:
+    facts = replace(SEVENTY, weight_bytes=172 * 2**30)  # twice 0.95 of 96 GiB have room for little else
+    found = find(facts=facts, host=PAIR, gpus=(0, 1), set={"tensor-parallel-size": 2})
+    (advice,) = [one for one in found if one.code == "other_tool"]
+    assert "'plan --nodes 3'" in advice.message
 
 
 def test_a_longer_context_names_more_gpus_only_if_it_fits_on_them(find: Find) -> None:

@@ -215,7 +215,7 @@ def test_model_that_fits_nowhere_gets_all_gpus_and_a_report(chosen: Chosen, mode
 @pytest.mark.parametrize(
     ("model", "host", "workload", "reason"),
     [
-        ("8b", "h100", CHAT, "no need for FP8"),
+        ("8b", "h100", CHAT, "FP8 is not needed"),
         ("8b", "h100", BATCH, "your choice"),
         ("8b", "l40s", BATCH, "your choice"),
         ("8b", "a6000", BATCH, "vLLM can refuse an FP8 cache on this GPU"),
