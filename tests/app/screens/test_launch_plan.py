@@ -557,8 +557,8 @@ async def test_a_preset_that_fits_does_not_replace_what_was_chosen_meanwhile(hos
 
 
 NO_ROOM = (
-    "weights (756.0 GiB per GPU) and activations (1.7 GiB) exceed the 42.2 GiB available by 715.4 GiB; use a quantized "
-    "or smaller model, or more GPUs"
+    "weights (756.0 GiB per GPU) and activations (1.7 GiB) exceed what --gpu-memory-utilization 0.92 allows (42.2 GiB) "
+    "by 715.4 GiB; use a quantized or smaller model, or more GPUs"
 )
 NO_GPUS = (
     "tensor-parallel-size 4 needs 4 GPUs that belong to nobody else, and of the 8 of this machine 6 are taken: 0 and 1 "
