@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_console import __version__
 from vllm_console.crash_report import reports
-from vllm_console.fleet.leftovers import Leftovers, format_lost
+from vllm_console.fleet.leftovers import find_lost, format_lost
 from vllm_console.text import UNKNOWN, plain, size
 from vllm_launchers.secrets import is_secret_name, redact
 
@@ -53,7 +53,6 @@ def examine(
     """
     from vllm_launchers.host.gpu.document import encode_host
     from vllm_launchers.host.session_end import session_end
-    from vllm_launchers.keeper.orphans import find
 
     problems: list[Document] = []
     document: Document = {
@@ -79,7 +78,7 @@ def examine(
         _problem(problems, f"can't read GPUs: {host.problem}", "check that nvidia-smi works for this user")
     if document["machine"]["open_files_limit"] < LEAST_FILES:
         _problem(problems, "the open file limit is low", f"raise 'ulimit -n' to {LEAST_FILES} or more")
-    if lost := format_lost(Leftovers(find(state).found)):
+    if lost := format_lost(find_lost(state)):
         _problem(problems, lost, "'vllm-console leftovers' lists the processes; with --remove it ends them")
     if at_logout := session_end():
         _problem(

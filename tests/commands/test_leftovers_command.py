@@ -1,4 +1,4 @@
-"""``leftovers`` lists leftovers of a server, ends them on request, and changes nothing with ``--read-only``."""
+"""``leftovers`` lists what servers left and ends it on request; commands name it when a server has lost its folder."""
 
 from __future__ import annotations
 
@@ -25,3 +25,23 @@ def test_leftovers_are_listed_but_not_ended_in_read_only_mode(program):
     os.kill(server["pid"], 0)
     for one in found:
         os.kill(one["pid"], signal.SIGKILL)
+
+
+def test_commands_name_a_server_whose_folder_was_deleted(program):
+    server = program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
+    shutil.rmtree(program.home / "state")
+    way_out = "'vllm-console leftovers --remove'"
+    listed = program("list")
+    row = f"vllm@{server['port']}"
+    assert f"chat, whose folder was deleted while it ran: only {way_out} can end it" in listed.stdout.split(row)[1]
+    assert "The folder of chat was deleted while it ran" in listed.stderr
+    assert way_out in listed.stderr
+    assert way_out in program("list", "--ours").stdout
+    for words in (("status", "chat"), ("stop", "chat"), ("logs", "chat"), ("stop", row)):
+        refused = program(*words)
+        assert refused.returncode != 0
+        assert "folder" in refused.stderr
+        assert way_out in refused.stderr
+    removed = program("leftovers", "--remove")
+    assert "Removed" in removed.stdout
+    assert row not in program("list").stdout

@@ -188,12 +188,11 @@ def test_orphans_of_deleted_folder_are_listed_and_can_be_ended(bench):
     assert {one.process for one in found.processes} == {*server.parts, server.who["recorder"]}
     assert all("was deleted" in one.why for one in found.processes)
     assert "5 processes" in left_behind.format_leftovers(found)
-    assert left_behind.format_lost(found).startswith("The folder of one was deleted while it ran: it may still serve")
+    assert left_behind.find_lost(bench.root) == left_behind.lost_servers(found.processes) == ["one"]
+    assert left_behind.format_lost(["one"]).startswith("The folder of one was deleted while it ran: it may still serve")
     document = examine(bench.root, bench.root / "config", (), Host())
     (problem,) = [one for one in document["problems"] if "folder of one" in one["what"]]
     assert "leftovers" in problem["do"]
-    assert left_behind.lost_server(bench.root, "one") == left_behind.format_lost(found)
-    assert left_behind.lost_server(bench.root, "two") == ""
     elsewhere = orphans.find(bench.root / "another")
     assert elsewhere.found == ()
     assert sum(str(bench.root) in sentence for sentence in elsewhere.spared) == 5, "listed, with where to look"

@@ -9,7 +9,15 @@ from collections.abc import Iterable
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, print_json
-from vllm_console.fleet.leftovers import Leftovers, Removed, format_file, format_leftovers, format_lost, format_process
+from vllm_console.fleet.leftovers import (
+    Leftovers,
+    Removed,
+    format_file,
+    format_leftovers,
+    format_lost,
+    format_process,
+    lost_servers,
+)
 from vllm_console.text import plain
 
 
@@ -44,7 +52,7 @@ def _removing(found: Leftovers) -> str:
 
 
 def _show(found: Leftovers) -> None:
-    if lost := format_lost(found):
+    if lost := format_lost(lost_servers(found.processes)):
         print(plain(f"{lost}; --remove does that."))
     print(f"Leftovers: {format_leftovers(found)}" + ("." if found.empty else f"; --remove {_removing(found)}:"))
     for text in (*map(format_process, found.processes), *map(format_file, found.files)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet, state_of
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, complain, fields, print_json
+from vllm_console.fleet.leftovers import find_lost, format_lost_here
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
@@ -80,6 +81,8 @@ def run_list(args: argparse.Namespace) -> int:
         print_json([status_document(server) for server in servers])
     elif servers:
         print("\n".join(servers_table(servers, snapshot.at, _terminal_width())))
+    elif lost := format_lost_here(find_lost(state_of(args))):  # with --ours, or if none serves HTTP any more
+        print(plain(f"No servers. {lost}."))
     else:
         print("No servers. Start one with 'vllm-console start chatbot', or try 'vllm-console demo'.")
     return 0
@@ -143,7 +146,7 @@ def servers_table(servers: Sequence[ServerView], now: float, room: int | None = 
         # Its owner already implies that another user's server is read-only, but not that it is open to everybody.
         if server.attached is not None and (why := server.reason or (server.attached.notice if server.machine else "")):
             lines.append(f"  {plain(why)}")
-        if notice := server.notice if server.recorded else server.exposed:
+        if notice := server.notice if server.recorded or server.lost else server.exposed:
             lines.append(f"  {plain(notice)}")
         if server.tuner is not None:
             lines.append(f"  tuner: {server.tuner.sentence(now)}")

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vllm_console.fleet.leftovers import lost_server
+from vllm_console.fleet.leftovers import find_lost, format_lost_here
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError
 from vllm_launchers.keeper import client
@@ -56,6 +56,7 @@ class ServerAccess:
         if (seen := self._snapshot().server(name)) is not None:
             what = "is attached" if seen.attached is not None else "was not started by vllm-console"
             raise RefusedError(f"{name} {what}, so {without}")
+        self._refuse_lost(name)
         raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
 
     def adopt_ours(self, name: str) -> ServerRecord:
@@ -79,14 +80,17 @@ class ServerAccess:
         seen = self._snapshot().server(name)
         if seen is not None and not seen.ours:
             raise RefusedError(f"{name} {seen.foreign}")
-        if lost := lost_server(self._state, name):
-            raise NotFoundError(f"{lost}; 'vllm-console leftovers --remove' does that")
+        self._refuse_lost(name)
         with contextlib.suppress(BadNameError):
             if client.keeper_alive(self._state, name) and self.record(name) is None:
                 raise OperationError(f"{name} is being created by another command: try again once it is listed")
         if self.record(name) is None:
             known = ", ".join(self._names()) or "none yet"
             raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
+
+    def _refuse_lost(self, name: str) -> None:
+        if name in find_lost(self._state):
+            raise NotFoundError(format_lost_here([name]))
 
     def _names(self) -> Iterator[str]:
         """The names of this user's servers; says which of their records can't be read."""

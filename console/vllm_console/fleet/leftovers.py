@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,11 +79,22 @@ def format_leftovers(found: Leftovers) -> str:
     return " and ".join(parts) or "nothing"
 
 
-def format_lost(found: Leftovers) -> str:
-    """A sentence naming servers that may still serve but can't be reached; empty if none."""
+def lost_servers(found: Iterable[Orphan]) -> list[str]:
+    """The names of servers whose folders were deleted while they ran."""
     from vllm_launchers.keeper.orphans import FOLDER_DELETED
 
-    names = sorted({os.path.basename(one.folder) for one in found.processes if one.why == FOLDER_DELETED})  # noqa: PTH119
+    return sorted({os.path.basename(one.folder) for one in found if one.why == FOLDER_DELETED})  # noqa: PTH119
+
+
+def find_lost(state: Path) -> list[str]:
+    """`lost_servers` among all processes, for the state folder ``state``."""
+    from vllm_launchers.keeper import orphans
+
+    return lost_servers(orphans.find(state).found)
+
+
+def format_lost(names: Sequence[str]) -> str:
+    """A sentence naming servers that may still serve but can't be reached; empty if none."""
     if not names:
         return ""
     one = len(names) == 1
@@ -93,12 +104,10 @@ def format_lost(found: Leftovers) -> str:
     )
 
 
-def lost_server(state: Path, name: str) -> str:
-    """`format_lost` for the server of that name alone."""
-    from vllm_launchers.keeper import orphans
-
-    found = orphans.find(state).found
-    return format_lost(Leftovers([one for one in found if os.path.basename(one.folder) == name]))  # noqa: PTH119
+def format_lost_here(names: Sequence[str]) -> str:
+    """`format_lost` with the command that ends them; empty if none."""
+    lost = format_lost(names)
+    return lost and f"{lost}; 'vllm-console leftovers --remove' does that"
 
 
 def format_process(orphan: Orphan) -> str:
@@ -164,7 +173,9 @@ class FleetLeftovers:
                 # Files that any program may have left are no reason for a notice; X and ``leftovers`` list them.
                 sure = replace(found, files=[file for file in found.files if file.sure])
                 removes = "the command 'remove leftovers' lists and removes them"
-                what = format_lost(sure) or f"Ended servers left {format_leftovers(sure)} behind"
+                what = (
+                    format_lost(lost_servers(sure.processes)) or f"Ended servers left {format_leftovers(sure)} behind"
+                )
                 self._notices = [] if sure.empty else [f"{what}: {removes}"]
 
 

@@ -21,7 +21,7 @@ from vllm_console.fleet.background_commands import Loads, Ramps
 from vllm_console.fleet.board import GpuClaims, SharedBoard, gpu_claims
 from vllm_console.fleet.change_predictions import ChangePredictions
 from vllm_console.fleet.launch_verdicts import LaunchVerdicts
-from vllm_console.fleet.leftovers import FleetLeftovers
+from vllm_console.fleet.leftovers import FleetLeftovers, format_lost_here
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView, paired
@@ -157,7 +157,7 @@ class LocalFleet:
         """The engine's verdicts on planned launches, and the process that waits to be launched."""
         self._download: ModelDownload | None = None
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
-        self._observer = Observer(patience=patience) if observe else None
+        self._observer = Observer(self._state, patience) if observe else None
         self._watched: dict[Identity, WatchedServer] = {}
         self._snapshot_lock = threading.Lock()
         self._gpus: FleetGpus | None = None
@@ -226,8 +226,9 @@ class LocalFleet:
         views[len(records) : len(records)] = attached_views
         remote_views, more = self.attached.host_views(selected)
         views, problems = [*views, *remote_views], problems + more
-        if self._report_leftovers:
-            problems += self.leftovers.notices()
+        left = self.leftovers.notices() if self._report_leftovers else []
+        # A search finds more but is rare, so until then, at least the servers that still run are reported.
+        problems += left or filter(None, [format_lost_here([view.lost for view in views if view.lost])])
         replay = None
         if view.run is not None or "replays" in self.__dict__:
             replay = self.replays.view(now, view)

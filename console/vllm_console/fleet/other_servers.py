@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.snapshot import ServerView, lost_text
 from vllm_console.fleet.watched_server import CHART_POINTS, CHART_STEP_SECONDS
 from vllm_console.history.time_view import LIVE, TimeView, points_shown
 from vllm_console.history.timeline import Timeline, newest_points
@@ -52,10 +52,13 @@ IN_A_CONTAINER = "in a container: its port is not reachable from here"
 
 
 class ObservedWatch:
-    """Another user's (or hand-started) server and the thread that samples it. The lock guards the shared state."""
+    """A server without a record and the thread that samples it. The lock guards the shared state.
 
-    def __init__(self, server: ObservedServer, interval: float = 1.0) -> None:
-        self.server = server
+    It is another user's, started by hand, or ours, named ``lost``, whose folder was deleted while it ran.
+    """
+
+    def __init__(self, server: ObservedServer, interval: float = 1.0, *, lost: str = "") -> None:
+        self.server, self._lost = server, lost
         self.sampled = threading.Event()
         self._interval = interval
         self._ended = threading.Event()
@@ -102,12 +105,18 @@ class ObservedWatch:
                 argv=server.argv,
                 reason=self._reason,
                 probed=self._probed,
-                notice="; ".join(filter(None, (self._exposed, _whose(server)))),
+                notice="; ".join(filter(None, (self._exposed, self._whose()))),
                 exposed=self._exposed,
+                lost=self._lost,
                 sample=latest,
                 window=self._timeline.window(),
                 series=self._series(time_view, now) if selected == name else None,
             )
+
+    def _whose(self) -> str:
+        if self._lost:
+            return lost_text(self._lost)
+        return f"started by {self.server.user or 'another user'} outside this console: read-only"
 
     def _series(self, view: TimeView, now: float) -> Series:
         """The requested range, limited to the quarter of an hour that is kept in memory."""
@@ -215,15 +224,11 @@ def _has_key(pid: int) -> bool:
     return any(name == API_KEY.encode() and value for name, _, value in (entry.partition(b"=") for entry in entries))
 
 
-def _whose(server: ObservedServer) -> str:
-    return f"started by {server.user or 'another user'} outside this console: read-only"
-
-
 class Observer:
     """Finds others' servers and samples them. The first snapshot waits up to ``patience`` seconds for answers."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, state: Path, patience: float) -> None:
+        self._state, self._patience = state, patience
         self._scanner = ProcessScanner()
         self._scanned_at = float("-inf")
         self._watches: dict[tuple[int, int], ObservedWatch] = {}
@@ -251,11 +256,19 @@ class Observer:
         found = {(server.pid, server.start_time): server for server in servers}
         for key in [key for key in self._watches if key not in found]:
             self._watches.pop(key).close()
-        new = [ObservedWatch(server) for key, server in found.items() if key not in self._watches]
+        unknown = [server for key, server in found.items() if key not in self._watches]
+        new = [ObservedWatch(server, lost=self._lost_name(server.pid)) for server in unknown]
         self._watches.update({(watch.server.pid, watch.server.start_time): watch for watch in new})
         deadline = time.monotonic() + self._patience
         for watch in new:
             watch.sampled.wait(max(0.0, deadline - time.monotonic()))
+
+    def _lost_name(self, pid: int) -> str:
+        """The name of our server that a process belongs to, if its folder was deleted; empty for other processes."""
+        from vllm_launchers.keeper.orphans import deleted_folder
+
+        folder = deleted_folder(pid)
+        return folder.name if folder is not None and folder.is_relative_to(self._state.resolve()) else ""
 
     def close(self) -> None:
         """Stop observing."""

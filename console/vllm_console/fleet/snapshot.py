@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.attached import Endpoint
+from vllm_console.fleet.leftovers import format_lost_here
 from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.sample import Sample, Series, Window
 from vllm_console.text import plain
@@ -203,6 +204,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """Other things to know: adopted by a new keeper, open to others without an API key, …"""
     exposed: str = ""
     """If others can use it: where it listens without an API key (also part of ``notice``); else empty."""
+    lost: str = ""
+    """The name of our server that it is, if the server's folder was deleted while it ran: it has no record now."""
     attached: Endpoint | None = None
     """Its location, if it is an attached endpoint: read over HTTP, never changed. ``ours`` is then False."""
     remote: str = ""
@@ -335,6 +338,8 @@ class ServerView(msgspec.Struct, frozen=True):
                 else "it belongs to another user there"
             )
             return f"runs on {self.remote}; {why}"
+        if self.lost:
+            return f"is {lost_text(self.lost)}"
         if self.attached is not None and self.machine:
             return f"is an attached machine ({self.attached.url}), not a server"
         if self.attached is not None:
@@ -417,7 +422,14 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
             return server
         if broken := next((notice for notice in self.notices if f"/{name}/record.json" in notice), None):
             raise OperationError(broken)
+        if any(server.lost == name for server in self.servers):
+            raise NotFoundError(format_lost_here([name]))
         raise NotFoundError(f"no server is called '{plain(name)}'; see 'vllm-console list'")
+
+
+def lost_text(name: str) -> str:
+    """A clause about a running server of ours whose folder was deleted."""
+    return f"{name}, whose folder was deleted while it ran: only 'vllm-console leftovers --remove' can end it"
 
 
 def paired(servers: Sequence[ServerView], now: float) -> list[ServerView]:

@@ -89,6 +89,12 @@ def find(root: Path) -> Orphans:  # noqa: C901 (every branch is a reason not to 
     return Orphans(tuple(found), tuple(sorted(spared)))
 
 
+def deleted_folder(pid: int) -> Path | None:
+    """The folder of the server that a process belongs to, if it was deleted while the process ran; else None."""
+    held = _held(pid, descriptors(pid) or {})
+    return Path(held.folder) if held is not None and not held.there else None
+
+
 def left_of(folder: Path) -> list[int]:
     """The pids of all processes that have a server's output open or were recorded in its group, except its keeper."""
     output = folder.resolve() / OUTPUT

@@ -96,4 +96,6 @@ def _no_log(server: ServerView | None) -> str:
         return f"its log is on its machine: vllm-console logs {plain(server.name)}"
     if server is not None and server.attached is not None:
         return "no log: it is on the endpoint's machine"
+    if server is not None and server.lost:
+        return "no log: it was deleted with the server's folder"
     return "no log: started outside this console"

@@ -159,6 +159,8 @@ def _owner(server: ServerView) -> str:
     """The owner and what that allows; empty for our own or attached servers."""
     if server.recorded:
         return ""
+    if server.lost:
+        return "you"
     if server.remote:
         return f"{'you' if server.remote_ours else server.owner or 'someone else'} (it {server.foreign})"
     return f"{server.owner or 'someone else'} (started outside this console: read-only)"
