@@ -102,7 +102,7 @@ def format_report(document: Document) -> Iterator[str]:
     for problem in problems:
         yield plain(f"! {problem['what']}")
         yield plain(f"    {problem['do']}")
-    titles = {"servers": "Servers of vllm-console", "findings": "Findings of which a console has notified"}
+    titles = {"servers": "Servers of vllm-console", "findings": "Findings that a console reported"}
     for title in ("program", "machine", "folders", "engines", "servers", "findings", "crashes", "environment"):
         yield ""
         yield titles.get(title, title.capitalize())
