@@ -189,8 +189,9 @@ def test_exports(program, model: Path, tmp_path: Path, form: str, part: str):
     command.write_text('#!/bin/sh\nexec /opt/vllm/bin/vllm "$@"\n')
     command.chmod(0o755)
     words = ("plan", "chatbot", "--host", "8xh100", "--vllm", str(command), "--model", str(model), "--export", form)
-    answer = program(*words, env={"VLLM_API_KEY": "sk-very-secret-1"})
+    answer = program(*words, env={"VLLM_API_KEY": "sk-very-secret-1", "TRANSFORMERS_OFFLINE": "1"})
     assert answer.returncode == 0, answer.stderr
+    assert "TRANSFORMERS_OFFLINE" in answer.stderr
     assert part in answer.stdout
     assert "sk-very-secret-1" not in answer.stdout
 

@@ -124,9 +124,11 @@ def _judged(fleet: LocalFleet, request: LaunchRequest) -> Plan:
 
 def _left_out(plan: Plan) -> list[str]:
     """Variables of this shell that vLLM reads and would inherit here, but that an export does not contain."""
-    reads = ("VLLM_", "HF_", "NCCL_", "CUDA_", "TORCH_", *(("OMP_",) if plan.engine.build == "cpu" else ()))
+    reads = ["VLLM_", "HF_", "TRANSFORMERS_", "NCCL_", "CUDA_", "TORCH_"]
+    if plan.engine.build == "cpu":
+        reads.append("OMP_")
     held = {*plan.environment, *plan.secrets}
-    return sorted(n for n in os.environ if n.startswith(reads) and n not in held and not is_secret_name(n))
+    return sorted(n for n in os.environ if n.startswith(tuple(reads)) and n not in held and not is_secret_name(n))
 
 
 def _tell_closed(plan: Plan) -> None:
