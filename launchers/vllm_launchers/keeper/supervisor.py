@@ -64,7 +64,6 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.values import Value, replace
 
 START_PENDING = "started by a new keeper; the old one died before it could"
-ADOPTED = "adopted by a new keeper after the old one died; its exit code will be unknown"
 ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
 WARMING_UP = "/health answers; ready after a first completed request"
 JOINED = f"{NODES_JOINED}; ready once node 0 has completed a request"
@@ -235,7 +234,8 @@ class Supervisor:
         self._ended = False
         self._group.refresh(self._other_children())
         _watch_exit(server, self._epoch, self._post)
-        self.record_writer.change(**_this_keeper(), adopted=True, start_pending=False, reason=ADOPTED)
+        reason = "" if record.state is State.READY else record.reason  # its port may have been another process's
+        self.record_writer.change(**_this_keeper(), adopted=True, start_pending=False, reason=reason)
         self._adopt_sidecar()
         if record.state is State.STOPPING:
             report = record.current.warm_up
@@ -422,7 +422,6 @@ class Supervisor:
         record = self.record
         before = self._health.reason
         transition = self._health.transition(event, record.state, record.current.spec.port)
-        usual = ADOPTED if record.adopted else ""
         match transition:
             case Transition.ANSWERED:
                 self._reservation.release()
@@ -431,14 +430,14 @@ class Supervisor:
                 else:
                     self._begin_warm_up()
             case Transition.RECOVERED:
-                self.record_writer.move(transition, usual)
+                self.record_writer.move(transition, "")
             case Transition.UNANSWERED:
                 self.record_writer.move(transition, self._health.reason)
             case _ if event.foreign and self._health.reason != record.reason:
                 self.note(self._health.reason)
                 self.record_writer.change(reason=self._health.reason)
             case _ if event.healthy and before and record.reason == before:  # it is our process that answers again
-                self.record_writer.change(reason=usual)
+                self.record_writer.change(reason="")
 
     def _begin_warm_up(self) -> None:
         """/health answers: send the warm-up request, which must complete before the server is ready."""
@@ -489,14 +488,13 @@ class Supervisor:
         self._stop = Stop(self._new_stop_sequence(serving=True), self.note, requested=False, retry=True)
 
     def _ready(self, generation: Generation) -> None:
-        record, downtime = self.record, self.record.downtime_seconds
+        downtime = self.record.downtime_seconds
         self._health.since = time.monotonic()
         if self._left_ready_at is not None:
             downtime, self._left_ready_at = self._health.since - self._left_ready_at, None
         recording, self._recording = self._recording, None  # applies to this start only
         generation = replace(generation, ready_at=recording.ready_at if recording is not None else time.time())
-        usual = ADOPTED if record.adopted else ""
-        self.record_writer.move(Transition.ANSWERED, usual, generation, downtime_seconds=downtime)
+        self.record_writer.move(Transition.ANSWERED, "", generation, downtime_seconds=downtime)
         if recording is not None:
             self.record_writer.change(state_since=recording.ready_at)
         self._start_probing()
