@@ -19,7 +19,7 @@ async def test_leftovers_are_named_and_go_after_a_yes(console):
         await c.press("X")
         await c.sees("End and remove 1 process and 1 file (240 MiB) in /dev/shm?")
         await c.sees("pid 4711 VLLM::EngineCor: of server chat; its server is failed")
-        await c.sees("/dev/shm/psm_0a1b2c3d")
+        await c.sees("psm_0a1b2c3d (240 MiB)")
         await c.press("n")
         assert [call[0] for call in c.fleet.calls] == ["leftovers"]
         await c.press("X")
@@ -61,8 +61,8 @@ async def test_a_reason_stands_once_above_the_files_that_it_holds_for(console):
         await c.sees("3 files in /dev/shm: its server has ended; no process has them open")
         await c.sees("9 files in /dev/shm: nothing uses it; no process has them open")
         await c.until(lambda: c.text.count("no process has") == 2, "two reasons")
-        await c.sees("/dev/shm/psm_7 (1 MiB)")
-        await c.lacks("/dev/shm/psm_8")
+        await c.sees("psm_7 (1 MiB)")
+        await c.lacks("psm_8")
         await c.sees("and 4 more: vllm-console leftovers")
 
 

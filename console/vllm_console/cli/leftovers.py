@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable
 
 from vllm_console.cli.fleet_access import open_fleet
@@ -12,13 +13,17 @@ from vllm_console.cli.output import Document, print_json
 from vllm_console.fleet.leftovers import (
     Leftovers,
     Removed,
-    format_file,
+    files_by_reason,
     format_leftovers,
     format_lost,
-    format_process,
     lost_servers,
+    name_and_size,
+    process_lines,
 )
 from vllm_console.text import plain
+
+WIDTH = 100
+"""Width of the lines of file names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +60,12 @@ def _show(found: Leftovers) -> None:
     if lost := format_lost(lost_servers(found.processes)):
         print(plain(f"{lost}; --remove does that."))
     print(f"Leftovers: {format_leftovers(found)}" + ("." if found.empty else f"; --remove {_removing(found)}:"))
-    for text in (*map(format_process, found.processes), *map(format_file, found.files)):
+    for text in process_lines(found.processes):
         print(plain(f"  {text}"))
+    for text, files in files_by_reason(found.files).items():
+        print(plain(f"  {text}:"))
+        for row in textwrap.wrap(plain(", ".join(map(name_and_size, files))), WIDTH):
+            print(f"    {row}")
 
 
 def _document(found: Leftovers, removed: Removed | None) -> Document:

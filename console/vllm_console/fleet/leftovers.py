@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.text import size as size_text
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_launchers.host.shared_memory import LeftFile
@@ -75,7 +76,7 @@ def format_leftovers(found: Leftovers) -> str:
     if number := len(found.processes):
         parts.append("1 process" if number == 1 else f"{number} processes")
     if number := len(found.files):
-        parts.append(f"{'1 file' if number == 1 else f'{number} files'} ({size_text(found.size)}) in /dev/shm")
+        parts.append(f"{counted(number, 'file')} ({size_text(found.size)}) in /dev/shm")
     return " and ".join(parts) or "nothing"
 
 
@@ -110,19 +111,31 @@ def format_lost_here(names: Sequence[str]) -> str:
     return lost and f"{lost}; 'vllm-console leftovers --remove' does that"
 
 
-def format_process(orphan: Orphan) -> str:
-    """One process, in a line."""
-    return f"pid {orphan.process.pid} {orphan.title}: of server {os.path.basename(orphan.folder)}; {orphan.why}"  # noqa: PTH119
+def process_lines(found: Iterable[Orphan]) -> list[str]:
+    """The processes, in one line for all that differ only in their pids."""
+    alike: dict[str, list[str]] = {}
+    for one in found:
+        what = f"{one.title}: of server {os.path.basename(one.folder)}; {one.why}"  # noqa: PTH119
+        alike.setdefault(what, []).append(str(one.process.pid))
+    return [f"pid{'s' if len(pids) > 1 else ''} {', '.join(pids)} {what}" for what, pids in alike.items()]
 
 
-def format_file(file: LeftFile) -> str:
-    """One file, in a line."""
-    return f"{name_and_size(file)}: {file.why}; no process has it open"
+def files_by_reason(files: Iterable[LeftFile]) -> dict[str, list[LeftFile]]:
+    """The files, by a line that says how many there are and why they are leftovers."""
+    found: dict[str, list[LeftFile]] = {}
+    for file in files:
+        found.setdefault(file.why, []).append(file)
+    return {_files_line(why, alike): alike for why, alike in found.items()}
+
+
+def _files_line(why: str, files: Sequence[LeftFile]) -> str:
+    them = "it" if len(files) == 1 else "them"
+    return f"{counted(len(files), 'file')} in /dev/shm: {why}; no process has {them} open"
 
 
 def name_and_size(file: LeftFile) -> str:
-    """``/dev/shm/psm_0f1e (64 MiB)``."""
-    return f"{file.path} ({size_text(file.size)})"
+    """``psm_0f1e (64 MiB)``."""
+    return f"{os.path.basename(file.path)} ({size_text(file.size)})"  # noqa: PTH119
 
 
 class FleetLeftovers:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vllm_console.fleet.leftovers import Leftovers, Removed, format_leftovers, format_process, name_and_size
+from vllm_console.fleet.leftovers import (
+    Leftovers,
+    Removed,
+    files_by_reason,
+    format_leftovers,
+    name_and_size,
+    process_lines,
+)
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.theme import WARN
-from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
-    from vllm_launchers.host.shared_memory import LeftFile
 
 MOST_SHOWN = 8
 
@@ -46,17 +51,12 @@ def confirm_leftovers(console: ConsoleApp) -> None:
 
 def _details(left: Leftovers) -> list[str]:
     """Processes, then files grouped by reason; at most `MOST_SHOWN` of them."""
-    rows = [format_process(process) for process in left.processes[:MOST_SHOWN]]
-    room = MOST_SHOWN - len(rows)
-    by_reason: dict[str, list[LeftFile]] = {}
-    for file in left.files:
-        by_reason.setdefault(file.why, []).append(file)
-    for why, files in by_reason.items():
+    shown = left.processes[:MOST_SHOWN]
+    rows, room = process_lines(shown), MOST_SHOWN - len(shown)
+    for text, files in files_by_reason(left.files).items():
         if room <= 0:
             break
-        them = "it" if len(files) == 1 else "them"
-        rows.append(f"{counted(len(files), 'file')} in /dev/shm: {why}; no process has {them} open")
-        rows += [f"  {name_and_size(file)}" for file in files[:room]]
+        rows += [text, *(f"  {name_and_size(file)}" for file in files[:room])]
         room -= len(files)
     hidden = len(left.processes) + len(left.files) - MOST_SHOWN
     return [*rows, *([f"and {hidden} more: vllm-console leftovers"] if hidden > 0 else [])]
