@@ -9,7 +9,8 @@ which listens on its master address, on the port after the master port:
 2. When all have joined, node 0 stops listening and sends ``go``: only now does each keeper start its vLLM.
 3. Node 0 sends ``ready`` once it has completed a request, which requires all nodes.
 4. A node that ends sends ``end``. If a connection closes without it, or the kernel's keepalive finds it dead after 14
-   seconds, the node is gone. Node 0 passes that on to the others.
+   seconds, the node is gone. Node 0 passes that on to the others: ``rank`` is the node that ended, and ``named`` marks
+   that the reason ``why`` is a sentence about that node.
 
 Messages are lines of JSON with a maximum length; nothing in them is executed, and none contains a secret. The link is
 no stronger than vLLM's own master port, which has no password either: both belong on a private network. A stranger who
@@ -297,7 +298,9 @@ class NodeLink(threading.Thread):
                         return
                 if peer.over:
                     text = f"node {rank} is gone: the connection to its keeper ended ({peer.why})"
-                    self._send_all({"do": "end", "why": text, "requested": False, "rank": rank, "told": True}, but=rank)
+                    self._send_all(
+                        {"do": "end", "why": text, "requested": False, "rank": rank, "named": True}, but=rank
+                    )
                     self._news(NodeStep.ENDED, text)
                     return
 
@@ -310,9 +313,9 @@ class NodeLink(threading.Thread):
         requested, why = message.get("requested") is True, _clean(message.get("why", ""))
         ended = message.get("rank")
         ended = ended if isinstance(ended, int) and 0 <= ended < self._node.count else rank
-        if message.get("told") is not True:
+        if message.get("named") is not True:
             why = f"node {ended} was stopped by a request on that node" if requested else f"node {ended} is gone: {why}"
-        order = {"do": "end", "why": why, "requested": requested, "rank": ended, "told": True}
+        order = {"do": "end", "why": why, "requested": requested, "rank": ended, "named": True}
         self._send_all(order, but=rank)
         self._news(NodeStep.ENDED, why, requested=requested)
         return True
