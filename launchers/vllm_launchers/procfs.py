@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable, Iterator, KeysView
 from pathlib import Path
 
 from vllm_launchers.values import Value
@@ -81,6 +81,15 @@ def title(pid: int) -> str:
         return Path(f"{PROC}/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def command_lines() -> Iterator[tuple[int, list[str]]]:
+    """The pid and the command line of each visible process that has one."""
+    for pid in pids():
+        with contextlib.suppress(OSError):  # it has just ended
+            words = Path(f"{PROC}/{pid}/cmdline").read_bytes().rstrip(b"\0")
+            if words:
+                yield pid, os.fsdecode(words).split("\0")
 
 
 def resident_mib(pid: int) -> int | None:

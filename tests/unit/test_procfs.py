@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,16 @@ def test_descendants_are_listed_nearest_first() -> None:
 def test_title() -> None:
     assert procfs.title(os.getpid()) == Path("/proc/self/comm").read_text().strip()
     assert procfs.title(0) == ""
+
+
+def test_command_lines() -> None:
+    words = [sys.executable, "-c", "input()", "a word", "é"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as child:
+        found = dict(procfs.command_lines())
+        child.communicate(b"\n")
+    assert found[child.pid] == words
+    assert 0 not in found
+    assert all(found.values()), "kernel threads have none"
 
 
 @pytest.mark.parametrize("text", ["", "7 (a) S 1", "7"])

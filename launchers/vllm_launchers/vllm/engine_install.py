@@ -26,6 +26,7 @@ import msgspec
 from vllm_launchers.errors import OperationError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import locked, make_folder
+from vllm_launchers.procfs import command_lines
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder, free_bytes
 from vllm_launchers.vllm.installed_packages import site_packages
@@ -495,11 +496,5 @@ def refuse_while_installing(version: str, build: Build, environ: Mapping[str, st
 
 def users_of(folder: Path) -> list[int]:
     """PIDs of processes whose command lines have a path in this folder."""
-    import psutil
-
     prefix = f"{folder}{os.sep}"
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        if any(word.startswith(prefix) for word in process.info["cmdline"] or ()):
-            found.append(process.info["pid"])
-    return found
+    return [pid for pid, words in command_lines() if any(word.startswith(prefix) for word in words)]

@@ -25,6 +25,7 @@ import msgspec
 
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.hub_folders import cache_folder, model_folder
+from vllm_launchers.procfs import command_lines
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm import hub_worker
 from vllm_launchers.vllm.engines import disk_bytes, find_engines, free_bytes
@@ -347,15 +348,12 @@ def disk_size(folder: Path) -> int:
 
 def users_of_model(model: str, folder: Path) -> list[int]:
     """PIDs of vLLM processes whose command line names a model or its folder."""
-    import psutil
-
     found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        words = process.info["cmdline"] or ()
+    for pid, words in command_lines():
         serves = any("vllm" in word for word in words)
         named = any(word == model or word.endswith(f"={model}") or str(folder) in word for word in words)
-        if serves and named and process.info["pid"] != os.getpid():
-            found.append(process.info["pid"])
+        if serves and named and pid != os.getpid():
+            found.append(pid)
     return found
 
 
