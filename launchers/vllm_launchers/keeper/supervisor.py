@@ -706,14 +706,20 @@ class Supervisor:
     def _continue_after_end(self, stop: Stop) -> None:
         """Take the next step once nothing of the server is left. Raises `UnwrittenError` to wait for the record."""
         self._group = None
-        unread = self._empty_output()
-        ended = self.record.current.exit
-        reason = "; ".join(filter(None, (ended.reason if ended else "it ended", unread)))
         if stop.next_spec is not None:
             self.start_next(stop.next_spec, start_pending=True)
         elif self.record.start_pending:
             self._start_process(stop.restart_reason or START_PENDING, attempt=self.record.attempt)
-        elif stop.requested:
+        else:
+            self._end(stop)
+        self._stop = None
+
+    def _end(self, stop: Stop) -> None:
+        """Nothing is to be started next: record the end, and decide whether to try again."""
+        unread = self._empty_output()
+        ended = self.record.current.exit
+        reason = "; ".join(filter(None, (ended.reason if ended else "it ended", unread)))
+        if stop.requested:
             self._reservation.release()
             self.record_writer.move(Transition.GONE, reason, server=None, keeper=None, next_spec=None)
             self.over = True
@@ -721,7 +727,6 @@ class Supervisor:
             self._roll_back(earlier, reason)
         else:
             self._retry_or_fail(reason, stop.retry)
-        self._stop = None
 
     def _empty_output(self) -> str:
         """Write the rest of the log once nothing of the server is left. Returns a clause if that took too long."""

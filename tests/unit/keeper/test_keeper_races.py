@@ -25,8 +25,10 @@ class QuietForwarder:
         self.log = RotatingLog(folder / "server.log", 1 << 20, 2)
         self.redaction = Redaction()
         self.reads_in_time = True
+        self.waits = 0
 
     def begin_anew(self, seconds):
+        self.waits += 1
         return self.reads_in_time
 
 
@@ -80,9 +82,14 @@ def test_answer_during_a_stop_changes_nothing(server):
 
 def until_over(server):
     """Run the server's events until it has ended."""
+    until(server, lambda: server.over)
+
+
+def until(server, condition):
+    """Run the events of the server's present process until a condition holds."""
     ended = time.monotonic() + 60
     child = os.pidfd_open(server.record.server.pid)
-    while not server.over:
+    while not condition():
         assert time.monotonic() < ended
         select.select([child], [], [], server.due())
         server.reap()
@@ -98,6 +105,16 @@ def test_log_that_takes_too_long_to_read_is_reported(server):
         "; the end of its log took longer than 30s to read: it is written later, "
         "possibly into the next run's part of the log"
     )
+
+
+def test_restart_waits_only_once_for_a_log_that_takes_long_to_read(server):
+    server._forwarder.reads_in_time = False
+    waits, spec = server._forwarder.waits, server.record.current.spec
+    server.stop(spec)
+    until(server, lambda: server.record.current.number == 2 and server.record.server is not None)
+    assert server._forwarder.waits == waits + 1
+    server.stop()
+    until_over(server)
 
 
 def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
