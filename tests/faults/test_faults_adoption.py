@@ -230,8 +230,8 @@ def test_unadoptable_server_does_not_block_others(bench):
         client.adopt_orphans(bench.root)
     until(lambda: not client.keeper_alive(bench.root, "b"), "the end of the keeper that could not begin")
     aside.rename(output)
-    assert client.adopt(bench.root, "b")
-    assert not client.adopt(bench.root, "b"), "it has one"
+    assert client.adopt(bench.root, client.read(bench.root, "b"))
+    assert not client.adopt(bench.root, client.read(bench.root, "b")), "it has one"
     assert processes.alive(bench.wait(State.READY, "b").server)
 
 

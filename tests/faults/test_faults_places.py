@@ -63,12 +63,13 @@ def test_concurrent_adoption_without_working_locks_leaves_one_keeper(bench, wait
     for _ in range(3):
         processes.send(bench.read().keeper, signal.SIGKILL)
         wait_until(lambda: not client.keeper_alive(bench.root, "one"), "the keeper's death")
-        at_once(lambda: client.adopt(bench.root, "one"))
+        at_once(lambda: client.adopt(bench.root, bench.read()))
         # Keepers that saw each other may all have yielded, or be about to.
-        wait_until(lambda: not client.adopt(bench.root, "one") and settled(bench), "one keeper that wrote the record")
+        one = "one keeper that wrote the record"
+        wait_until(lambda: not client.adopt(bench.root, bench.read()) and settled(bench), one)
         alive = folder_claim.keepers_of(bench.file(""))
         for _ in range(10):
-            assert not client.adopt(bench.root, "one")
+            assert not client.adopt(bench.root, bench.read())
         assert folder_claim.keepers_of(bench.file("")) == alive
         assert processes.alive(record.server)
     bench.stopped()

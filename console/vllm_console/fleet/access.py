@@ -68,10 +68,12 @@ class ServerAccess:
             OperationError: it is being created, or its record can't be read.
         """
         self.refuse_read_only()
-        if self.record(name) is None:
+        record = self.record(name)
+        if record is None:
             self._refuse_missing(name)
-        client.adopt(self._state, name)
-        record = client.read(self._state, name)
+            record = client.read(self._state, name)
+        if client.adopt(self._state, record):
+            record = client.read(self._state, name)
         client.refuse_elsewhere(self._state, record)
         return record
 

@@ -251,13 +251,15 @@ def stop(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
     return _ask_or_start(root, name, {"do": "stop"}, tuning)
 
 
-def adopt(root: Path, name: str) -> bool:
-    """Start a keeper for this server if its own has died; returns whether it was started.
+def adopt(root: Path, record: ServerRecord, *, tuning: Options = None) -> bool:
+    """Start a keeper for a server if its own has died; returns whether it was started.
 
     It is not an error if another console is faster. Raises `NoSuchServerError`, `RecordError`, and `KeeperError` if the
     keeper can't be started.
     """
-    return _may_adopt(root, read(root, name)) and _adopt(folder(root, name), None)
+    if not record.needs_keeper or elsewhere(root, record):
+        return False
+    return _adopt(folder(root, record.name), tuning)
 
 
 def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:
@@ -269,17 +271,13 @@ def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:
     adopted, problems = [], []
     for record in list_records(root)[0]:
         try:
-            if _may_adopt(root, record) and _adopt(folder(root, record.name), tuning):
+            if adopt(root, record, tuning=tuning):
                 adopted.append(record.name)
         except KeeperError as error:
             problems.append(f"server {record.name} could not be adopted: {error}")
     if problems:
         raise KeeperError("; ".join(problems))
     return adopted
-
-
-def _may_adopt(root: Path, record: ServerRecord) -> bool:
-    return record.needs_keeper and not elsewhere(root, record)
 
 
 def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = None) -> None:

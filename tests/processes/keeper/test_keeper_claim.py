@@ -76,7 +76,7 @@ def test_one_keeper_per_server_without_working_locks(bench, monkeypatch):
     assert client.keeper_alive(bench.root, "one")
     for _ in range(20):
         assert bench.adopt() == []
-        assert not client.adopt(bench.root, "one")
+        assert not client.adopt(bench.root, client.read(bench.root, "one"))
     assert [one.pid for one in keepers(bench)] == [record.keeper.pid]
     bench.stopped()
     assert not processes.alive(record.server)
