@@ -11,7 +11,7 @@ from vllm_console.cli.fleet_access import open_fleet, state_of
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.leftovers import find_lost, format_lost_here
-from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
+from vllm_console.fleet.snapshot import STALE_SECONDS, PreparedRestart, ServerView, SleepView
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
@@ -45,9 +45,6 @@ COLUMNS = (
 
 LEAST_RATE_SECONDS = 5.0
 """Rates over a shorter time are unknown: nothing has to happen in a second."""
-
-STALE_SECONDS = 5.0
-"""Metrics older than this are not called current, since they are read once a second."""
 
 HOST = 2
 """The column that is omitted if all servers run on this machine."""

@@ -41,6 +41,9 @@ TUNES, TESTS = "a tuner is running", "a load test is running"
 FIRST = ""
 """In place of a name: the first server of a snapshot."""
 
+STALE_SECONDS = 5.0
+"""Metrics older than this are shown with their age, since they are read once a second."""
+
 REACHABILITY = {State.READY: "reachable", State.UNRESPONSIVE: "unreachable"}
 """The displayed states of an attached endpoint."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from textual import events, on
 from textual.strip import Strip
 
-from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.snapshot import STALE_SECONDS, ServerView
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import load_ended
@@ -19,10 +19,6 @@ from vllm_console.ui.widgets.chart import NOTHING, PLAIN, ChartView, place_at
 from vllm_console.ui.widgets.draw import Part, paragraph, rule
 from vllm_console.ui.widgets.framed import FramedView
 from vllm_launchers.keeper.records import State
-
-STALE_SECONDS = 5.0
-"""Numbers older than this are shown with their age."""
-
 
 Draw = Callable[[ServerView, float, int, int, ChartView], Sequence[Strip]]
 """Pure function that draws a pane: (server, Unix time in seconds, width, height, chart view) to lines, the title first.

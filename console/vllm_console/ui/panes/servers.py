@@ -14,13 +14,13 @@ from textual.message import Message
 from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import PAIR_ASLEEP
-from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.snapshot import STALE_SECONDS, ServerView
 from vllm_console.metrics.quantile import p99_of
 from vllm_console.metrics.sample import EngineSample, Window
 from vllm_console.metrics.window import in_order
 from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
-from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, preemptions_missed, usage_missed
+from vllm_console.ui.panes.base import latencies_of, past_load, preemptions_missed, usage_missed
 from vllm_console.ui.panes.state import format_left
 from vllm_console.ui.terminal.lines import clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
