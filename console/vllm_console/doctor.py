@@ -204,7 +204,7 @@ def _folders(state: Path, config: Path, problems: list[Document]) -> Document:
 
 
 def _servers(state: Path, problems: list[Document]) -> list[Document]:
-    from vllm_launchers.keeper import client
+    from vllm_launchers.keeper import client, folders
     from vllm_launchers.keeper.errors import KeeperError
     from vllm_launchers.launch.details import exposed_message
 
@@ -226,7 +226,7 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
             _problem(problems, silence, "find out why it was suspended; nothing is lost once it continues")
         elif record.needs_keeper and not kept:
             _problem(problems, f"{record.name}: its keeper is gone", "the next command or console starts a new keeper")
-        for what in _deleted(client.folder(state, record.name), kept):
+        for what in _deleted(folders.server_folder(state, record.name), kept):
             do = "don't touch a server's files; 'vllm-console remove' deletes those of an ended server"
             _problem(problems, f"{record.name}: {what}", do)
         if problem := exposed_message(record):

@@ -117,7 +117,7 @@ class Bench:
 
     def let_go(self, name: str = "one") -> None:
         """Wait until a dying keeper's locks are free: it counts as dead before its threads have closed its files."""
-        home = client.folder(self.root, name)
+        home = folders.server_folder(self.root, name)
         until(
             lambda: not client.keeper_alive(self.root, name) and not folders.is_stale(home),
             "the keeper's death",
@@ -125,12 +125,12 @@ class Bench:
 
     def log(self, name: str = "one") -> str:
         """The server's full log, oldest file first."""
-        folder = client.folder(self.root, name)
+        folder = folders.server_folder(self.root, name)
         older = sorted(folder.glob("server.log.*"), key=lambda path: -int(path.suffix[1:]))
         return "".join(path.read_text() for path in [*older, folder / "server.log"])
 
     def file(self, file: str, name: str = "one") -> Path:
-        return client.folder(self.root, name) / file
+        return folders.server_folder(self.root, name) / file
 
     def see(self, record: ServerRecord) -> ServerRecord:
         for process in (record.keeper, record.server, record.sidecar):

@@ -318,7 +318,7 @@ def test_reboot_cancels_pending_start(bench, keepers):
     bench.restart(bench.spec())
     left = died(bench, fault)
     earlier = replace(left, keeper=replace(left.keeper, boot_id="11111111-2222-3333-4444-555555555555"))
-    folders.write_record(client.folder(bench.root, "one"), earlier)
+    folders.write_record(folders.server_folder(bench.root, "one"), earlier)
     bench.adopt()
     failed = bench.wait(State.FAILED)
     assert "the machine was rebooted since; its pending restart was dropped" in failed.reason

@@ -15,7 +15,7 @@ from vllm_launchers.values import replace
 
 
 def on_disk(bench, name="one"):
-    return folders.read_record(client.folder(bench.root, name))
+    return folders.read_record(folders.server_folder(bench.root, name))
 
 
 def test_start_on_full_disk_is_refused_with_the_path(bench, disk):

@@ -22,7 +22,7 @@ from vllm_console.metrics.sample import Sample
 from vllm_console.runs import store as run_store
 from vllm_console.runs.store import RunHead, RunStore, RunStoreError
 from vllm_launchers.errors import OperationError
-from vllm_launchers.keeper import client, errors, processes
+from vllm_launchers.keeper import client, errors, folders, processes
 from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.launcher import launch_lock
 from vllm_launchers.vllm import startup_reports
@@ -70,7 +70,7 @@ def within(seconds: float, act: Callable[[], Any]) -> Any:
 def test_locked_databases_do_not_block_sampling_or_verbs(bench, monkeypatch):
     monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
     ready = bench.ready(bench.spec())
-    folder = client.folder(bench.root, "one")
+    folder = folders.server_folder(bench.root, "one")
     writer = HistoryWriter(folder / "history.sqlite")
     writer.append(Sample(at=time.time(), engines={}))
     writer.close()

@@ -182,7 +182,7 @@ def test_orphans_of_deleted_folder_are_listed_and_can_be_ended(bench):
     server = Server(bench)
     bench.wait(State.READY)
     assert server.kill(["keeper"]) == ["keeper"]
-    shutil.rmtree(client.folder(bench.root, "one"))
+    shutil.rmtree(folders.server_folder(bench.root, "one"))
     assert bench.adopt() == []
     found = left_behind.find_leftovers(bench.root)
     assert {one.process for one in found.processes} == {*server.parts, server.who["recorder"]}

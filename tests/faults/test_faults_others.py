@@ -124,7 +124,7 @@ def test_forged_record_never_affects_foreign_process(bench, foreign, uid):
             elif cases[name] == "restart":
                 bench.restart(replace(bench.spec("--exit-after", "0", "--exit-code", "2", "--never-ready")), name)
             else:
-                client._adopt(client.folder(bench.root, name), None)
+                client._adopt(folders.server_folder(bench.root, name), None)
         return bench.until(lambda record: not record.state.alive and not client.keeper_alive(bench.root, name), name)
 
     with ThreadPoolExecutor(16) as pool:
@@ -208,7 +208,7 @@ def test_symlinks_in_state_folder_are_not_followed(bench, foreign, tmp_path):
     forged(bench.root, "socket", there)
     bench.file("keeper.sock", "socket").symlink_to(bench.file("keeper.sock"))
     with pytest.raises(wire.UnreachableError, match="in the socket's place"):
-        wire.ask(client.folder(bench.root, "socket"), {"do": "stop"})
+        wire.ask(folders.server_folder(bench.root, "socket"), {"do": "stop"})
     assert bench.read() == real, "stopping one server does not reach another through its socket"
 
 

@@ -185,7 +185,7 @@ def test_newer_record_is_refused_and_its_server_keeps_running(bench, keeper_live
     assert processes.alive(ready.server)
     assert answers(ready)
 
-    folders.write_record(client.folder(bench.root, "one"), ready)  # as if the newer console had written it
+    folders.write_record(folders.server_folder(bench.root, "one"), ready)  # as if the newer console had written it
     assert bench.stopped().exit.requested
 
 

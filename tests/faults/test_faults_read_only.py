@@ -232,9 +232,9 @@ def box(bench, tmp_path, port, monkeypatch):
     bench.stopped("gone")
     for name in ("orphan", "ordered"):
         bench.orphaned(bench.read(name))
-    lock = folders.take_lock(client.folder(bench.root, "ordered"), 5)
+    lock = folders.take_lock(folders.server_folder(bench.root, "ordered"), 5)
     assert lock is not None
-    listener = _recording_keeper(client.folder(bench.root, "ordered") / "keeper.sock", box.orders)
+    listener = _recording_keeper(folders.server_folder(bench.root, "ordered") / "keeper.sock", box.orders)
     words = [sys.executable, str(script), "serve", "tiny", "--port", str(port)]
     other = subprocess.Popen(words, env={**os.environ, **own})
     box.running["other"] = processes.identity_of(processes.table()[other.pid])
@@ -270,7 +270,7 @@ def _recording_keeper(path: Path, orders: bytearray) -> socket.socket:
 
 
 def lines_of(box: Box, commands: dict[str, list[str]], *before: str) -> list[list[str]]:
-    places = {"URL": box.url, "LOG": str(client.folder(box.root, "gone") / "server.log")}
+    places = {"URL": box.url, "LOG": str(folders.server_folder(box.root, "gone") / "server.log")}
     found = [[*before, name, *(places.get(word, word) for word in words)] for name, words in commands.items()]
     return [line for line in found if line[len(before)] in COMMANDS]
 

@@ -64,7 +64,7 @@ def test_keeper_without_write_access_continues_and_catches_up(bench, failing, tm
         assert said in silent.unwritten, "the error, and which process reported it"
         assert str(bench.file("record.json", name)) in silent.unwritten
         assert bench.file("record.json", name).read_bytes() == before[name][0], "the old record, complete"
-        assert folders.is_stale(client.folder(bench.root, name))
+        assert folders.is_stale(folders.server_folder(bench.root, name))
         with pytest.raises(errors.UnwrittenError, match=said):
             bench.restart(bench.spec(), name)
         assert processes.alive(ready[name].server), "refused before anything was stopped"
@@ -121,7 +121,7 @@ def test_keepers_recover_from_exhausted_file_descriptors(bench):
     for pid, (_, most) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
     for name in ready:
-        home = client.folder(bench.root, name)
+        home = folders.server_folder(bench.root, name)
         wire.ask(home, {"do": "read"}, 10.0)  # waits for it with the descriptor that was opened earlier
         with pytest.raises(errors.SilentError):
             wire.ask(home, {"do": "read"}, 0.3)
@@ -132,7 +132,7 @@ def test_keepers_recover_from_exhausted_file_descriptors(bench):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
     bench.until(lambda _: bench.file("server.log").stat().st_size < 4096)
     for name, before in ready.items():
-        wire.ask(client.folder(bench.root, name), {"do": "read"}, 10.0)
+        wire.ask(folders.server_folder(bench.root, name), {"do": "read"}, 10.0)
         after = bench.wait(State.READY, name)
         assert (after.server, after.sidecar) == (before.server, before.sidecar), "no process was considered dead"
         assert processes.alive(after.server)
@@ -146,7 +146,7 @@ def test_keepers_recover_from_exhausted_file_descriptors(bench):
 def test_keeper_answers_malformed_requests(bench):
     """A request from the right user that our console never sends still gets a response."""
     ready = bench.ready(bench.spec())
-    home = client.folder(bench.root, "one")
+    home = folders.server_folder(bench.root, "one")
     spec = wire.to_plain(ready.current.spec)
     for request in (
         {"do": "restart", "spec": spec, "secrets": [1]},

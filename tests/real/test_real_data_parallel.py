@@ -19,7 +19,7 @@ import pytest
 
 from fakes.commands import run_command
 from fakes.keeper_bench import end_servers
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.records import State
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -81,5 +81,5 @@ def test_two_ranks_are_one_server_and_end_together(
     os.kill(engine, signal.SIGKILL)
     ended = client.wait_for(program.state, "ranks", lambda one: one.state in (State.FAILED, State.STOPPED), SECONDS)
     assert ended.state is State.FAILED
-    log = client.folder(program.state, "ranks") / "server.log"
+    log = folders.server_folder(program.state, "ranks") / "server.log"
     assert program("diagnose", str(log))["cause"] == "engine_core_died"

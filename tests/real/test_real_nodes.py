@@ -21,7 +21,7 @@ import pytest
 from fakes.keeper_bench import end_servers
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.finding import Cause
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.records import ServerRecord, State
 
 pytestmark = pytest.mark.real
@@ -189,7 +189,7 @@ class Machine:
         return record
 
     def log(self) -> list[str]:
-        path = client.folder(self.root, "node") / "server.log"
+        path = folders.server_folder(self.root, "node") / "server.log"
         return path.read_text(errors="replace").splitlines() if path.exists() else []
 
     def completes(self) -> bool:

@@ -18,7 +18,7 @@ import pytest
 
 from vllm_console.fleet import leftovers
 from vllm_launchers.host import shared_memory as shared_files
-from vllm_launchers.keeper import client, process_group, processes, wire
+from vllm_launchers.keeper import client, folders, process_group, processes, wire
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord, State
 
 pytestmark = pytest.mark.real
@@ -29,7 +29,7 @@ UP_SECONDS = 600.0
 LAUNCH = """
 import json, sys, time
 from pathlib import Path
-from vllm_launchers.keeper import client, wire
+from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.records import LaunchSpec
 client.launch(Path(sys.argv[1]), sys.argv[2], wire.from_plain(LaunchSpec, json.load(sys.stdin)))
 print("up", flush=True)
@@ -90,7 +90,7 @@ def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
     yield seen
     for record in client.list_records(tmp_path)[0]:
         seen.update(one for one in (record.keeper, record.server) if one)
-        seen.update(process_group.recorded(client.folder(tmp_path, record.name)).members)
+        seen.update(process_group.recorded(folders.server_folder(tmp_path, record.name)).members)
     for one in seen:
         processes.send(one, signal.SIGKILL)
     # Processes killed during startup left files that no keeper has seen; these are offered after a minute.
@@ -143,7 +143,7 @@ def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[Proces
         return parts <= there.keys()
 
     wait(come, f"{name}: {case.moment}", UP_SECONDS)
-    home = client.folder(root, name)
+    home = folders.server_folder(root, name)
     if case.moment == "serving":
         wait(lambda: process_group.recorded(home).shared_memory, "the keeper's list of shared memory")
     if case.moment == "stopping":

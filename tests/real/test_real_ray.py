@@ -23,7 +23,7 @@ import pytest
 
 from fakes.keeper_bench import end_servers, until
 from vllm_launchers import procfs
-from vllm_launchers.keeper import client, process_group, processes
+from vllm_launchers.keeper import client, folders, process_group, processes
 from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord, State
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -74,7 +74,7 @@ class Ray:
 
     def workers(self) -> list[ProcessIdentity]:
         """The workers known to the keeper."""
-        members = process_group.recorded(client.folder(self.state, "onray")).members
+        members = process_group.recorded(folders.server_folder(self.state, "onray")).members
         return [one for one in members if processes.alive(one) and procfs.title(one.pid).startswith("ray::")]
 
     def ended(self, state: State = State.FAILED) -> Mapping[str, Any]:
@@ -115,7 +115,7 @@ def ray(tmp_path: Path, real_environment: Mapping[str, str], real_env: Mapping[s
         until(lambda: not one.pids(), "the end of Ray")
         subprocess.run(["ip", "netns", "delete", namespace], check=False)
         shutil.rmtree(scratch, ignore_errors=True)
-        left = Path(client.folder(one.state, "onray")) / process_group.FILE
+        left = Path(folders.server_folder(one.state, "onray")) / process_group.FILE
         for name in json.loads(left.read_text())["shared_memory"] if left.exists() else ():
             Path("/dev/shm", name).unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ from soak.engine import TEXT
 from soak.program import LOG_FILES
 from soak.schedule import TREES
 from soak.world import World
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 
 LINE = re.compile(rb"flood (\w{8}) (\d{8}) " + TEXT.encode() + rb"\n")
 
@@ -43,7 +43,7 @@ def check(world: World) -> Logs:
         logs.workers += 1
         logs.written += int(count)
     for server in TREES:
-        folder = client.folder(world.state, server)
+        folder = folders.server_folder(world.state, server)
         older = sorted(folder.glob("server.log.*"), key=lambda path: -int(path.suffix[1:]))
         text = b"".join(path.read_bytes() for path in [*older, folder / "server.log"] if path.exists())
         seen: dict[str, list[int]] = defaultdict(list)

@@ -26,7 +26,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_console.settings import Config
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.request import LaunchRequest
@@ -174,7 +174,7 @@ def _enter_records(root: Path, resumed: Mapping[str, tuple[recording.RecordedSer
         return
     probes = recording.read_probes()
     for name, (past, ended) in resumed.items():
-        folder = client.folder(root, name)
+        folder = folders.server_folder(root, name)
         recording.enter_probes(probes[name], folder, ended)
         recording.enter_windows(past, root, folder, client.read(root, name), ended)
 

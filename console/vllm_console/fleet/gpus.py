@@ -19,7 +19,7 @@ from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_launchers.host.gpu.hardware_warnings import IDLE
 from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, has_driver, with_claims, with_servers
 from vllm_launchers.host.gpu.vendors import no_driver
-from vllm_launchers.keeper import client, processes
+from vllm_launchers.keeper import folders, processes
 from vllm_launchers.keeper.process_group import recorded
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.units import GIB
@@ -154,7 +154,7 @@ def roots(records: Iterable[ServerRecord], state: Path) -> dict[int, str]:
     found = {identity.pid: name for identity, name in owned if identity is not None}
     for record in alive:
         if record.current.spec.ray:
-            members = recorded(client.folder(state, record.name)).members
+            members = recorded(folders.server_folder(state, record.name)).members
             found |= {member.pid: record.name for member in members if processes.alive(member)}
     return found
 
@@ -414,7 +414,7 @@ def recent_energy(state: Path, record: ServerRecord, gpus: Sequence[int], now: f
     hosts = read_gpu_samples(state / GPU_SAMPLES, since)
     if not any(gpu.energy_mj is not None for host in hosts for gpu in host.gpus):
         return None
-    with contextlib.closing(HistoryReader(client.folder(state, record.name) / HISTORY)) as reader:
+    with contextlib.closing(HistoryReader(folders.server_folder(state, record.name) / HISTORY)) as reader:
         try:
             entries = reader.since(since)
         except HistoryError:

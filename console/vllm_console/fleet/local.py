@@ -33,7 +33,7 @@ from vllm_launchers.addresses import base_url
 from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
-from vllm_launchers.keeper.folders import default_root
+from vllm_launchers.keeper.folders import default_root, server_folder
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
@@ -276,7 +276,7 @@ class LocalFleet:
     def _view(self, record: ServerRecord, now: float, selected: str | None, time_view: TimeView = LIVE) -> ServerView:
         name, key = record.name, record_identity(record)
         if key not in self._watched:
-            self._watched[key] = WatchedServer(client.folder(self._state, name), interactive=self._interactive)
+            self._watched[key] = WatchedServer(server_folder(self._state, name), interactive=self._interactive)
         watched = self._watched[key]
         context = JudgeContext(self._gpus, self._shares, self._reserves, may_ask=not self.read_only, board=self._board)
         if not record.state.alive:
@@ -310,7 +310,7 @@ class LocalFleet:
 
     def _view_apart(self, record: ServerRecord) -> ServerView:
         """A server after an action, without snapshot caches: another thread's snapshot may be running or hang."""
-        with contextlib.closing(WatchedServer(client.folder(self._state, record.name), interactive=False)) as watched:
+        with contextlib.closing(WatchedServer(server_folder(self._state, record.name), interactive=False)) as watched:
             load = self.loads.describe(record.name)
             return watched.view(record, time.time(), selected=False, load=load, startup_stages=False)
 
@@ -473,7 +473,7 @@ class LocalFleet:
         from vllm_console.fleet.probe import seen_traffic
 
         record = self.access.record(name)
-        return seen_traffic(client.folder(self._state, name), record, time.time()) if record is not None else None
+        return seen_traffic(server_folder(self._state, name), record, time.time()) if record is not None else None
 
     def suggest(
         self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()

@@ -30,7 +30,7 @@ from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
 from vllm_launchers.errors import OperationError, UsageError
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.listeners import Owner
@@ -377,7 +377,7 @@ def present_run(state: Path, record: ServerRecord) -> RunRecording:
 
 def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> RunRecording:
     """The records of a run in a time span (Unix seconds). Raises OperationError."""
-    folder, end = client.folder(state, record.name), until or math.inf
+    folder, end = folders.server_folder(state, record.name), until or math.inf
     try:
         reader = ProbeReader(folder / PROBE)
         requests = [one for one in reader.requests() if begin <= one.arrived_at and one.finished_at <= end]

@@ -33,7 +33,7 @@ from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample, Series, Window
 from vllm_console.metrics.window import combine, growths
 from vllm_launchers.errors import OperationError
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.plan.flags import BATCHED, token_count
@@ -456,7 +456,7 @@ class ProbeReports:
         return prefix_use(requests, [one for one in resumed if one.at >= begin])
 
     def _folder(self, record: ServerRecord) -> Path:
-        return client.folder(self._state, record.name) / PROBE
+        return folders.server_folder(self._state, record.name) / PROBE
 
 
 def _begin(record: ServerRecord, since: float | None) -> float:

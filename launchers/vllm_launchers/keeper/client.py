@@ -50,19 +50,14 @@ POLL_SECONDS = 0.05
 STALE = "may be out of date: its keeper can't write the record and does not answer"
 
 
-def folder(root: Path, name: str) -> Path:
-    """The folder of a server, whether it exists or not. Raises `BadNameError`."""
-    return folders.server_folder(root, name)
-
-
 def exists(root: Path, name: str) -> bool:
     """Whether a record with that name exists. Raises `BadNameError`."""
-    return folders.has_record(folder(root, name))
+    return folders.has_record(folders.server_folder(root, name))
 
 
 def stamp(root: Path, name: str) -> Stamp | None:
     """A value that changes whenever the record does, at the cost of one ``stat``; None if there is no record."""
-    return folders.stamp(folder(root, name))
+    return folders.stamp(folders.server_folder(root, name))
 
 
 def names(root: Path) -> list[str]:
@@ -84,7 +79,7 @@ def read(root: Path, name: str) -> ServerRecord:
     If the keeper does not answer either, the record's reason says that it may be out of date. Raises
     `NoSuchServerError`, `RecordError`, `NotOursError`.
     """
-    home = folder(root, name)
+    home = folders.server_folder(root, name)
     if not folders.is_stale(home):
         return folders.read_record(home)
     with contextlib.suppress(SilentError):
@@ -109,14 +104,14 @@ def list_records(root: Path) -> tuple[list[ServerRecord], list[str]]:
 
 def keeper_alive(root: Path, name: str) -> bool:
     """Whether a keeper holds this server now, by its lock or, if that was lost, by its process."""
-    return _has_keeper(folder(root, name))
+    return _has_keeper(folders.server_folder(root, name))
 
 
 def elsewhere(root: Path, record: ServerRecord) -> str:
     """Where a server runs if it can't be judged or controlled from here (``on HOST, …``); empty if it can."""
     from vllm_launchers.keeper import location
 
-    return "" if location.is_here(record) else location.elsewhere(folder(root, record.name), record)
+    return "" if location.is_here(record) else location.elsewhere(folders.server_folder(root, record.name), record)
 
 
 def refuse_elsewhere(root: Path, record: ServerRecord) -> None:
@@ -124,7 +119,7 @@ def refuse_elsewhere(root: Path, record: ServerRecord) -> None:
     if place := elsewhere(root, record):
         raise ElsewhereError(
             f"{record.name} runs {place}: control it from there. If that place no longer exists, delete "
-            f"{folder(root, record.name)}"
+            f"{folders.server_folder(root, record.name)}"
         )
 
 
@@ -168,7 +163,7 @@ def launch(
     from vllm_launchers.keeper.context import complete_secrets
 
     given = complete_secrets(spec, secrets or {}, os.environ)
-    with _on_disk(folder(root, name)):
+    with _on_disk(folders.server_folder(root, name)):
         home = folders.prepare(root, name)
         if folders.stamp(home) is not None:
             raise NameTakenError(f"server {name} already exists; restart it, or remove it first")
@@ -214,7 +209,7 @@ def cancel(root: Path, name: str) -> ServerRecord:
     stopped for the restart.
     """
     refuse_elsewhere(root, read(root, name))
-    answer = _ask(folder(root, name), {"do": "cancel"})
+    answer = _ask(folders.server_folder(root, name), {"do": "cancel"})
     if answer is None:
         raise errors.NotPreparingError(f"{name}: no restart is being prepared; nothing was canceled")
     return answer
@@ -259,7 +254,7 @@ def adopt(root: Path, record: ServerRecord, *, tuning: Options = None) -> bool:
     """
     if not record.needs_keeper or elsewhere(root, record):
         return False
-    return _adopt(folder(root, record.name), tuning)
+    return _adopt(folders.server_folder(root, record.name), tuning)
 
 
 def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:
@@ -290,7 +285,7 @@ def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = Non
 
     from vllm_launchers.keeper import orphans
 
-    home = folder(root, name)
+    home = folders.server_folder(root, name)
     if not home.is_dir():
         raise NoSuchServerError(f"no server named {name}")
     folders.check_own_folder(home)
@@ -353,7 +348,7 @@ def _ask_or_start(
     prepared: PreparedLaunch | None = None,
 ) -> ServerRecord:
     """Send a request to the living keeper; if there is none, start one (which adopts what still runs)."""
-    home = folder(root, name)
+    home = folders.server_folder(root, name)
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         record = _read_for(root, name, request)

@@ -15,7 +15,7 @@ import msgspec
 
 from vllm_launchers import values
 from vllm_launchers.errors import OperationError, UsageError
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.errors import NameTakenError, NoSuchServerError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
 from vllm_launchers.launch.details import unpack
@@ -167,7 +167,7 @@ class Launcher:
 
     def folder_of(self, request: LaunchRequest) -> Path:
         """The folder that the server would get now."""
-        return client.folder(self._state, self.name_of(request))
+        return folders.server_folder(self._state, self.name_of(request))
 
     def plan_restart(
         self, record: ServerRecord, changes: Changes, options: RestartOptions = AS_CONFIGURED
@@ -293,7 +293,7 @@ class Launcher:
 
     def _launch(self, name: str, launch: LaunchPlan) -> ServerRecord:
         """Launch under a name that no running server has."""
-        folder = client.folder(self._state, name)
+        folder = folders.server_folder(self._state, name)
         prepared = self._prepared(launch, folder) if launch.plan.nodes is None else None
         try:
             if client.exists(self._state, name):
@@ -319,7 +319,7 @@ class Launcher:
             launches = [self.plan(request) for request in runs]
             for launch in launches:
                 refuse_unfit(launch.plan, force=False)
-            folder = client.folder(self._state, name)
+            folder = folders.server_folder(self._state, name)
             own_folder(folder)
             spec, recording = recorded(folder, [self._spec(name, launch) for launch in launches])
             secrets = launches[-1].secrets
@@ -406,7 +406,7 @@ class Launcher:
 
     def _spec(self, name: str, launch: LaunchPlan) -> LaunchSpec:
         retried = launch.restart.mode is not RestartMode.NEVER
-        sidecar = self._sidecar(launch, client.folder(self._state, name))
+        sidecar = self._sidecar(launch, folders.server_folder(self._state, name))
         return launch.spec(sidecar, self._not_retryable() if retried else (), node_spec(launch))
 
     def _own_report(self, record: ServerRecord) -> StoredReport | None:
@@ -415,6 +415,6 @@ class Launcher:
             return None
         kept = self._own_reports.get(record.name)
         if kept is None or kept[0] != record.current.ready_at:
-            kept = (record.current.ready_at, own_start(client.folder(self._state, record.name), record))
+            kept = (record.current.ready_at, own_start(folders.server_folder(self._state, record.name), record))
             self._own_reports[record.name] = kept
         return kept[1]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_launchers import private
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.launch.request import LaunchRequest
@@ -58,7 +58,7 @@ def one_switch(state: Path, records: Sequence[ServerRecord], name: str) -> Itera
         OperationError: one of them is being switched to or started.
     """
     first = min([name, *(one.name for one in sharing(records, name))])
-    path = client.folder(state, first) / SWITCH_LOCK
+    path = folders.server_folder(state, first) / SWITCH_LOCK
     busy = OperationError(f"another command wakes up or starts {name} or its partner; try again later")
     with contextlib.ExitStack() as held:
         try:

@@ -119,7 +119,7 @@ def test_reused_pid_is_never_signaled(bench):
             bench.until(lambda record: not client.keeper_alive(bench.root, record.name), name)
             running = replace(record.current, exit=None, ended_at=None)
             stale = replace(record, state=State.READY, server=lie, generations=(running,))
-            folders.write_record(client.folder(bench.root, name), stale)
+            folders.write_record(folders.server_folder(bench.root, name), stale)
             assert bench.adopt() == [name]
             assert "exit code unknown" in bench.wait(State.FAILED, name).reason
         assert foreign.poll() is None
@@ -143,7 +143,7 @@ def test_session_without_leader_is_signaled_only_if_it_holds_our_pipe(bench, wai
         lie = ProcessIdentity(leader.pid, start, processes.boot_id())
         running = replace(record.current, exit=None, ended_at=None)
         stale = replace(record, state=State.READY, server=lie, generations=(running,))
-        folders.write_record(client.folder(bench.root, "one"), stale)
+        folders.write_record(folders.server_folder(bench.root, "one"), stale)
         bench.adopt()
         bench.wait(State.FAILED)
         assert processes.alive(foreign)
@@ -160,7 +160,7 @@ def test_next_keeper_continues_restart_backoff(bench):
     # The state left by a keeper that dies while waiting for the second of two restarts.
     for due in (time.time() + 0.5, time.time() - 900, time.time() + 9e6):  # the last one: the clock was set back
         cut = replace(waiting, attempt=1, next_attempt_at=due, keeper=ProcessIdentity(1, 1, processes.boot_id()))
-        folders.write_record(client.folder(bench.root, "one"), cut)
+        folders.write_record(folders.server_folder(bench.root, "one"), cut)
         assert bench.adopt() == ["one"]
         again = bench.until(
             lambda record: record.state is State.FAILED and record.attempt == 2 and record.next_attempt_at is None
@@ -175,7 +175,7 @@ def test_no_automatic_restart_after_reboot(bench):
     record = bench.until(lambda record: record.next_attempt_at)
     bench.orphaned(record)
     earlier = replace(record, keeper=replace(record.keeper, boot_id="11111111-2222-3333-4444-555555555555"))
-    folders.write_record(client.folder(bench.root, "one"), earlier)
+    folders.write_record(folders.server_folder(bench.root, "one"), earlier)
     assert bench.adopt() == ["one"]
     record = bench.until(lambda record: record.next_attempt_at is None)
     assert record.state is State.FAILED
@@ -213,7 +213,7 @@ def test_restart_interrupted_by_reboot_is_reported(bench):
     processes.send(first.server, signal.SIGKILL)
     gone = replace(first.server, boot_id="11111111-2222-3333-4444-555555555555")
     cut = replace(first, state=State.STOPPING, server=gone, next_spec=bench.spec(details={"flags": "new"}))
-    folders.write_record(client.folder(bench.root, "one"), cut)
+    folders.write_record(folders.server_folder(bench.root, "one"), cut)
     bench.adopt()
     stopped = bench.wait(State.STOPPED)
     assert stopped.current.number == 1
@@ -245,7 +245,7 @@ def test_secrets_reach_only_the_server(bench, monkeypatch, wait_until):
         bench.launch(spec)
     record = bench.ready(spec, secrets={"API_KEY_OF_OURS": secret})
     wait_until(lambda: f"API_KEY_OF_OURS = {len(secret)} characters" in bench.log())
-    for path in client.folder(bench.root, "one").iterdir():
+    for path in folders.server_folder(bench.root, "one").iterdir():
         if path.is_file():
             assert secret not in path.read_text(), path
     for pid in (record.keeper.pid, record.server.pid):
@@ -302,6 +302,6 @@ def test_known_exit_survives_keeper_death(bench):
     bench.until(lambda _: not client.keeper_alive(bench.root, "one"))
     seen = Exit(record.exit.at, 9, None, requested=False, reason="exited with code 9")
     cut = replace(record, state=State.STOPPING, generations=(replace(record.current, exit=seen),))
-    folders.write_record(client.folder(bench.root, "one"), cut)
+    folders.write_record(folders.server_folder(bench.root, "one"), cut)
     bench.adopt()
     assert bench.wait(State.FAILED).exit == seen

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fakes.keeper_bench import TUNING
-from vllm_launchers.keeper import client, errors, processes
+from vllm_launchers.keeper import client, errors, folders, processes
 from vllm_launchers.keeper.records import PreparationStep, State
 from vllm_launchers.values import replace
 
@@ -292,7 +292,7 @@ def test_printed_secrets_are_masked(bench, prepared, monkeypatch):
     assert "HF token" in shown
     assert "correct-horse" not in shown
     assert "a1B2" not in shown
-    home = client.folder(bench.root, "one")
+    home = folders.server_folder(bench.root, "one")
     for path in home.iterdir():
         if path.is_file():
             assert b"correct-horse" not in path.read_bytes(), path

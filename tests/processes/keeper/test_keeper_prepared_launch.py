@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fakes.keeper_bench import PATIENCE, TUNING, Bench
-from vllm_launchers.keeper import client, processes
+from vllm_launchers.keeper import client, folders, processes
 from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
 from vllm_launchers.keeper.records import State
 
@@ -23,7 +23,7 @@ REFUSED = {"say": {"step": "refused", "message": "no such flag"}}
 
 def prepare(bench, spec, *script, **tuning):
     words = (*spec.argv, "--prepared", json.dumps(script))
-    start = FirstStart(client.folder(bench.root, "one"), words, spec, {})
+    start = FirstStart(folders.server_folder(bench.root, "one"), words, spec, {})
     return PreparedLaunch(start, {**TUNING, **tuning})
 
 
@@ -136,7 +136,7 @@ sys.stdin.read()
 
 
 def test_prepared_process_ends_with_killed_console(bench: Bench):
-    spec, folder = bench.spec(), client.folder(bench.root, "one")
+    spec, folder = bench.spec(), folders.server_folder(bench.root, "one")
     words = json.dumps([*spec.argv, "--prepared", json.dumps(ACCEPTED)])
     command = [sys.executable, "-c", ASKS, str(folder), words, json.dumps(client.wire.to_plain(spec))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:

@@ -11,7 +11,7 @@ from vllm_console.runs.compare import ComparisonVerdict, TrafficMatch
 from vllm_console.runs.store import RunHead, RunName, RunStore, run_id, store_windows, write
 from vllm_console.runs.text import brief, notes
 from vllm_launchers.errors import NotFoundError
-from vllm_launchers.keeper import client, folders
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 
@@ -120,7 +120,7 @@ def record(state):
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details), sidecar=("--run", "key2"))
     generation = Generation(2, spec, began, ready_at=began + 40, ended_at=began + 1800)
     record = ServerRecord("chat", State.STOPPED, began + 1800, began, (generation,))
-    folder = client.folder(state, "chat")
+    folder = folders.server_folder(state, "chat")
     folder.mkdir(parents=True)
     folders.write_record(folder, record)
     return record

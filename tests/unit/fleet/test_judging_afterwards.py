@@ -19,7 +19,7 @@ from vllm_console.fleet.runs import RunRecorder
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.presets.model import Objectives
@@ -46,7 +46,7 @@ def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details))
     generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 2 * HOUR)
     record = ServerRecord("chat", State.STOPPED, begun + 2 * HOUR, begun - 60, (generation,))
-    folder = client.folder(tmp_path, "chat")
+    folder = folders.server_folder(tmp_path, "chat")
     folder.mkdir(parents=True)
     writer = HistoryWriter(folder / HISTORY)
     for second in range(0, 2 * HOUR, 10):
@@ -88,7 +88,7 @@ def client_name(run):
 
 def test_damaged_history_is_reported_and_judged_when_readable(night, tmp_path):
     recorder, record = night
-    path = client.folder(tmp_path, "chat") / HISTORY
+    path = folders.server_folder(tmp_path, "chat") / HISTORY
     whole = path.read_bytes()
     path.write_bytes(b"no history" * 1000)
     assert "history" in recorder.judge_past([record])

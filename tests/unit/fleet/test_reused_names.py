@@ -14,7 +14,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.errors import OperationError
-from vllm_launchers.keeper import client, folders
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.private import make_folder
@@ -40,7 +40,7 @@ def test_failure_reason_is_not_that_of_an_earlier_server(tmp_path: Path) -> None
     try:
         failed(tmp_path, 1_000.0, MEMORY)
         assert "out of memory" in fleet.snapshot().servers[0].reason
-        shutil.rmtree(client.folder(tmp_path, "chat"))
+        shutil.rmtree(folders.server_folder(tmp_path, "chat"))
         failed(tmp_path, 2_000.0, PORT)
         assert "Address already in use" in fleet.snapshot().servers[0].reason
     finally:

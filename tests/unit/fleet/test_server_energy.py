@@ -17,7 +17,7 @@ from vllm_console.history.energy import Energy, Tariff
 from vllm_console.history.gpu_samples import GPU_SAMPLES
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Sample
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 
@@ -34,7 +34,7 @@ def record(pid: int = PID, state: State = State.READY) -> ServerRecord:
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., Energy | None]:
     """``measured(record, gpus, until)``: ten minutes at 360 W, 40 tokens per second since generation 2 started."""
-    folder = client.folder(tmp_path, "chat")
+    folder = folders.server_folder(tmp_path, "chat")
     folder.mkdir(parents=True)
     writer = HistoryWriter(folder / HISTORY)
     for second in range(-600, 1):

@@ -16,7 +16,7 @@ from vllm_console.fleet.snapshot import ServerView, SleepView, paired
 from vllm_console.fleet.standby import Sleeping, sleep_view, wanted_gib
 from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.server_records import ServerRecords
@@ -73,7 +73,7 @@ class Keepers:
 def keepers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Keepers:
     found = Keepers(tmp_path, record("chat", State.READY), record("coder", State.ASLEEP, standby_of="chat"))
     for name in found.records:
-        client.folder(tmp_path, name).mkdir(parents=True)
+        folders.server_folder(tmp_path, name).mkdir(parents=True)
     monkeypatch.setattr(standby, "client", found)
     monkeypatch.setattr(standby, "FREED_SECONDS", 0.0)
     return found

@@ -262,7 +262,7 @@ def test_files_are_private_to_the_user(tmp_path):
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "-x", ".x", "x" * 64, "a b", "a\n", "ä"])
 def test_names_that_escape_the_folder_are_refused(tmp_path, name):
     with pytest.raises(errors.BadNameError, match="invalid server name"):
-        client.folder(tmp_path, name)
+        folders.server_folder(tmp_path, name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder that is somebody else's")

@@ -41,12 +41,12 @@ def test_keeper_that_has_not_begun_in_time_is_ended(start: Callable[[str], None]
     with pytest.raises(KeeperError, match="keeper of one did not start within 1s") as failed:
         start("exec sleep 600")
     assert not isinstance(failed.value, SilentError)
-    assert not folders.lock_is_held(client.folder(tmp_path, "one"))
+    assert not folders.lock_is_held(folders.server_folder(tmp_path, "one"))
 
 
 def test_keeper_that_has_begun_may_still_start(start: Callable[[str], None], tmp_path: Path) -> None:
     """Like a keeper, it has left the process that the console started."""
-    home = client.folder(tmp_path, "one")
+    home = folders.server_folder(tmp_path, "one")
     try:
         with pytest.raises(KeeperError) as failed:
             start("sleep 600 & echo $! > pid")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.request import LaunchRequest
@@ -93,7 +93,7 @@ def test_every_server_on_its_gpus_counts_as_its_partner() -> None:
 def test_all_servers_on_the_same_gpus_share_one_lock(tmp_path: Path) -> None:
     servers = [record("chat"), record("old", State.STOPPED, standby_of="chat"), record("coder", standby_of="chat")]
     for one in (*servers, record("alone")):
-        client.folder(tmp_path, one.name).mkdir(parents=True)
+        folders.server_folder(tmp_path, one.name).mkdir(parents=True)
     with one_switch(tmp_path, servers, "coder"):
         for name in ("old", "chat"):
             with pytest.raises(OperationError, match="another command"), one_switch(tmp_path, servers, name):
