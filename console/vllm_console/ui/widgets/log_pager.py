@@ -72,6 +72,9 @@ MOST_FOLDED_LINES = 10 * MOST_LINES
 SLICE_BYTES = 1024 * 1024
 """Maximum bytes that one command reads before it yields."""
 
+FOLDED_BYTES = 256 * 1024
+"""Maximum bytes to read in each direction to fill a page of folded lines, since folding many lines takes long."""
+
 SKIP_BYTES = 128 * 1024
 """A following reader further behind than this jumps to the end, since lines scrolling by this fast cannot be read."""
 
@@ -252,6 +255,8 @@ class LogPager:
         self._rows, self._wrap = max(1, rows), wrap
         if self._until is not None:
             self._top = self._last_top
+        elif not self._following:
+            self._fill_up()
         if match is not None:
             self._show_match(match)
         return self.step()
@@ -399,10 +404,13 @@ class LogPager:
             self._fill_up()
 
     def _fill_up(self) -> None:
-        """Show some lines above, too, if too few lines below pass."""
-        if len(self._lines) < self._rows:
-            self._read_up(self._rows - len(self._lines))
-            self._top = min(self._top, self._last_top)
+        """Fill a paused page from below, then from above. It may stay partly empty if its lines are very long folds."""
+        most = FOLDED_BYTES if self._folds else SLICE_BYTES
+        for read in (self._read_down, self._read_up):
+            free = self._rows - len(self._entries) + self._top
+            if free > 0 and len(self._lines) < MOST_LINES:
+                read(free, most)
+        self._top = min(self._top, self._last_top)
 
     def _count_matches(self) -> None:
         self._count = MatchCount(self.log, self._wanted, self._passes_filter) if self._wanted else None
@@ -416,6 +424,8 @@ class LogPager:
         if self._only:
             self._only = bool(text)
             self._read_again()
+        elif not text and not self._shows_end:  # access lines are folded again
+            self._fill_up()
         if text:
             here = (edge[-1].end if backwards else edge[0].offset) if edge else self.log.end
             self._begin_search(here, backwards)
@@ -537,14 +547,13 @@ class LogPager:
             return False
         return self._passes_filter(line)
 
-    def _read_up(self, want: int) -> None:
-        """Read lines above until ``want`` more have been added, the start is reached, or `SLICE_BYTES` are used up."""
-        stop, added = self._low - SLICE_BYTES, 0
-        few = self._filter is None and not self._only and self._access is AccessLines.EACH
+    def _read_up(self, want: int, most: int = SLICE_BYTES) -> None:
+        """Read lines above until ``want`` more have been added, the start is reached, or ``most`` bytes are read."""
+        stop, added = self._low - most, 0
         while added < want and self._low > max(stop, self.log.start):
             if self._only and self._jump_up():
                 continue
-            chunk = self.log.before(self._low, max(want - added, 1) if few else _CHUNK, SLICE_BYTES)
+            chunk = self.log.before(self._low, self._chunk(want - added), SLICE_BYTES)
             if not chunk:
                 self._low = self.log.start
                 break
@@ -558,6 +567,11 @@ class LogPager:
             self._top = self._last_top
         if len(self._lines) > MOST_LINES and not self._following:
             self._forget_below()
+
+    def _chunk(self, want: int) -> int:
+        """How many lines to read for ``want`` more on the page: many if few of them may count."""
+        each = self._filter is None and not self._only and self._access is AccessLines.EACH
+        return max(want, 1 if each else _CHUNK)
 
     def _count_entries(self, lines: Sequence[Line]) -> int:
         """Minimum number of page lines that these make: a run of access lines may continue above or below."""
@@ -582,13 +596,13 @@ class LogPager:
         self._high = found.line.offset if found.line is not None else found.next_offset
         return found.line is None
 
-    def _read_down(self, want: int) -> None:
-        """Read lines below until ``want`` more have been added, the end is reached, or `SLICE_BYTES` are used up."""
-        stop, added = self._high + SLICE_BYTES, 0
+    def _read_down(self, want: int, most: int = SLICE_BYTES) -> None:
+        """Read lines below until ``want`` more have been added, the end is reached, or ``most`` bytes are read."""
+        stop, added = self._high + most, 0
         while added < want and self._high < min(stop, self.log.end):
             if self._only and not self._following and self._jump_down():
                 continue
-            chunk = self.log.after(self._high, min(max(want - added, 1), MOST_LINES), SLICE_BYTES)
+            chunk = self.log.after(self._high, min(self._chunk(want - added), MOST_LINES), SLICE_BYTES)
             if not chunk:
                 break
             self._high = chunk[-1].end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.logs.file import LogFile, LogLevel
-from vllm_console.ui.widgets.log_pager import AccessLines, LogPage, LogPager
+from vllm_console.ui.widgets.log_pager import FOLDED_BYTES, AccessLines, LogPage, LogPager
 
 
 @pytest.fixture
@@ -149,3 +149,54 @@ def test_search_in_a_folded_page_unfolds_matches(tmp_path):
     assert next(line.text for line in page.lines if line.offset == page.match) == bottom
     assert any("HTTP/1.1" in text for text in rows_shown(page)), "a match may be among them"
     assert not any("HTTP/1.1" in text for text in rows_shown(pager.find("")))
+
+
+def test_page_is_full_after_a_search_in_folded_lines_and_on_a_larger_screen(tmp_path):
+    pager = LogPager(busy_log(tmp_path, 100, 10), 10, access=AccessLines.FOLDED)
+    pager.find("03:08:20")
+    page = pager.find("")
+    assert not page.following
+    assert any("03:08:20" in text for text in rows_shown(page)), "the match stays in view"
+    assert len(page.lines) == 10
+    larger = pager.resize(30)
+    assert len(larger.lines) == 30
+    assert rows_shown(larger)[:10] == rows_shown(page)
+
+
+def test_page_at_the_end_of_the_log_is_filled_from_above_after_a_search(tmp_path):
+    pager = LogPager(busy_log(tmp_path, 100, 10), 10, access=AccessLines.FOLDED)
+    pager.find("03:16:30")
+    page = pager.find("")
+    assert not page.following
+    assert len(page.lines) == 10
+    assert rows_shown(page)[-1].startswith("200 OK ×10 since")
+
+
+def test_filling_a_page_of_long_folds_reads_a_bounded_amount(tmp_path, monkeypatch):
+    log = busy_log(tmp_path, 10, 15_000)
+    pager = LogPager(log, 24, access=AccessLines.FOLDED)
+    pager.find("03:00:50")
+    page = pager.page()
+    while page.busy:
+        page = pager.step()
+    read = 0
+
+    def counted(method):
+        def lines(*args):
+            nonlocal read
+            found = method(*args)
+            read += sum(line.end - line.offset for line in found)
+            return found
+
+        return lines
+
+    monkeypatch.setattr(log, "before", counted(log.before))
+    monkeypatch.setattr(log, "after", counted(log.after))
+    page = pager.find("")
+    while page.busy:
+        page = pager.step()
+    assert any(text.endswith("03:00:50 [a.py:1] tick") for text in rows_shown(page))
+    assert 0 < read < 3 * FOLDED_BYTES
+    for rows in (40, 50, 60):
+        pager.resize(rows)
+    assert read < 3 * FOLDED_BYTES, "there is no room for more lines"
