@@ -160,6 +160,7 @@ async def test_read_only_lists_nothing_that_changes_something_and_reports_it(con
         await opened(c)
         assert not {"restart", "stop", "set ", "launch"} & set(listed(c))
         assert "go " in listed(c)
+        assert c.app.screen._entry.placeholder == "range 6h, layout focus, theme dark, …"
         await c.press(*"set", "space", *"a=1")
         await c.sees("set changes something, and this console is read-only.")
         await c.press("escape")
@@ -332,6 +333,7 @@ async def test_on_what_is_read_only_what_holds_everywhere(console):
             await opened(c)
             assert "restart" not in listed(c), key
             assert {"quit", "theme "} <= set(listed(c))
+            assert c.app.screen._entry.placeholder == "theme dark, …"
             await c.press(*"go", "space", *"chat")
             await c.sees("go works on the main screen; leave this one first.")
             await c.press("escape", "escape")

@@ -185,8 +185,7 @@ _ACTIONS: tuple[Action, ...] = (
     _action("pause", "space", "Pause / resume", "app", _CONSOLE),
     _action("refresh_faster", "plus equals_sign", "Refresh faster", "app", _CONSOLE),
     _action("refresh_slower", "minus", "Refresh slower", "app", _CONSOLE),
-    _action("commands", "colon ctrl+p", "Type a command: launch batch, go coder, set max-num-seqs=64", "app",
-            _CONSOLE),
+    _action("commands", "colon ctrl+p", "Type a command, such as range 6h", "app", _CONSOLE),
     _action("next_theme", "T", "Next color theme", "app", _CONSOLE),
     _action("picture", "I", "Save a picture of the screen (SVG)", "app", _CONSOLE),
     _action("help", "question_mark f1", "Help: all keys", "app", _CONSOLE, "help"),
@@ -275,9 +274,13 @@ _ACTIONS: tuple[Action, ...] = (
 _DEMO_TITLES = {"quit": "Quit; the demo's servers end with it"}
 
 
-def title_of(action: Action, *, demo: bool) -> str:
-    """A short description of an action; in the demo, some differ."""
-    return _DEMO_TITLES.get(action.id, action.title) if demo else action.title
+_READ_ONLY_TITLES = {"clear": "Clear the filter, large pane, replay, hints"}
+
+
+def title_of(action: Action, *, demo: bool, read_only: bool) -> str:
+    """A short description of an action; in the demo and in a read-only console, some differ."""
+    special = (_DEMO_TITLES if demo else {}) | (_READ_ONLY_TITLES if read_only else {})
+    return special.get(action.id, action.title)
 
 
 def actions() -> tuple[Action, ...]:
@@ -330,10 +333,17 @@ def changing(method: str) -> bool:
     return any(action.changes and action.call.partition("(")[0] == method for action in _ACTIONS)
 
 
+CHANGING_SCOPES = ("tuning", "launch", "flags", "chat", "code")
+"""Scopes of screens that only a changing action opens."""
+
+
 def grouped(read_only: bool = False) -> dict[str, list[Action]]:
-    """All actions, grouped under the headings of help and docs/keys.md, the operations screen's first."""
+    """All actions, grouped under the headings of help and docs/keys.md, the operations screen's first.
+
+    ``read_only`` leaves out those that can't be used in a read-only console.
+    """
     groups: dict[str, list[Action]] = {}
     for action in actions():
-        if not (read_only and action.changes):
+        if not (read_only and (action.changes or action.scope in CHANGING_SCOPES)):
             groups.setdefault(action.group, []).append(action)
     return groups

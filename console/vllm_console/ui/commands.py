@@ -166,6 +166,9 @@ class TypedCommand(msgspec.Struct, frozen=True):
 
 _SETTING = ("set", "unset")
 
+EXAMPLES = ("launch batch", "set max-num-seqs=64", "range 6h", "layout focus", "theme dark")
+"""Commands that show what can be typed."""
+
 
 class Argument(msgspec.Struct, frozen=True):
     """A possible argument of a verb, and what the command then does."""
@@ -204,6 +207,12 @@ class Commands:
         self._verbs = {verb.name: verb for verb in verbs}
         self._known: list[TypedCommand] | None = None
         """Cache of every command with each known argument, since each key press needs it."""
+
+    @property
+    def examples(self) -> str:
+        """Commands that can be typed here, for the empty input."""
+        verbs = {verb.name for verb in self._allowed_verbs()}
+        return ", ".join([*(text for text in EXAMPLES if text.partition(" ")[0] in verbs), "…"])
 
     def learn(self, presets: Sequence[Preset], catalog: FlagCatalog) -> None:
         """Set the presets and flags to complete."""
@@ -317,7 +326,7 @@ class Commands:
         def prepare() -> Do:
             return partial(owner.run_action, action.call)
 
-        title = title_of(action, demo=self._console.polling.demo)
+        title = title_of(action, demo=self._console.polling.demo, read_only=self._console.read_only)
         return TypedCommand(words, title, prepare, label_of(action))
 
     def _theme(self, name: str) -> Do:

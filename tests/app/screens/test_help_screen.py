@@ -41,7 +41,7 @@ async def test_slash_searches_and_escape_shows_all_before_it_closes(console):
         await c.press("question_mark")
         await c.sees("/ search")
         await c.press("slash", *"max-num")
-        await c.sees(f"matching 'max-num' · 3 of {EVERY}")
+        await c.sees(f"matching 'max-num' · 2 of {EVERY}")
         await c.sees("Halve --max-num-seqs")
         await c.lacks("Next server")
         await c.press("enter")
@@ -75,3 +75,19 @@ async def test_what_can_be_done_with_the_selection_comes_first(console, fakes):
 
 def test_on_another_screen_its_own_keys_come_first():
     assert next(iter(help_entries(False, scope="log"))) == "On the log screen"
+
+
+def test_help_of_a_read_only_console_has_only_keys_that_work_there():
+    found = help_entries(True)
+    assert "On the log screen" in found
+    assert not {"In the tuning bar", "On the launch screen", "On the flags screen", "In a chat"} & set(found)
+    texts = [text for entries in found.values() for _, text in entries]
+    assert not [text for text in texts if "staged" in text or "launch batch" in text]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_title_fits_a_narrow_screen(console, read_only):
+    async with console(size=(60, 15), read_only=read_only) as c:
+        await c.press("question_mark")
+        await c.sees("Help: keys")
+        assert "…" not in c.text.splitlines()[0]

@@ -79,9 +79,9 @@ class HelpScreen(ReaderScreen):
 
     def _title(self) -> str:
         if not self._wanted:
-            return "Help: keys" + (" (read-only: keys that change something are off)" if self._read_only else "")
+            return "Help: keys of a read-only console" if self._read_only else "Help: keys"
         every, found = (_count(help_entries(self._read_only, wanted, demo=self._demo)) for wanted in ("", self._wanted))
-        return f"Help: keys and marks matching '{plain(self._wanted)}' · {found} of {every}"
+        return f"Help: matching '{plain(self._wanted)}' · {found} of {every}"
 
     def action_help_search(self) -> None:
         """Open the search."""
@@ -132,7 +132,7 @@ def help_entries(
     """
 
     def entries(group: Sequence[Action]) -> _Entries:
-        return [(label_of(action), title_of(action, demo=demo)) for action in group]
+        return [(label_of(action), title_of(action, demo=demo, read_only=read_only)) for action in group]
 
     groups = {title: entries(group) for title, group in grouped(read_only).items()}
     shared = [place for place in ("reader", MOVING) if scope in places(place)]

@@ -74,7 +74,7 @@ class PaletteScreen(TerminalModal[Do | None]):
     def on_mount(self) -> None:
         """Focus the input and load completions."""
         self.query_one("#palette-prompt", LineView).show([line((":", KEY))])
-        self._entry.open("command", placeholder="launch batch, go coder, set max-num-seqs=64, range 6h, …")
+        self._entry.open("command", placeholder=self._commands.examples)
         self._look_up()
         self.run_worker(self._learn(), name="commands", group="commands")
 
