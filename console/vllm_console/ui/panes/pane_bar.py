@@ -110,12 +110,15 @@ def pane_bar(
     """The panes with their numbers: visible ones bright, the enlarged one in reverse; the layout at the right.
 
     ``legend``: there are markers in the charts; explain them if there is room. ``needed``: the layout is shown nowhere
-    else, so pane names give way to it rather than the reverse.
+    else, so pane names give way to it rather than the reverse; the enlarged pane keeps its name.
     """
     parts: list[Part] = []
     used = 0
     end = cell_len(key_of("next_layout")) + cell_len(layout) + 3
-    for number, name in _names(width - end if needed else width).items():
+    names = _names(width - end if needed else width)
+    if needed and sum(cell_len(f" {key_of(f'pane_{number}')} {name} ") for number, name in names.items()) > width - end:
+        names = {number: name if number == large else "" for number, name in names.items()}
+    for number, name in names.items():
         lit = number in in_sight
         mark = "!" if number in problems else " "
         key = key_of(f"pane_{number}")

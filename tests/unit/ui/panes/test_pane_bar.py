@@ -29,6 +29,9 @@ def test_panes_with_a_problem_are_marked(fakes):
     needed = bar.pane_bar((1,), 1, problems, "back · chat", 80, needed=True).text
     assert needed.startswith(" 1 KV! 2 Pre! 3 Latency! 4 Thr  5 Log  6 GPUs  7 Req  8 Steps"), "room for the layout"
     assert needed.rstrip().endswith("L back · chat")
+    narrow = bar.pane_bar((6,), 6, problems, "back · chat", 60, needed=True).text
+    assert narrow.startswith(" 1 ! 2 ! 3 ! 4   5   6 GPUs  7   8  "), "only the enlarged pane keeps its name"
+    assert narrow.rstrip().endswith("L back · chat")
     assert bar.problem_panes(fakes.calm(fakes.NOW), None) == frozenset()
     assert bar.problem_panes(fakes.broken(fakes.NOW), None) == {bar.LOG}
 
