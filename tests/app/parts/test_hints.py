@@ -124,3 +124,20 @@ async def test_the_demo_does_not_take_the_place_of_a_console_with_servers(consol
         await c.press("E")
         await c.sees("'vllm-console demo' in another terminal")
         assert not c.app.demo_wanted
+
+
+async def test_on_another_server_the_last_hint_names_the_one_that_was_restarted(console, fakes, tmp_path: Path) -> None:
+    generation = [3]
+
+    def chat(at):
+        return replace(fakes.pressed(at), generation=generation[0])
+
+    async with console(chat, fakes.coder, hints=tmp_path / "hidden") as c:
+        await c.press("f")
+        await c.sees("hint 3/4")
+        generation[0] = 4
+        await c.sees("hint 4/4  Wait for a verdict above")
+        await c.press("j")
+        await c.sees("hint 4/4  select chat, which was restarted; then c compares its runs")
+        await c.press("k")
+        await c.sees("hint 4/4  Wait for a verdict above")

@@ -35,6 +35,8 @@ _STAGE, _RESTART = 1, 2
 
 RESTARTING = "{name} is restarting with the change; wait until it is ready"
 
+SELECT = "select {name}, which was restarted; then {key} compares its runs"
+
 NOTHING_FOUND = "findings appear above the charts; wait for a burst of traffic"
 
 
@@ -49,6 +51,8 @@ class DemoHints:
         self._at = 0 if shown else len(STEPS)
         self._ended = ended
         self._generations: dict[str, int] = {}
+        self._restarted = ""
+        """The server that was restarted last; the others have nothing to compare."""
 
     @property
     def shown(self) -> bool:
@@ -73,6 +77,7 @@ class DemoHints:
         elif self._at == _RESTART and not restarting:
             self._at = _STAGE
         if server.generation > self._generations.setdefault(server.name, server.generation):
+            self._generations[server.name], self._restarted = server.generation, server.name
             self.followed("restart")
 
     def hide(self) -> None:
@@ -101,9 +106,11 @@ class DemoHints:
             text = NOTHING_FOUND
         if step.action == "restart" and restarting:
             text = RESTARTING
-        if step.action == "compare" and awaited:
-            text = f"{awaited}, then press {{key}}."
         name = plain(server.name) if server else ""
+        if step.action == "compare" and self._restarted not in ("", name):
+            text, name = SELECT, plain(self._restarted)
+        elif step.action == "compare" and awaited:
+            text = f"{awaited}, then press {{key}}."
         text = text.format(key=key_of(step.action), yes=key_of("question_yes"), name=name)
         head, end = f" hint {self._at + 1}/{len(STEPS)}  ", "" if staged else f"{key_of('clear')} hides hints "
         room = max(1, width - len(head) - len(end) - 1)
