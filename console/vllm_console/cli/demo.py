@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -75,10 +76,17 @@ def run(args: argparse.Namespace) -> int:
         if args.picture is not None:
             hints = _hints(root, again=True) if args.hints else None
             return write_picture(fleet, args, demo=True, hints=hints, after=args.after)
+        _drop_typed()
         with _cast(args.record) as cast:
             code = show(fleet, Config(), args, demo=True, cast=cast, hints=_hints(root, again=args.hints))
         print("Stopping the demo's two simulated servers…")
         return code
+
+
+def _drop_typed() -> None:
+    """Discard the keys pressed while the servers started, which would otherwise act on a screen nobody has seen."""
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def _hints(root: Path, *, again: bool) -> Path | None:
