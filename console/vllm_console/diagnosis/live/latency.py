@@ -396,8 +396,8 @@ def _sequences(frames: Sequence[Frame], objective: float) -> tuple[list[float], 
 def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) -> str:
     """Describe a few long gaps among many short ones: how many there are, and how many sequences ran then.
 
-    Metrics don't show what made them long. So other work is given as a possible cause, except if step times are
-    simulated; prompts too, unless recorded steps refute that.
+    Metrics don't show what made them long. So other work is given as a possible cause, except on a simulated GPU;
+    prompts too, unless recorded steps refute that.
     """
     itl = merged(frames, "itl")
     if itl is None:
@@ -410,7 +410,7 @@ def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) ->
             f" Up to {max(slow):.0f} sequences ran in the ten-second windows with such gaps, {max(fast):.0f} in others."
         )
     if evidence.simulated:
-        return text
+        return f"{text} No fix is known: simulated steps also take longer while the CPU is busy."
     if (steps := _slow_steps(evidence)) is not None and not _due_to_prompts(steps):
         without = 1 - steps.share_above(0)
         count = f"{round(without * len(steps.prompt_tokens)):,} of {len(steps.prompt_tokens):,}"

@@ -235,10 +235,12 @@ def test_rare_slow_steps_are_not_blamed_on_sequences() -> None:
     )
 
 
-def test_simulated_steps_name_no_cause_of_rare_slow_steps() -> None:
+def test_rare_slow_steps_of_a_simulated_engine_are_not_blamed_on_its_gpu() -> None:
     cause = found(120, running=16, simulated=True)["slow_tokens"].cause
-    assert cause.startswith("4.8% of 630 gaps between tokens took longer than 100ms")
-    assert "ossible" not in cause
+    assert cause == (
+        "4.8% of 630 gaps between tokens took longer than 100ms. "
+        "No fix is known: simulated steps also take longer while the CPU is busy."
+    )
 
 
 def test_slow_steps_in_busy_spans_are_blamed_on_sequences() -> None:
