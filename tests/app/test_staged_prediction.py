@@ -175,7 +175,7 @@ async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monke
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [(6.8, 52.0, "6.8–52s"), (0.361, 0.46, "361–460ms"), (0.95, 1.4, "0.9–1.4s"), (0.009, 1.4, "9.0ms–1.4s"),
-     (0.0, 0.2, "0s–200ms"), (0.0004, 0.0009, "400–900µs"), (1.41, 1.42, "1.4s")],
+     (0.0, 0.2, "0s–200ms"), (0.0004, 0.0009, "400–900µs"), (1.41, 1.42, "1.4s"), (99.4, 1205.0, "99s–20m05s")],
 )  # fmt: skip
 def test_an_interval_is_told_in_one_unit_where_that_tells_both_ends(low, high, text):
     assert seconds_range(low, high) == text

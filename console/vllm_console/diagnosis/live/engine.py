@@ -127,8 +127,8 @@ class EngineHung(Rule):
             asked = Measure("one-token request", evidence.unasked)
             return Finding(self.code, Severity.WARNING, since, symptom, cause, (asked, *more), fixes)
         cause = "The engine hangs: the API server responds, but a one-token test request gets no answer."
-        asked = Measure("one-token request", f"no answer after {evidence.silent_seconds or 0:.0f}s",
-                        f"{HUNG_AFTER_SECONDS:.0f}s", "built-in")  # fmt: skip
+        asked = Measure("one-token request", f"no answer after {duration(evidence.silent_seconds or 0)}",
+                        duration(HUNG_AFTER_SECONDS), "built-in")  # fmt: skip
         return Finding(self.code, Severity.CRITICAL, since, symptom, cause, (asked, *more), fixes)
 
 
