@@ -151,8 +151,11 @@ def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
 
 
 def past_load(server: ServerView) -> bool:
-    """Whether the latencies are from a load that has ended. They are drawn dim, since no current request has them."""
-    return server.window is not None and load_ended(server.window)
+    """Whether the latencies are from a load that has ended, or of a server that failed.
+
+    They are drawn dim, since no current request has them.
+    """
+    return server.last_window is not None or (server.window is not None and load_ended(server.window))
 
 
 def over(value: float | None, objective: float | None) -> bool:

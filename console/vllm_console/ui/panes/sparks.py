@@ -90,8 +90,9 @@ def spark_lines(server: ServerView, panes: Sequence[str], width: int) -> list[St
 def _spark_line(server: ServerView, spark: Spark, width: int) -> Strip:
     series, action = server.series, f"screen.pane({spark.number})"
     figure = spark.figure(server.window) if server.window is not None else UNKNOWN
-    past = DIM if spark.number == LATENCY and past_load(server) else None
-    missed = spark.missed(server) and not figure.startswith(UNKNOWN)
+    failed = server.last_window is not None
+    past = DIM if failed or (spark.number == LATENCY and past_load(server)) else None
+    missed = not failed and spark.missed(server) and not figure.startswith(UNKNOWN)
     covered = round_duration(len(series.values.get(spark.key, ())) * series.step) if series is not None else ""
     key = f" {key_of(f'pane_{spark.number}')} "
     room = max(0, width - _LABEL - _FIGURE - len(covered) - 3)

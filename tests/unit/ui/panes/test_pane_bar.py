@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -60,6 +62,15 @@ def test_each_pane_has_a_line_with_value_and_span(fakes, width):
         assert all(strip.cell_length <= width for strip in lines)
         assert "99% used !" in lines[0].text
         assert lines[0].text.rstrip().endswith("15m")
+
+
+def test_figures_of_a_failed_server_are_dim_and_miss_no_objective(fakes):
+    window = fakes.window_at(fakes.NOW, 0.99)
+    failed = replace(fakes.chat(fakes.NOW), window=window, last_window=window)
+    for strip in spark_lines(failed, list(SPARKS), 80):
+        figure = next(part for part in strip if re.search(r"used|/min|p99|tok/s", part.text))
+        assert figure.style == DIM
+        assert "!" not in figure.text
 
 
 def test_unknown_is_a_dash_and_a_blank(fakes):
