@@ -315,7 +315,7 @@ def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
     if not memory.per_gpu:
         yield f"weights {memory.weights_gib:.1f} GiB, KV cache {memory.kv_gib:.1f} GiB"
     if memory.kv_tokens is not None:
-        each = f" of {size(memory.kv_bytes_per_token)}" if memory.kv_bytes_per_token else ""
+        each = f" ({size(memory.kv_bytes_per_token)} per token)" if memory.kv_bytes_per_token else ""
         yield f"KV cache: {memory.kv_tokens:,} tokens{each}"
     if memory.max_concurrency is not None and memory.max_model_len:
         p95 = f", {memory.served_p95:.1f} at p95 length" if memory.served_p95 is not None else ""

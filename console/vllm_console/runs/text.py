@@ -411,7 +411,7 @@ def _exact_note(found: Comparison) -> str:
     if not exact:
         return ""
     which = "All quantiles" if len(exact) == len(known) else f"{', '.join(exact)}"
-    return f"{which}: exact, from the records of the probe."
+    return f"{which}: exact, from the probe's records."
 
 
 def _hits_note(found: Comparison) -> str:

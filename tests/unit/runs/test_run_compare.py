@@ -111,7 +111,7 @@ def test_quantiles_are_exact_only_if_exact_in_all_minutes(made, missing_before, 
     assert ttft.verdict not in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
     estimates = {figure.key: figure for figure in compare(*made.pair(made.minutes(1), made.minutes(2))).figures}
     assert ttft.after == pytest.approx(estimates["ttft_p99"].after * (1.5 if exact else 1.0))
-    assert ("TTFT p50, TTFT p90, TTFT p99: exact, from the records of the probe." in notes(found)) is exact
+    assert ("TTFT p50, TTFT p90, TTFT p99: exact, from the probe's records." in notes(found)) is exact
     assert comparison_document(found)["figures"][3]["exact"] is exact
 
 
