@@ -141,3 +141,20 @@ async def test_on_another_server_the_last_hint_names_the_one_that_was_restarted(
         await c.sees("hint 4/4  select chat, which was restarted; then c compares its runs")
         await c.press("k")
         await c.sees("hint 4/4  Wait for a verdict above")
+
+
+async def test_a_restart_without_a_change_follows_no_hint(console, fakes, tmp_path: Path) -> None:
+    generation = [3]
+
+    def chat(at):
+        return replace(fakes.pressed(at), generation=generation[0])
+
+    async with console(chat, hints=tmp_path / "hidden") as c:
+        await c.sees("hint 1/4")
+        generation[0] = 4
+        await c.until(lambda: c.app.operations.live.generation == 4)
+        await c.sees("hint 1/4")
+        await c.press("f")
+        await c.sees("hint 3/4")
+        generation[0] = 5
+        await c.sees("hint 4/4")

@@ -51,8 +51,8 @@ class DemoHints:
         self._at = 0 if shown else len(STEPS)
         self._ended = ended
         self._generations: dict[str, int] = {}
-        self._restarted = ""
-        """The server that was restarted last; the others have nothing to compare."""
+        self._staged = self._restarted = ""
+        """The server that changes were last staged for, and the one last restarted with its own."""
 
     @property
     def shown(self) -> bool:
@@ -72,13 +72,16 @@ class DemoHints:
 
         While ``restarting``, staged changes are being applied.
         """
-        if staged:
+        before = self._generations.get(server.name, server.generation)
+        self._generations[server.name] = server.generation
+        if server.generation > before and server.name == self._staged:  # other restarts changed nothing to compare
+            self._restarted = server.name
+            self.followed("restart")
+        elif staged:
+            self._staged = server.name
             self.followed("stage_fix")
         elif self._at == _RESTART and not restarting:
-            self._at = _STAGE
-        if server.generation > self._generations.setdefault(server.name, server.generation):
-            self._generations[server.name], self._restarted = server.generation, server.name
-            self.followed("restart")
+            self._at, self._staged = _STAGE, ""
 
     def hide(self) -> None:
         """Hide hints for good."""
