@@ -92,7 +92,7 @@ UNKNOWN = "–"
 
 
 def seconds(value: float | None) -> str:
-    """A latency: ``850µs``, ``6.8ms``, ``24ms``, ``1.9s``, ``12s``; like `duration` from 100 seconds on: ``2m05s``."""
+    """A latency: ``850µs``, ``6.8ms``, ``24ms``, ``1.9s``, ``12s``; above 100 seconds like `duration`: ``2m05s``."""
     if value is None:
         return UNKNOWN
     if value == 0:
@@ -101,7 +101,7 @@ def seconds(value: float | None) -> str:
         return f"{value * 1e6:.0f}µs"
     if value < 0.9995:
         return f"{value * 1000:.1f}ms" if value < 0.00995 else f"{value * 1000:.0f}ms"
-    if value >= 99.5:
+    if value >= 100.5:
         return duration(round(value))
     return f"{value:.1f}s" if value < 9.95 else f"{value:.0f}s"
 
@@ -113,7 +113,7 @@ def seconds_range(low: float, high: float) -> str:
         return ends[1]
     if 0.1 <= low < 1 <= high:
         ends = f"{low:.1f}s", ends[1]
-    if high >= 99.5:
+    if high >= 100.5:
         return "–".join(ends)
     unit = next((unit for unit in ("µs", "ms", "s") if ends[1].endswith(unit)), "")
     same = ends[0].endswith(unit) and ends[0].removesuffix(unit).replace(".", "").isdigit()
