@@ -27,11 +27,11 @@ MOST_FILES = 65535
 class HostEnvironment(msgspec.Struct, frozen=True):
     """The machine except its GPUs, at one moment. None means unknown; unknown values are not reported.
 
-    ``port_holder``: who has the port (``pid 4711, anna``), empty if it is free. ``starting``: our servers that are
-    starting now. ``open_files``: the result of `open_files_limit`. Sizes in GiB.
+    ``port_problem``: why the port can't be bound (``is in use by vllm (pid 4711)``), empty if it can. ``starting``: our
+    servers that are starting now. ``open_files``: the result of `open_files_limit`. Sizes in GiB.
     """
 
-    port_holder: str = ""
+    port_problem: str = ""
     starting: tuple[str, ...] = ()
     open_files: int | None = None
     shm_free_gib: float | None = None
@@ -68,7 +68,7 @@ def read_environment(
     folder = Path(download_dir).expanduser() if download_dir else cache_folder(environment)
     use = check_port(host, port) if port is not None else None
     return HostEnvironment(
-        port_holder=str(use) if use is not None else "",
+        port_problem=str(use) if use is not None else "",
         starting=tuple(starting),
         open_files=open_files_limit(),
         shm_free_gib=_free_gib(SHM),

@@ -28,7 +28,7 @@ class PortError(OperationError):
 
 
 class PortUse(msgspec.Struct, frozen=True):
-    """Who holds a port. Unknown fields (another user's process) are None; ``reason`` then explains."""
+    """Why a port can't be bound: who holds it, or ``reason``. Unknown fields (another user's process) are None."""
 
     pid: int | None = None
     command: str | None = None
@@ -39,19 +39,19 @@ class PortUse(msgspec.Struct, frozen=True):
         if self.reason:
             return self.reason
         if self.pid is None:
-            return f"by a process of {self.user}" if self.user else "by another process"
+            return f"is in use by a process of {self.user}" if self.user else "is in use by another process"
         details = f"pid {self.pid}" + (f", user {self.user}" if self.user else "")
-        return f"by {self.command or 'a process'} ({details})"
+        return f"is in use by {self.command or 'a process'} ({details})"
 
 
 def check_port(host: str, port: int) -> PortUse | None:
-    """Who holds ``port`` of ``host``; None if it can be bound.
+    """Why ``port`` of ``host`` can't be bound, as the predicate of a sentence about the port; None if it can.
 
     Also None if ``host`` is not an address of this machine: then the port is not the problem (see `host_problem`).
     """
     number, address = _bind(host, port, reuse=False)
     if number == errno.EACCES:
-        return PortUse(reason="by the system: ports below 1024 need root")
+        return PortUse(reason="is not open to your user: ports below 1024 need a privilege")
     if number != errno.EADDRINUSE:
         return None
     rows = [row for row in tcp_sockets() if row.port == port]
@@ -61,12 +61,12 @@ def check_port(host: str, port: int) -> PortUse | None:
     if not listening and any(row.state in _GONE for row in rows):
         if _bind(host, port, reuse=True)[0] == 0:
             return None  # only connections of an ended server; vLLM binds over those
-        return PortUse(reason="by connections of a server that has just ended; they close within a minute")
+        return PortUse(reason="is in use by connections of a server that has just ended; they close within a minute")
     if listening:
         pid = _holder(listening[0].link)
         return PortUse(pid, _command(pid) if pid is not None else None, user_name(listening[0].uid))
     # vLLM binds its port immediately but listens minutes later, once the model is loaded.
-    return PortUse(reason="by a process that does not listen yet, such as a server that is starting")
+    return PortUse(reason="is in use by a process that does not listen yet, such as a server that is starting")
 
 
 def free_port(host: str, start: int, taken: Collection[int] = ()) -> int:

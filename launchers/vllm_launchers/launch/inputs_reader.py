@@ -113,7 +113,7 @@ class PlanInputsReader:
         table = self.flags(request.engine)
         model = self.model(request.model, flags, environment, from_hub=from_hub, token=token)
         if real and self._gpus is not None and self._gpus.recorded:
-            about = HostEnvironment(port_holder="", variables=without_secrets(environment))  # nothing of this machine
+            about = HostEnvironment(port_problem="", variables=without_secrets(environment))  # nothing of this machine
         else:
             folder = _text(flags, "download-dir")
             # Paths are checked only for a vLLM installed here: a wrapper may start it in a container.

@@ -135,7 +135,7 @@ class Planner:
                 f"port {port} belongs to another of your servers (see 'vllm-console list'); choose another with --port"
             )
         if use := check_port(host, port):
-            raise OperationError(f"port {port} is in use {use}; choose another with --port")
+            raise OperationError(f"port {port} {use}; choose another with --port")
 
     def plan(
         self, request: LaunchRequest, taken: Collection[int], starting: Sequence[str] = (), *, freed: str = ""

@@ -22,7 +22,7 @@ def test_environment_is_read(tmp_path: Path) -> None:
     assert seen.model_disk_free_gib > 0
     assert seen.memory_free_gib is not None
     assert seen.has_hub_token is True
-    assert seen.port_holder == ""
+    assert seen.port_problem == ""
     assert seen.variables == {"HF_HOME": str(tmp_path / "not" / "yet"), "VLLM_USE_V1": "1"}
 
 
@@ -30,13 +30,13 @@ def test_download_folder_decides_the_disk(tmp_path: Path) -> None:
     assert read_environment(environment={"HOME": "/h"}, download_dir=str(tmp_path)).model_disk == str(tmp_path)
 
 
-def test_port_holder_is_named() -> None:
+def test_port_problem_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert "pid" in read_environment(port=port, environment={}).port_holder
-        assert read_environment(environment={}).port_holder == ""  # no port was given
+        assert "pid" in read_environment(port=port, environment={}).port_problem
+        assert read_environment(environment={}).port_problem == ""  # no port was given
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])

@@ -32,7 +32,7 @@ def test_listener_is_named(bound: socket.socket) -> None:
         assert use is not None
         assert use.pid == os.getpid()
         assert use.user == pwd.getpwuid(os.getuid()).pw_name
-        assert str(use).startswith(f"by {use.command} (pid {os.getpid()}")
+        assert str(use).startswith(f"is in use by {use.command} (pid {os.getpid()}")
     assert port in listening_ports(os.getpid())
 
 
@@ -75,7 +75,7 @@ def test_port_that_needs_root_is_not_called_another_servers(monkeypatch: pytest.
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(socket, "socket", type("Refusing", (socket.socket,), {"bind": refuse}))
-    assert str(check_port("127.0.0.1", 80)) == "by the system: ports below 1024 need root"
+    assert str(check_port("127.0.0.1", 80)) == "is not open to your user: ports below 1024 need a privilege"
 
 
 def test_free_port_skips_occupied_ports(bound: socket.socket) -> None:
@@ -97,9 +97,9 @@ def test_hosts_are_checked() -> None:
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (PortUse(7, "vllm", "anna"), "by vllm (pid 7, user anna)"),
-        (PortUse(user="anna"), "by a process of anna"),
-        (PortUse(), "by another process"),
+        (PortUse(7, "vllm", "anna"), "is in use by vllm (pid 7, user anna)"),
+        (PortUse(user="anna"), "is in use by a process of anna"),
+        (PortUse(), "is in use by another process"),
     ],
 )
 def test_port_use_is_formatted(use: PortUse, text: str) -> None:

@@ -122,8 +122,8 @@ CERTIFICATE_REQUIRED = 2
 
 def network_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Port, key, and flags that prevent monitoring of a server."""
-    if holder := inputs.environment.port_holder:
-        text = f"port {plan.port} is in use {holder}; {OTHER_PORT}"
+    if taken := inputs.environment.port_problem:
+        text = f"port {plan.port} {taken}; {OTHER_PORT}"
         yield PlanFinding("port_taken", Level.ERROR, text)
     if message := format_exposure(plan.host, API_KEY in plan.secrets):
         text = f"{message}. Export {API_KEY} first, or omit --host to stay on this machine"

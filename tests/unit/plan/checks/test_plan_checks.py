@@ -232,7 +232,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("bf16_unsupported", Level.ERROR, {"host": T4, "set": {"dtype": "bfloat16"}}),
     ("bf16_unsupported", Level.WARNING, {"host": V100, "facts": BF16}),
     ("quantization_unsupported", Level.ERROR, {"host": V100, "version": "0.19.1"}),
-    ("port_taken", Level.ERROR, {"host_environment": {"port_holder": "by python (pid 4711, user anna)"}}),
+    ("port_taken", Level.ERROR, {"host_environment": {"port_problem": "is in use by python (pid 4711, user anna)"}}),
     ("open_to_all_without_key", Level.WARNING, {"host_address": "0.0.0.0"}),
     ("disk_for_download", Level.ERROR, {"facts": HUB, "host_environment": {"model_disk_free_gib": 3.0}}),
     ("file_missing", Level.ERROR, {"set": {"chat-template": "/no"}, "host_environment": {"absent": ("/no",)}}),
