@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from vllm_launchers.presets.load import Problem, check_document, shipped_folder
-from vllm_launchers.presets.schema import main, text
+from vllm_launchers.presets.schema import text
 
 FILES = sorted(shipped_folder().glob("*.toml"))
 BASE = 'extends = "chatbot"\n'
@@ -26,7 +26,6 @@ def validator() -> Any:
 
 def test_schema_file_is_current() -> None:
     assert (shipped_folder() / "schema.json").read_text(encoding="utf-8") == text()
-    assert main(["--check"]) == 0
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

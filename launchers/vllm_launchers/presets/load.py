@@ -130,12 +130,7 @@ def merge_preset(base: Mapping[str, Any], document: Mapping[str, Any], base_name
 
 
 def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: bool) -> Preset:
-    """Convert a validated and merged document to a preset. Raises `Problem` if something is missing."""
-    missing = [key for key in REQUIRED if key not in document]
-    if missing:
-        raise Problem(f"'{missing[0]}' is missing")
-    _check_struct("workload", document["workload"], Workload, complete=True)
-    _check_struct("objectives", document["objectives"], Objectives, complete=True)
+    """Convert a complete document, validated and merged, to a preset."""
     origin = f"set in {name}.toml"
     return Preset(
         name=name,
@@ -257,8 +252,9 @@ def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *,
             continue
         if isinstance(value, float) and not math.isfinite(value):
             found.append(f"{where}.{key}: expected a number, not {value}")
-    with _noting(found):
-        _check_missing(where, table, fields, complete=complete)
+    missing = [name for name in fields if name not in table]
+    if complete and missing:
+        found.append(f"{where}: '{missing[0]}' is missing; it needs {', '.join(fields)}")
     if found:
         raise Problem(*found)
 
@@ -267,12 +263,6 @@ def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *,
 def _fields(shape: type[msgspec.Struct]) -> Mapping[str, Any]:
     """Names and annotated types; cached, since msgspec recomputes them each time."""
     return {field.name: field.type for field in msgspec.structs.fields(shape)}
-
-
-def _check_missing(where: str, table: Mapping[str, Any], fields: Collection[str], *, complete: bool) -> None:
-    missing = [name for name in fields if name not in table]
-    if complete and missing:
-        raise Problem(f"{where}: '{missing[0]}' is missing; it needs {', '.join(fields)}")
 
 
 _TYPE_NAMES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}

@@ -1,4 +1,4 @@
-"""The JSON Schema of preset files, for editors: ``python -m vllm_launchers.presets.schema [--check]``.
+"""The JSON Schema of preset files, for editors: ``python -m vllm_launchers.presets.schema`` writes it.
 
 Generated from the same structs and rules that the loader validates with; a test detects a stale file.
 """
@@ -6,8 +6,6 @@ Generated from the same structs and rules that the loader validates with; a test
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -114,17 +112,5 @@ def text() -> str:
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    """Write ``presets/schema.json``; with ``--check`` only report whether it is current."""
-    path: Path = shipped_folder() / "schema.json"
-    if "--check" not in arguments:
-        path.write_text(text(), encoding="utf-8")
-        return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{path}: is stale; run python -m vllm_launchers.presets.schema", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    (shipped_folder() / "schema.json").write_text(text(), encoding="utf-8")
