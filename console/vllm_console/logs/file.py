@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -127,28 +128,16 @@ class LogFile:
 
     def before(self, offset: int, n: int, max_bytes: int = READ_BYTES) -> list[Line]:
         """Up to ``n`` lines that end at or before ``offset``, oldest first. Fewer when they are very long."""
-        if n <= 0:
-            return []
-        lines: list[Line] = []
         with self._lock:
-            for start, raw in self._backward(min(offset, self._stream.end), max_bytes):
-                lines.append(make_line(start, raw, self._clean))
-                if len(lines) == n:
-                    break
-        lines.reverse()
-        return mark_tracebacks(lines)
+            found = islice(self._backward(min(offset, self._stream.end), max_bytes), max(0, n))
+            lines = [make_line(start, raw, self._clean) for start, raw in found]
+        return mark_tracebacks(lines[::-1])
 
     def after(self, offset: int, n: int, max_bytes: int = READ_BYTES) -> list[Line]:
         """Up to ``n`` lines from ``offset`` on. Fewer when they are very long."""
-        if n <= 0:
-            return []
-        lines: list[Line] = []
         with self._lock:
-            for start, raw in self._forward(max(offset, self._stream.start), max_bytes):
-                lines.append(make_line(start, raw, self._clean))
-                if len(lines) == n:
-                    break
-        return mark_tracebacks(lines)
+            found = islice(self._forward(max(offset, self._stream.start), max_bytes), max(0, n))
+            return mark_tracebacks([make_line(start, raw, self._clean) for start, raw in found])
 
     def count(self, low: int, high: int, max_bytes: int = READ_BYTES) -> tuple[int, int]:
         """How many lines end between two offsets, and how far was counted."""
@@ -388,27 +377,13 @@ def _spread(lines: list[Line], index: int, inside: bool) -> bool:
 def make_line(offset: int, raw: bytes, clean: Callable[[str], str]) -> Line:
     """Make a `Line` of the bytes at ``offset``, its newline included; ``clean`` redacts secrets."""
     end = offset + len(raw)
-    complete = raw.endswith(b"\n")
     body = raw.rstrip(b"\r\n")
-    text = None
-    if len(body) > _KEPT_BYTES or b"\r" in body:
-        body, cut = _last_state(body)
-        if cut:
-            text = plain(body.decode("utf-8", "replace"), LINE_CHARACTERS)
-            text = f"{clean(text)} … [cut: a line of {size(end - offset)}]"
-    if text is None:
-        text = body.decode("utf-8", "replace")
-        whole = len(text)
-        text = clean(plain(text, LINE_CHARACTERS))
-        if whole > LINE_CHARACTERS and len(text) >= LINE_CHARACTERS:
-            text = f"{text} … [cut: a line of {size(end - offset)}]"
-    return Line(offset, end, text, log_level_of(text), complete)
-
-
-def _last_state(body: bytes) -> tuple[bytes, bool]:
-    """What a terminal would show of a line redrawn with carriage returns, and whether it had to be cut."""
-    state = body[body.rfind(b"\r") + 1 :]
-    return state[:_KEPT_BYTES], len(state) > _KEPT_BYTES
+    body = body[body.rfind(b"\r") + 1 :]  # what a terminal would show of a line redrawn with carriage returns
+    decoded = body[:_KEPT_BYTES].decode("utf-8", "replace")
+    text = clean(plain(decoded, LINE_CHARACTERS))
+    if len(body) > _KEPT_BYTES or (len(decoded) > LINE_CHARACTERS and len(text) >= LINE_CHARACTERS):
+        text = f"{text} … [cut: a line of {size(end - offset)}]"
+    return Line(offset, end, text, log_level_of(text), raw.endswith(b"\n"))
 
 
 # -- a log and its rotated predecessors as one byte stream, with offsets that stay valid during rotation --------------
