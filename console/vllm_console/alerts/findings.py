@@ -176,8 +176,6 @@ def _finding(one: Mapping[str, Any]) -> OpenFinding | None:
     return OpenFinding(server, str(one.get("preset") or ""), finding, float(at))
 
 
-def gravest(alerts: Iterable[Alert]) -> Alert | None:
+def gravest(alerts: Iterable[Alert]) -> Alert:
     """The alert to show if there is room for only one: beginnings before ends, then the most severe."""
-    return min(
-        alerts, key=lambda one: (one.event is Event.ENDED, _ORDER.index(one.finding.finding.severity)), default=None
-    )
+    return min(alerts, key=lambda one: (one.event is Event.ENDED, _ORDER.index(one.finding.finding.severity)))

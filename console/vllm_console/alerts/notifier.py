@@ -19,7 +19,6 @@ from vllm_console.alerts.findings import (
     Alert,
     Event,
     FindingTracker,
-    OpenFinding,
     at_least,
     document,
     gravest,
@@ -154,17 +153,9 @@ class Webhook:
     host.
     """
 
-    def __init__(
-        self,
-        url: str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        first_wait: float = FIRST_WAIT_SECONDS,
-        deadline: float = DEADLINE_SECONDS,
-    ) -> None:
-        self._url, self._headers = url, dict(headers or {})
-        self._first_wait, self._deadline = first_wait, deadline
-        self._host = shown_host(url)
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        self._url, self._headers = url, headers
+        self._host = urlsplit(url).hostname or "?"
         self._tls: ssl.SSLContext | None = None
         self._changed = threading.Condition()
         self._waiting: deque[Mapping[str, Any]] = deque()
@@ -217,15 +208,15 @@ class Webhook:
 
         import httpx  # slow to import, and only webhooks need it
 
-        wait, trouble = self._first_wait, ""
+        wait, trouble = FIRST_WAIT_SECONDS, ""
         for attempt in range(TRIES):
             if attempt and self._ended.wait(wait):
                 break
             wait *= 2 if attempt else 1
             try:
-                status = asyncio.run(asyncio.wait_for(self._post(httpx, document), self._deadline))
+                status = asyncio.run(asyncio.wait_for(self._post(httpx, document), DEADLINE_SECONDS))
             except TimeoutError:
-                trouble = f"did not answer within {self._deadline:g}s"
+                trouble = f"did not answer within {DEADLINE_SECONDS:g}s"
                 continue
             except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
                 trouble = f"can't be reached ({type(error).__name__})"
@@ -243,19 +234,13 @@ class Webhook:
             self._tls = http.create_ssl_context()  # reads all certificates: done once
         client: httpx.AsyncClient
         async with http.AsyncClient(
-            timeout=http.Timeout(self._deadline), verify=self._tls, follow_redirects=False, trust_env=not self._local
+            timeout=http.Timeout(DEADLINE_SECONDS),
+            verify=self._tls,
+            follow_redirects=False,
+            trust_env=not is_loopback(self._host),
         ) as client:
             async with client.stream("POST", self._url, json=dict(document), headers=self._headers) as answer:
                 return int(answer.status_code)
-
-    @property
-    def _local(self) -> bool:
-        return is_loopback(urlsplit(self._url).hostname or "")
-
-
-def shown_host(url: str) -> str:
-    """The part of a URL that may be shown: a webhook's path and query are secret."""
-    return urlsplit(url).hostname or "?"
 
 
 ESC, BEL = "\x1b", "\x07"
@@ -300,8 +285,6 @@ def _safe(text: str) -> str:
 def message(alerts: Sequence[Alert]) -> str:
     """Several findings in one line: the most severe, and the number of others."""
     first = gravest(alerts)
-    if first is None:
-        return ""
     finding = first.finding.finding
     title = f"{first.finding.server}: {title_of_code(finding.code)}"
     words = f"{title} ended" if first.event is Event.ENDED else f"{title} ({finding.severity})"
@@ -363,7 +346,7 @@ class Notifier:
     def update(self, snapshot: FleetSnapshot) -> tuple[Alert, ...]:
         """Process a snapshot of all servers; report and return what began or ended."""
         if self._tracker is None:
-            self._tracker = FindingTracker(self._known())
+            self._tracker = FindingTracker(replayed(self._log.read()))
         alerts = self._tracker.update(snapshot.servers, snapshot.at)
         wanted = [one for one in alerts if at_least(one.finding.finding, self._least)]
         if alerts and not self._read_only and self._log.mine():
@@ -381,9 +364,6 @@ class Notifier:
             self._webhook.close()
         self._log.close()
 
-    def _known(self) -> dict[tuple[str, str], OpenFinding]:
-        return replayed(self._log.read())
-
     def _send(self, alert: Alert, hostname: str) -> None:
         if self._webhook is not None:
             # Chats such as Slack and Mattermost show ``text`` and ignore the rest.
@@ -393,7 +373,7 @@ class Notifier:
         if not wanted.webhook or self._read_only:
             return None
         if not wanted.webhook_header_env:
-            return Webhook(wanted.webhook)
+            return Webhook(wanted.webhook, {})
         secret = environ.get(wanted.webhook_header_env, "")
         if not secret or not secret.isascii() or not secret.isprintable():
             fault = "contains characters that are not allowed in a header" if secret else "is not set"

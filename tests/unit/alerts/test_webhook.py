@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_console.alerts import notifier
 from vllm_console.alerts.notifier import MOST_WAITING, TRIES, Notifier, Webhook
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
@@ -76,8 +77,13 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def hook(receiver: Receiver, **more: float) -> Webhook:
-    return Webhook(f"{receiver.url}/private/path", {"Authorization": SECRET}, first_wait=0.01, **more)
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "FIRST_WAIT_SECONDS", 0.001)
+
+
+def hook(receiver: Receiver) -> Webhook:
+    return Webhook(f"{receiver.url}/private/path", {"Authorization": SECRET})
 
 
 def test_documents_arrive_in_order_with_the_header(receiver: Receiver) -> None:
@@ -123,9 +129,10 @@ def test_permanent_errors_and_redirects_are_not_retried(receiver: Receiver, stat
     assert f"answered {status}" in webhook.trouble
 
 
-def test_hanging_webhook_times_out_and_blocks_nothing(receiver: Receiver) -> None:
+def test_hanging_webhook_times_out_and_blocks_nothing(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver.open.clear()
-    webhook = hook(receiver, deadline=0.1)
+    monkeypatch.setattr(notifier, "DEADLINE_SECONDS", 0.1)
+    webhook = hook(receiver)
     webhook.send({"number": 1})
     receiver.until(2)
     until(lambda: webhook.trouble)
@@ -137,7 +144,7 @@ def test_unreachable_webhook_is_reported_without_path_or_secret() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    webhook = Webhook(f"http://127.0.0.1:{port}/private/path", {"Authorization": SECRET}, first_wait=0.001)
+    webhook = Webhook(f"http://127.0.0.1:{port}/private/path", {"Authorization": SECRET})
     webhook.send({"number": 1})
     until(lambda: webhook.trouble)
     assert "the webhook at 127.0.0.1 can't be reached" in webhook.trouble
