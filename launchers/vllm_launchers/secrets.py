@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 
 from vllm_launchers.patterns import lazy_pattern
 
@@ -48,7 +47,8 @@ _KEYWORDS = (
 """Names of JSON or YAML keys, or flags, with secret values; ``token`` alone has other meanings here."""
 _SECRET_FLAG = lazy_pattern(rf"(?:^|[-_.])(?:{_KEYWORDS}|(?<!allow[-_])credentials?)(?:[-_.]|$)", re.IGNORECASE)
 _QUOTED = r"""(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|\\"[^"\\]*(?:\\"|$))"""
-_TEXTS = rf"""(?xi)
+_TEXTS = lazy_pattern(
+    rf"""(?xi)
       (?P<flag>(?<!-)--(?!-)[a-z0-9_.-]{{0,40}}{_KEYWORDS}(?:[=\s]\s*|['"],\s*['"])['"]?)(?P<flag_value>[^\s'",]+)
     | (?P<field>(?:(?:{_KEYWORDS}|(?-i:_KEY|_TOKEN))\\?['"]?|['"]credentials?\\?['"])\s*[:=]\s*)
       (?P<field_value>(?:\[\s*)?{_QUOTED}(?:\s*,\s*{_QUOTED}(?!\s*:))*|(?!(?:none|null|true|false)\b)[^\s'",;&()\[\]{{}}<>\\]+)
@@ -61,6 +61,7 @@ _TEXTS = rf"""(?xi)
     | (?P<bare>(?-i:\bhf_[A-Za-z0-9]{{16,}}|\b(?:sk|nvapi|glpat|xox[abp])-[A-Za-z0-9_-]{{16,}}
       |\bAKIA[A-Z0-9]{{16}}\b|\bgh[opusr]_[A-Za-z0-9]{{30,}}|\bgithub_pat_[A-Za-z0-9_]{{30,}}))
     """
+)
 _NAMED_VALUE = r"[^\s'\"]+"
 _MARKS = (
     *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "private", "account", "encryption"),
@@ -73,11 +74,6 @@ _MARKS = (
 )
 _MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASS", "CRED", "AUTH", "_PWD", "PAT=", "JWT", "BEARER", "COOKIE")
 """Nearly all log lines contain none of these."""
-
-
-@cache
-def _texts() -> re.Pattern[str]:
-    return re.compile(_TEXTS)  # takes a millisecond, which most commands can save
 
 
 def is_secret_flag(name: str) -> bool:
@@ -117,7 +113,7 @@ def may_hold_secret(text: str) -> bool:
 def _hide(text: str) -> str:
     shown: list[str] = []
     at = 0
-    while match := _texts().search(text, at):
+    while match := _TEXTS.search(text, at):
         kind = (match.lastgroup or "").removesuffix("_value")
         shown.append(text[at : match.start()])
         at = match.end()

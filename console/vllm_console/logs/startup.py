@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +19,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import EngineReport
 from vllm_launchers.plan.budget.engine_report import GRAPHS, KV_MEMORY, KV_TOKENS, WEIGHTS, ReportReader
 
-_LINE = (
+_LINE = lazy_pattern(
     r"(?P<loaded>Directly load (?:AOT compilation|the compiled graph))|(?P<compiled>Compiling a graph for )"
     r"|(?P<failed>Compiling model again due to a load failure|Cannot load aot compilation from)"
     r"|(?P<saved>saved AOT compiled function to)|(?P<disabled>torch\.compile cache is disabled)"
@@ -32,11 +31,6 @@ _LINE = (
     r"|prepared in (?P<prepared>\d+(?:\.\d+)?) s"
     r"|weights read ahead: (?P<read>\d+(?:\.\d+)?) of (?P<size>\d+(?:\.\d+)?) GiB"
 )
-
-
-@cache
-def _pattern() -> re.Pattern[str]:
-    return re.compile(_LINE)  # takes 3 ms, which a console without a starting server need not spend
 
 
 class FactReader:
@@ -51,7 +45,7 @@ class FactReader:
 
     def line(self, process: str, text: str, at: float) -> None:
         """Process one line's message; ``at`` is its time, or that of the last line with one (Unix seconds)."""
-        found = _pattern().search(text)
+        found = _LINE.search(text)
         if found is None:
             return
         values = {name: value for name, value in found.groupdict().items() if value is not None}
