@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_launchers.simulated.adapters import RuntimeAdapters
-from vllm_launchers.simulated.completions import DONE, Events, Style, error_event, whole_answer
+from vllm_launchers.simulated.completions import DONE, AnswerWriter, Style, error_event
 from vllm_launchers.simulated.engine import Engines, SimulatedEngine, Stream
 from vllm_launchers.simulated.messages import (
     COUNTED_FIELDS,
@@ -65,6 +65,7 @@ from vllm_launchers.simulated.validation import (
     boolean,
     integer,
     listing,
+    not_modeled,
     optional,
     read_body,
     record,
@@ -185,7 +186,7 @@ class Api:
             ("POST", "/ping", self.health, None),
             ("POST", "/invocations", self.invocations, None),
             ("POST", "/v1/chat/completions", self.chat, CHAT_FIELDS),
-            ("POST", "/v1/chat/completions/batch", _not_simulated("batches of conversations"), None),
+            ("POST", "/v1/chat/completions/batch", _batches, None),
             ("POST", "/v1/responses", self.responses, RESPONSES_FIELDS),
             ("GET", "/v1/responses/{response_id}", self.stored_response, None),
             ("POST", "/v1/responses/{response_id}/cancel", self.stored_response, None),
@@ -375,12 +376,7 @@ class Api:
         """Answer in the format of OpenAI's Responses API."""
         ask = read_response(await _json(request), self._served)
         running = self._start(ask)
-        writer = ResponseWriter(ask, running.outputs[0])
-        if ask.stream:
-            return EventStream(self, running, writer)
-        if not await self._finished(request, running):
-            return JSONResponse(None)  # like vLLM, which counts a client that left as 2xx
-        return JSONResponse(writer.whole())
+        return await self._respond(request, ask, running, ResponseWriter(ask, running.outputs[0]))
 
     async def messages(self, request: HttpRequest) -> Response:
         """Answer in the format of Anthropic's Messages API."""
@@ -393,11 +389,7 @@ class Api:
         except ApiError as error:
             raise AnthropicError(error) from error
         writer = MessageWriter(ask, running.outputs[0], self._options.style)
-        if ask.stream:
-            return EventStream(self, running, writer)
-        if not await self._finished(request, running):
-            return JSONResponse(None)  # like vLLM, which counts a client that left as 2xx
-        return JSONResponse(writer.whole())
+        return await self._respond(request, ask, running, writer)
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """Count the tokens of a conversation in Anthropic's format."""
@@ -414,15 +406,20 @@ class Api:
         return await self._answer(http, read_chat(body, self._served, http.headers.get("x-request-id")))
 
     async def _answer(self, http: HttpRequest, ask: GenerationRequest) -> Response:
-        style = self._options.style
         if ask.late is not None:
             return StreamingResponse(iter([error_event(ask.late), DONE]), headers=STREAM_HEADERS)
         running = self._start(ask)
+        return await self._respond(http, ask, running, AnswerWriter(ask, running.outputs, self._options.style))
+
+    async def _respond(
+        self, http: HttpRequest, ask: GenerationRequest, running: Running, writer: ResponseBodyWriter
+    ) -> Response:
+        """A stream, or the complete answer once it has ended."""
         if ask.stream:
-            return EventStream(self, running, Events(ask, running.outputs, style))
+            return EventStream(self, running, writer)
         if not await self._finished(http, running):
             return JSONResponse(None)  # like vLLM, which counts a client that left as 2xx
-        return JSONResponse(whole_answer(ask, running.outputs, style))
+        return JSONResponse(writer.whole())
 
     def _start(self, ask: GenerationRequest) -> Running:
         if self._engines.closing:
@@ -493,8 +490,11 @@ class Api:
         }
 
 
-class EventWriter(Protocol):
-    """Writes one stream's events."""
+class ResponseBodyWriter(Protocol):
+    """Writes the answer to one request, complete or as events."""
+
+    def whole(self) -> dict[str, Any]:
+        """The complete answer."""
 
     def begin(self) -> bytes:
         """The data before the first tokens."""
@@ -514,7 +514,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, api: Api, running: Running, writer: EventWriter) -> None:
+    def __init__(self, api: Api, running: Running, writer: ResponseBodyWriter) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -638,11 +638,8 @@ def _fixed(response: Callable[[], Response]) -> Handler:
     return answer
 
 
-def _not_simulated(what: str) -> Handler:
-    async def answer(_request: HttpRequest) -> Response:
-        raise bad_request(f"The simulated engine does not model {what}.")
-
-    return answer
+async def _batches(_request: HttpRequest) -> Response:
+    raise not_modeled("batches of conversations")
 
 
 async def _scale_out(_request: HttpRequest) -> Response:

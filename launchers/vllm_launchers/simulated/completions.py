@@ -28,7 +28,7 @@ class Style(msgspec.Struct, frozen=True):
 def event(body: Any, kind: str = "") -> bytes:
     """A server-sent event with a JSON body; ``kind``: its type, if the API has event types."""
     head = f"event: {kind}\n" if kind else ""
-    return f"{head}data: {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n".encode()
+    return head.encode() + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:
@@ -156,11 +156,6 @@ def _prompt_logprobs(ask: GenerationRequest, prompt: Prompt) -> list[dict[str, A
 
 
 # ---- complete responses
-
-
-def whole_answer(ask: GenerationRequest, outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]:
-    """The body of a non-streamed response."""
-    return _chat_answer(ask, outputs, style) if ask.chat else _completion_answer(ask, outputs, style)
 
 
 def _completion_answer(ask: GenerationRequest, outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]:
@@ -298,32 +293,18 @@ class _Progress:
 
 
 @dataclass(slots=True)
-class Events:
-    """Writes a stream's events as the tokens arrive.
-
-    Events of a plain stream are formatted by hand: the output consists of plain words, so JSON encoding of each token
-    is not needed.
-    """
+class AnswerWriter:
+    """Writes the answer to a completion or a chat, complete or as events."""
 
     ask: GenerationRequest
     outputs: Sequence[GeneratedAnswer]
     style: Style
     progress: dict[int, _Progress] = field(default_factory=dict)
-    _created: int = 0
-    _head: str = ""
-    _plain: bool = True
+    created: int = field(default_factory=lambda: int(time.time()))
 
-    def __post_init__(self) -> None:
-        ask = self.ask
-        kind = "chat.completion.chunk" if ask.chat else "text_completion"
-        self._created = int(time.time())
-        self._head = (
-            f'data: {{"id":{json.dumps(ask.id)},"object":"{kind}","created":{self._created},'
-            f'"model":{json.dumps(ask.model)},'
-        )
-        fields = ask.fields
-        wanted = ("logprobs", "echo", "return_token_ids")
-        self._plain = not ask.stops and not any(fields.get(name) not in (None, False) for name in wanted)
+    def whole(self) -> dict[str, Any]:
+        """The body of a response that is not streamed."""
+        return (_chat_answer if self.ask.chat else _completion_answer)(self.ask, self.outputs, self.style)
 
     def begin(self) -> bytes:
         """A chat's first events, sent with the first token as in vLLM: each choice's role and the text it continues."""
@@ -347,12 +328,13 @@ class Events:
 
     def tokens(self, one: GeneratedAnswer, start: int, end: int) -> bytes:
         """The event for one choice's tokens at positions ``start`` to ``end``."""
-        if self._plain and one.visible is None and not self.ask.continuous_usage:
-            return self._plain_event(one, start, end)
         progress = self.progress.setdefault(one.index, _Progress())
         ended = one.request.finished is not None
-        text = one.text(end)
-        delta, progress.shown = text[progress.shown :], max(progress.shown, len(text))
+        if self.ask.stops or one.visible is not None:
+            text = one.text(end)
+            delta, progress.shown = text[progress.shown :], max(progress.shown, len(text))
+        else:
+            delta = output_text(one.request.seed, start, end)
         choice = (self._chat_choice if self.ask.chat else self._completion_choice)(one, start, end, delta, progress)
         body = {**self._body([choice]), **self._usage(one, end)}
         if ended and not self.ask.include_usage:
@@ -371,7 +353,7 @@ class Events:
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         ask = self.ask
         kind = "chat.completion.chunk" if ask.chat else "text_completion"
-        return {"id": ask.id, "object": kind, "created": self._created, "model": ask.model, "choices": choices}
+        return {"id": ask.id, "object": kind, "created": self.created, "model": ask.model, "choices": choices}
 
     def _usage(self, one: GeneratedAnswer, end: int) -> dict[str, Any]:
         """Token counts so far, if each event should have them."""
@@ -379,23 +361,6 @@ class Events:
             return {}
         details = {"completion_tokens_details": None} if self.ask.chat else {}
         return {"usage": {**_counts(len(one.prompt.tokens), end), **details}}
-
-    def _plain_event(self, one: GeneratedAnswer, start: int, end: int) -> bytes:
-        text, finished = output_text(one.request.seed, start, end), one.request.finished
-        finish = "null" if finished is None else f'"{finished}"'
-        stop = "null" if finished is None else json.dumps(one.stop_reason)
-        if self.ask.chat:
-            last = f',"stop_reason":{stop}' if finished is not None else ""
-            piece = f'"delta":{{"content":"{text}"}},"logprobs":null,"finish_reason":{finish}{last},"token_ids":null'
-        else:
-            piece = (
-                f'"text":"{text}","logprobs":null,"finish_reason":{finish},"stop_reason":{stop},'
-                '"prompt_token_ids":null,"token_ids":null'
-            )
-        tail = ""
-        if finished is not None and not self.ask.include_usage:
-            tail = f',"system_fingerprint":{json.dumps(self.style.fingerprint)}'
-        return f'{self._head}"choices":[{{"index":{one.index},{piece}}}]{tail}}}\n\n'.encode()
 
     def _completion_choice(
         self, one: GeneratedAnswer, start: int, end: int, delta: str, progress: _Progress

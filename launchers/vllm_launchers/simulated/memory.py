@@ -37,11 +37,8 @@ class MemoryBudgetError(Exception):
 class MemoryPlan(msgspec.Struct, frozen=True):
     """Bytes on each GPU, and the resulting block pool."""
 
-    total: int
     requested: int
     weights: int
-    non_torch: int
-    activation: int
     graphs: int
     available: int
     block_bytes: int
@@ -68,12 +65,11 @@ def plan_memory(settings: EngineSettings) -> MemoryPlan:
     weights = int(model.weight_bytes / split)
     if weights + CUDA_CONTEXT > gpu.memory_bytes:
         raise _out_of_memory(settings, weights)
-    non_torch = non_torch_bytes(settings.tensor_parallel)
-    activation = _activation(settings)
     graphs = 0 if settings.eager else _graphs(settings)
     available = settings.kv_cache_bytes
     if available is None:
-        available = requested - weights - non_torch - activation - graphs
+        non_torch = non_torch_bytes(settings.tensor_parallel)
+        available = requested - weights - non_torch - _activation(settings) - graphs
     per_token = model.kv_bytes_per_token(
         settings.kv_element_bytes, settings.tensor_parallel, settings.pipeline_parallel
     )
@@ -81,11 +77,8 @@ def plan_memory(settings: EngineSettings) -> MemoryPlan:
     if available <= 0:
         raise MemoryBudgetError("ValueError", _NO_MEMORY)
     plan = MemoryPlan(
-        total=gpu.memory_bytes,
         requested=requested,
         weights=weights,
-        non_torch=non_torch,
-        activation=activation,
         graphs=graphs,
         available=available,
         block_bytes=block_bytes,

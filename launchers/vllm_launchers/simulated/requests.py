@@ -13,7 +13,7 @@ import os
 import random
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -113,9 +113,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
     def sequences(self) -> list[GeneratedAnswer]:
         """One sequence for each prompt and choice, in the order of the choices' indices."""
-        return list(self._sequences())
-
-    def _sequences(self) -> Iterator[GeneratedAnswer]:
+        found = []
         for place, prompt in enumerate(self.prompts):
             seed = zlib.crc32(repr(prompt.tokens[-4096:]).encode()) ^ (self.fields.get("seed") or 0) % 2**32
             limit = self.limit(prompt)
@@ -126,7 +124,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
                 index = place * self.n + choice
                 output = plan_sequence(self, prompt, index, name, seed + choice * 7_919, limit)
                 output.request.parent = parent
-                yield output
+                found.append(output)
+        return found
 
     def limit(self, prompt: Prompt) -> int:
         """Maximum number of tokens to generate for a prompt."""

@@ -64,10 +64,10 @@ def resolve_model(name: str) -> Geometry:
     )
 
 
-def quantized_in_flight(model: Geometry, method: str) -> Geometry:
-    """A 16-bit ``model`` as vLLM holds it when it quantizes the layers to 8 bits while loading."""
+def quantized_in_flight(model: Geometry) -> Geometry:
+    """A 16-bit ``model`` as vLLM holds it when it quantizes the layers to FP8 while loading."""
     embeddings = 2 * model.vocabulary * model.hidden
-    return replace(model, quantization=method, weight_bytes=(model.weight_bytes + embeddings) / 2)
+    return replace(model, quantization="fp8", weight_bytes=(model.weight_bytes + embeddings) / 2)
 
 
 def _from_folder(name: str, folder: Path) -> Geometry:
@@ -260,7 +260,7 @@ def resolve_settings(args: argparse.Namespace, simulated: Simulated) -> EngineSe
         raise HFValidationError(str(error)) from None
     quantization = _quantization(args.quantization, model)
     if quantization != model.quantization:
-        model = quantized_in_flight(model, "fp8")
+        model = quantized_in_flight(model)
     if model.heads % args.tensor_parallel_size:
         raise validation_error(
             "VllmConfig",
