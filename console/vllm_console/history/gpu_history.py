@@ -22,17 +22,13 @@ import msgspec
 from vllm_console import sqlite_files
 from vllm_console.history.store import (
     Format,
-    HistoryCorruptError,
-    HistoryError,
     HistoryFile,
-    HistoryForeignError,
-    HistoryVersionError,
     Stretch,
     Tier,
     first_row_at,
-    history_error,
     open_for_writing,
     prune,
+    store_or_start_anew,
     stretches_of,
 )
 from vllm_console.metrics.sample import Series
@@ -51,8 +47,6 @@ _PER_MINUTE = round(MINUTES.step / FIVES.step)
 _DAY = round(86400 / FIVES.step)
 _PRUNE_EVERY = 720
 """Rows between two prunings: an hour."""
-
-_DAMAGED = (HistoryCorruptError, HistoryForeignError, HistoryVersionError)
 
 
 class GpuFigure(NamedTuple):
@@ -168,32 +162,17 @@ class GpuHistoryWriter:
         step = int(at // FIVES.step)
         if step == self._step or not host.gpus:
             return
-        for attempt in (1, 2):
-            try:
-                self._store(host.gpus, at, step)
-            except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
-                fault = history_error(error, self.path)
-                self.close()
-                self.trouble = f"GPU history is lost: {fault}"
-                if attempt == 1 and isinstance(fault, _DAMAGED) and self._moved_aside():
-                    continue
-                return
-            self.trouble, self._step = "", step
-            return
+        fault, notice = store_or_start_anew(self.path, lambda: self._store(host.gpus, at, step), self.close)
+        self.notice = notice or self.notice
+        self.trouble = f"GPU history is lost: {fault}" if fault else ""
+        if not fault:
+            self._step = step
 
     def close(self) -> None:
         """Close the file."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def _moved_aside(self) -> bool:
-        try:
-            aside = sqlite_files.move_aside(self.path, keep_earlier=False)
-        except OSError:
-            return False
-        self.notice = f"{self.path} could not be used: it was moved to {aside.name}, and a new history was started."
-        return True
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is not None and sqlite_files.is_at(self.path, self._inode):
@@ -205,27 +184,22 @@ class GpuHistoryWriter:
 
     def _store(self, gpus: Sequence[Gpu], at: float, step: int) -> None:
         connection = self._opened()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            last = _last_before(connection, sys.maxsize)
-            ahead = last is not None and last > step
-            if ahead:
-                _delete_far_ahead(connection, step)
-                last = _last_before(connection, step)
-            if last is not None and last // _PER_MINUTE < step // _PER_MINUTE:
-                _sum_up(connection, last // _PER_MINUTE)
-            row = (step, at, _machine(connection, tuple(map(card_of, gpus))), _packed(gpus))
-            insert = "INSERT OR REPLACE" if ahead else "INSERT OR IGNORE"
-            connection.execute(f"{insert} INTO {FIVES.table} VALUES (?, ?, ?, ?)", row)
-            if step % _PRUNE_EVERY == 0:
-                prune(connection, TIERS)
-                used = " UNION ".join(f"SELECT machine FROM {tier.table}" for tier in TIERS)
-                connection.execute(f"DELETE FROM machines WHERE id NOT IN ({used})")
-            connection.execute("COMMIT")
-        except sqlite_files.ERRORS:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+        connection.execute("BEGIN IMMEDIATE")  # undone if it fails, because the file is closed then
+        last = _last_before(connection, sys.maxsize)
+        ahead = last is not None and last > step
+        if ahead:
+            _delete_far_ahead(connection, step)
+            last = _last_before(connection, step)
+        if last is not None and last // _PER_MINUTE < step // _PER_MINUTE:
+            _sum_up(connection, last // _PER_MINUTE)
+        row = (step, at, _machine(connection, tuple(map(card_of, gpus))), _packed(gpus))
+        insert = "INSERT OR REPLACE" if ahead else "INSERT OR IGNORE"
+        connection.execute(f"{insert} INTO {FIVES.table} VALUES (?, ?, ?, ?)", row)
+        if step % _PRUNE_EVERY == 0:
+            prune(connection, TIERS)
+            used = " UNION ".join(f"SELECT machine FROM {tier.table}" for tier in TIERS)
+            connection.execute(f"DELETE FROM machines WHERE id NOT IN ({used})")
+        connection.execute("COMMIT")
 
 
 def _last_before(connection: sqlite3.Connection, step: int) -> int | None:

@@ -185,14 +185,6 @@ class _Segment:
             at = self._at(file, 0)
         return at if math.isfinite(at) else None
 
-    def begins_after(self, at: float) -> bool:
-        """Whether its first record is later than ``at``, as far as it was read."""
-        return self.oldest > at
-
-    def ended_before(self, at: float) -> bool:
-        """Whether it has no record after ``at`` and will get none."""
-        return self.full and self.newest <= at
-
     def unix(self, monotonic: float) -> float:
         """Convert a record's time to Unix seconds."""
         return monotonic + self._offset
@@ -377,7 +369,7 @@ class ProbeSpans:
         for kind, record in _TIMED:
             segments = self._segments.known(kind)
             for number, segment in enumerate(segments):
-                if segment.begins_after(complete) or segment.ended_before(at):
+                if segment.oldest > complete or (segment.full and segment.newest <= at):
                     continue
                 full = any(later.pid == segment.pid for later in segments[number + 1 :])
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile

@@ -229,27 +229,8 @@ class HistoryWriter:
         if self.trouble and 0 <= at - self._tried_at < RETRY_SECONDS:
             return
         self._tried_at = at
-        for attempt in (1, 2):
-            try:
-                self._store()
-            except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
-                fault = history_error(error, self.path)
-                self._disconnect()
-                self.trouble = str(fault)
-                useless = isinstance(fault, (HistoryCorruptError, HistoryForeignError, HistoryVersionError))
-                if attempt == 1 and useless and self._moved_aside():
-                    continue
-                return
-            self.trouble = ""
-            return
-
-    def _moved_aside(self) -> bool:
-        try:
-            aside = sqlite_files.move_aside(self.path, keep_earlier=False)
-        except OSError:
-            return False
-        self.notice = f"{self.trouble.split(':')[0]}: it was moved to {aside.name}, and a new history was started."
-        return True
+        self.trouble, notice = store_or_start_anew(self.path, self._store, self._disconnect)
+        self.notice = notice or self.notice
 
     def _disconnect(self) -> None:
         for base in (*self._bases.values(), *(row.base for row in self._waiting)):
@@ -638,6 +619,29 @@ def history_error(error: Exception, path: Path) -> HistoryError:
     if sqlite_files.is_missing(error, path):
         return HistoryMissingError(f"{path} does not exist: nothing recorded yet.")
     return HistoryBusyError(f"{path} can't be used right now ({error}); retrying.")
+
+
+def store_or_start_anew(path: Path, store: Callable[[], None], close: Callable[[], None]) -> tuple[str, str]:
+    """Call ``store``; if it fails, ``close``. An unusable file is moved aside, and ``store`` is called once more.
+
+    Returns why nothing was stored, and a notice that the file was moved aside; each is a sentence, or empty.
+    """
+    notice = ""
+    while True:
+        try:
+            store()
+        except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
+            fault = history_error(error, path)
+            close()
+            if notice or not isinstance(fault, (HistoryCorruptError, HistoryForeignError, HistoryVersionError)):
+                return str(fault), notice
+            try:
+                aside = sqlite_files.move_aside(path, keep_earlier=False)
+            except OSError:
+                return str(fault), ""
+            notice = f"{str(fault).split(':')[0]}: it was moved to {aside.name}, and a new history was started."
+        else:
+            return "", notice
 
 
 def _has_schema(connection: sqlite3.Connection, path: Path, form: Format) -> bool:
