@@ -116,13 +116,13 @@ def name_for(url: str) -> str:
     return words[:55] or "endpoint"
 
 
-def api_key_of(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) -> str:
+def api_key_of(endpoint: Endpoint) -> str:
     """The endpoint's API key from its own variable; empty without one.
 
     Raises:
         AddressError: an HTTP header cannot carry it.
     """
-    key = environment.get(endpoint.key_env, "") if endpoint.key_env else ""
+    key = os.environ.get(endpoint.key_env, "") if endpoint.key_env else ""
     if not (key.isascii() and key.isprintable()):
         raise AddressError(f"the API key in {endpoint.key_env} has characters that no HTTP header can carry")
     return key

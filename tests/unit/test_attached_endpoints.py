@@ -229,9 +229,11 @@ def test_invalid_address_is_refused_without_its_password(url: str) -> None:
     assert "\x1b" not in str(refused.value)
 
 
-def test_names_and_keys() -> None:
+def test_names_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_for("https://gpu-box.example") == "gpu-box.example-443"
     assert folders.NAME.fullmatch(name_for("http://[fe80::1]:8000"))
-    assert api_key_of(Endpoint("http://h"), {"VLLM_API_KEY": "mine"}) == "", "the key of other servers is not sent"
+    monkeypatch.setenv("VLLM_API_KEY", "mine")
+    assert api_key_of(Endpoint("http://h")) == "", "the key of other servers is not sent"
+    monkeypatch.setenv("FAR_KEY", "a\nb")
     with pytest.raises(AddressError, match="FAR_KEY has characters"):
-        api_key_of(Endpoint("http://h", "FAR_KEY"), {"FAR_KEY": "a\nb"})
+        api_key_of(Endpoint("http://h", "FAR_KEY"))

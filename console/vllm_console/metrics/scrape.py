@@ -74,7 +74,9 @@ class Scraper:
         self.place = f"{'[' + host + ']' if ':' in host else host}:{port}"
         self._timeout, self._secure = timeout, scheme == "https"
         self._headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
-        context = tls or (_tls(check=owner is None and not is_loopback(host)) if self._secure else None)
+        context = tls
+        if self._secure and tls is None:
+            context = verifying() if owner is None and not is_loopback(host) else tls_to_own()
         self._connection = HttpConnection(host, port, context if self._secure else None, owner)
         self._parser = Parser()
 
@@ -192,14 +194,6 @@ class Scraper:
         return ScrapeError("network", f"{place} could not be reached ({reason}): check host and port.")
 
 
-def _tls(*, check: bool) -> ssl.SSLContext:
-    if not check:
-        return tls_to_own()
-    import ssl  # takes several MB, which only recorders of TLS servers should spend
-
-    return ssl.create_default_context()
-
-
 def _tls_problem(error: Exception, place: str) -> ScrapeError | None:
     """The error to report if TLS is what failed, otherwise None."""
     import ssl
@@ -214,9 +208,9 @@ def _tls_problem(error: Exception, place: str) -> ScrapeError | None:
     return None
 
 
-def verifying(ca: str) -> ssl.SSLContext:
+def verifying(ca: str = "") -> ssl.SSLContext:
     """A TLS context that verifies certificates, trusting only the CAs in file ``ca`` if given. Raises `ScrapeError`."""
-    import ssl
+    import ssl  # takes several MB, which only recorders of TLS servers should spend
 
     try:
         return ssl.create_default_context(cafile=ca or None)

@@ -73,11 +73,6 @@ class ConsoleProcess:
             )
         )
 
-    @property
-    def pid(self) -> int:
-        """The process ID."""
-        return self._process.pid
-
     async def show(self, draw: Callable[[bytes], Awaitable[object]]) -> None:
         """Pass its output to ``draw`` until it ends; later output is ignored."""
         with contextlib.suppress(asyncio.IncompleteReadError, ValueError, ConnectionError):
