@@ -65,6 +65,16 @@ class Latency(msgspec.Struct, frozen=True):
         return latency_text({"p50": self.p50, "p90": self.p90, "p99": self.p99}[name])
 
 
+def sorted_quantile(ordered: list[float], share: float) -> float:
+    """The quantile of sorted values, with linear interpolation between neighbors (numpy's default)."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    between = place - low
+    if not between:
+        return ordered[low]
+    return ordered[low] + (ordered[low + 1] - ordered[low]) * between if ordered[low] < math.inf else math.inf
+
+
 class Samples:
     """Observations in bounded memory: all of them up to ``limit``, then a uniform sample (reservoir sampling).
 
@@ -113,13 +123,11 @@ class Samples:
         self._kept[slot] = value
         return slot
 
-    def latency(self, quantile: Callable[[list[float], float], float] | None = None) -> Latency:
-        """Counts, sum and quantiles of the observations; ``quantile`` computes one of sorted values
-        (`sorted_quantile`).
+    def latency(self, quantile: Callable[[list[float], float], float] = sorted_quantile) -> Latency:
+        """Counts, sum and quantiles of the observations; ``quantile`` computes one of sorted values.
 
         With `metrics.quantile.exact_quantile`, the p99 is within a limit exactly if 99% of the observations are.
         """
-        quantile = quantile or sorted_quantile
         least = sorted(self._kept)
         most = sorted(math.inf if at in self._unfinished else value for at, value in enumerate(self._kept))
         known: dict[str, float | None] = {"p50": None, "p90": None, "p99": None}
@@ -131,16 +139,6 @@ class Samples:
             else:
                 above[name] = bound
         return Latency(self.count, self.sum, **known, unfinished=self.unfinished, above=above)
-
-
-def sorted_quantile(ordered: list[float], share: float) -> float:
-    """The quantile of sorted values, with linear interpolation between neighbors (numpy's default)."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    between = place - low
-    if not between:
-        return ordered[low]
-    return ordered[low] + (ordered[low + 1] - ordered[low]) * between if ordered[low] < math.inf else math.inf
 
 
 class LoadReport(msgspec.Struct, frozen=True):

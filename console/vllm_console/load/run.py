@@ -43,7 +43,10 @@ PROGRESS_SECONDS = 0.5
 
 
 class LoadProgress(msgspec.Struct, frozen=True):
-    """A load while it runs: seconds since its start and counts so far."""
+    """A load while it runs: seconds since its start and counts so far.
+
+    ``held_back`` requests were sent late because ``max_in_flight`` others were in flight.
+    """
 
     elapsed: float
     sent: int
@@ -51,9 +54,8 @@ class LoadProgress(msgspec.Struct, frozen=True):
     failed: int
     in_flight: int
     output_tokens: int
-    held_back: int = 0
-    max_in_flight: int = 0
-    """The limit because of which ``held_back`` requests were sent late; 0 if unknown."""
+    held_back: int
+    max_in_flight: int
 
 
 async def run_load(

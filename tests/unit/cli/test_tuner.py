@@ -102,7 +102,7 @@ def tuned(monkeypatch, capsys):
 
     def run(fleet, *words, folder=None):
         async def run_load(*_args, answers, on_progress, stop, **_options):
-            on_progress(LoadProgress(1.0, 1, 0, 0, 1, 0))
+            on_progress(LoadProgress(1.0, 1, 0, 0, 1, 0, 0, 1024))
             if fleet.while_measured is not None and fleet.while_measured():
                 await asyncio.wait_for(stop.wait(), 60)
                 return LoadReport(0, 0, 0, 10.0, 0, Latency(), Latency(), Latency())
@@ -111,7 +111,7 @@ def tuned(monkeypatch, capsys):
             seconds = TTFT[fleet.server.flags["max-num-seqs"]]
             answers.update({at: Times(seconds * (1 + at % 5 / 100), None, 1.0) for at in range(200)})
             if fleet.at_end_of_baseline is not None and fleet.server.flags["max-num-seqs"] == 4:
-                on_progress(LoadProgress(2.0, 200, 200, 0, 0, 0))
+                on_progress(LoadProgress(2.0, 200, 200, 0, 0, 0, 0, 1024))
                 fleet.at_end_of_baseline()
             return LoadReport(200, 200, 0, 10.0, 2000, Latency(), Latency(), Latency())
 
