@@ -374,7 +374,7 @@ def there(at: float, name: str = "box/chat", **more: object) -> ServerView:
 def lost(at: float) -> ServerView:
     """The attached machine while unreachable."""
     return ServerView(
-        "box", State.UNRESPONSIVE, at - 3, ours=False, attached=Endpoint("ssh://box"), probed=True,
+        "box", State.UNRESPONSIVE, at - 3, ours=False, attached=Endpoint("ssh://box"), contacted=True,
         reason="ssh: connect to host box port 22: No route to host",
     )  # fmt: skip
 

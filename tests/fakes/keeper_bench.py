@@ -23,8 +23,8 @@ FAKE = Path(__file__).with_name("fake_server.py")
 PATIENCE = 120.0
 TUNING: dict[str, Any] = {
     "stop_timeouts": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0},
-    "probe_starting": 0.05,
-    "probe_ready": 0.1,
+    "health_check_starting": 0.05,
+    "health_check_ready": 0.1,
 }
 
 

@@ -103,7 +103,7 @@ def keepers(tmp_path, monkeypatch):
 def rare_probes(monkeypatch):
     """Probe rarely: with many servers, ten probes per second each would take a core while others are being
     restarted."""
-    monkeypatch.setitem(TUNING, "probe_ready", 2.0)
+    monkeypatch.setitem(TUNING, "health_check_ready", 2.0)
 
 
 def died(bench, fault):

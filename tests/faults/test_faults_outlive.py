@@ -32,8 +32,8 @@ client.launch(root, name, wire.from_plain(LaunchSpec, spec), tuning=tuning)
 if len(sys.argv) > 5:
     os.execv(sys.executable, [sys.executable, "-m", "vllm_console", "--state", str(root)])
 """
-TUNING = {"stop_timeouts": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0}, "probe_starting": 0.05,
-          "probe_ready": 0.1}  # fmt: skip
+TUNING = {"stop_timeouts": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0},
+          "health_check_starting": 0.05, "health_check_ready": 0.1}  # fmt: skip
 WAYS = ["killed", "hung up", "closed"]
 
 

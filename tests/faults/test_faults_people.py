@@ -108,7 +108,7 @@ def test_servers_of_other_users_are_shown_but_all_verbs_refused(program, theirs,
     rows = {line.split()[0]: line for line in table.splitlines() if line.startswith("vllm@")}
     assert [rows[found[one.pid]["name"]].split()[1] for one in theirs] == ["nobody"] * 2
     row = rows[f"vllm@pid-{titled.pid}"]
-    assert "running (not probed)" in row
+    assert "running (unchecked)" in row
     verbs = (["stop"], ["restart"], ["restart", "--preset", "batch"], ["remove"], ["load"])
     names = (f"vllm@{port}", f"vllm@pid-{titled.pid}")
     lines = [[words[0], name, *words[1:]] for name in names for words in verbs]

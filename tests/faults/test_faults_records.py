@@ -252,7 +252,10 @@ def test_concurrent_consoles_on_one_server(bench, port):
         bench.spec(port=port),
         {"stop_timeouts": {"interrupt": 0.5, "terminate": 0.5, "rest": 0.3, "kill": 5.0}},
     )
-    words = [json.dumps(wire.to_plain(spec)), json.dumps({**tuning, "probe_starting": 0.05, "probe_ready": 0.1})]
+    words = [
+        json.dumps(wire.to_plain(spec)),
+        json.dumps({**tuning, "health_check_starting": 0.05, "health_check_ready": 0.1}),
+    ]
     consoles = [
         subprocess.Popen(
             [sys.executable, "-c", CONSOLE, str(bench.root), str(SEED + number), str(TURNS), *words],

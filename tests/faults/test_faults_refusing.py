@@ -226,12 +226,12 @@ import vllm_launchers.keeper.loop
 from vllm_launchers.keeper import health
 from vllm_launchers.listeners import Owner
 posted, me = [], Owner.of(__import__("os").getpid())
-asker = health.Prober(posted.append)
-asker.aim(health.ProbeTarget(1, me, "127.0.0.1", int(sys.argv[2]), 60.0, tls=True))
+asker = health.HealthChecker(posted.append)
+asker.aim(health.HealthTarget(1, me, "127.0.0.1", int(sys.argv[2]), 60.0, tls=True))
 asker.aim(None)
 late = []
 sys.addaudithook(lambda event, words: late.append(words[0]) if event == "import" else None)
-said = [health.probe(me, host, int(sys.argv[2]), tls=tls) for host in ("127.0.0.1", "localhost") for tls in (0, 1)]
+said = [health.check(me, host, int(sys.argv[2]), tls=tls) for host in ("127.0.0.1", "localhost") for tls in (0, 1)]
 print(json.dumps([late, said]))
 """
 

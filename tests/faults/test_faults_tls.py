@@ -51,7 +51,7 @@ def test_tls_server_becomes_ready_and_is_measured(bench, port, certificate, monk
     for _ in range(2):  # the second over the same connection
         assert scraper.sample(time.time()) is not None
     scraper.close()
-    assert health.probe(owner, "127.0.0.1", port) != "", "plain HTTP fails"
+    assert health.check(owner, "127.0.0.1", port) != "", "plain HTTP fails"
     with pytest.raises(ScrapeError):
         Scraper(base_url("127.0.0.1", port)).sample(time.time())
 

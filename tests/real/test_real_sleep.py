@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vllm_launchers.keeper import golden, processes
-from vllm_launchers.keeper.health import ProbeTarget
+from vllm_launchers.keeper.health import HealthTarget
 from vllm_launchers.keeper.lifecycle import Event, SleepProgress
 from vllm_launchers.keeper.records import SleepStep
 from vllm_launchers.keeper.server_client import ServerClient
@@ -34,7 +34,7 @@ def test_vllm_answers_the_same_after_sleep(start_server: StartServer) -> None:
     recorded = golden.record(ServerClient(owner, "127.0.0.1", server.port), 60.0)
     assert len(recorded) == len(golden.PROMPTS)
     assert all(len(answer.tokens) == golden.TOKENS for answer in recorded)
-    target = ProbeTarget(1, owner, "127.0.0.1", server.port, 0.0)
+    target = HealthTarget(1, owner, "127.0.0.1", server.port, 0.0)
 
     def steps(order: SleepOrder) -> list[SleepStep]:
         posted: list[Event] = []

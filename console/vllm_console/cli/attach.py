@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         snapshot = fleet.snapshot(name)
         server = snapshot.server(name)
         # If another command reattaches it, its record is briefly moved away.
-        if (server is not None and server.probed) or time.monotonic() > deadline:
+        if (server is not None and server.contacted) or time.monotonic() > deadline:
             break
         time.sleep(POLL_SECONDS)
     if server is None:

@@ -192,9 +192,9 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
 
 
 def _state(server: ServerView, now: float, between: str) -> str:
-    """Its state and for how long, or that it is being tuned. If it was not probed, only that its process runs."""
-    if not server.probed and server.attached is None:
-        return "running (not probed)"
+    """Its state and for how long, or that it is being tuned. If it was not contacted, only that its process runs."""
+    if not server.contacted and server.attached is None:
+        return "running (unchecked)"
     if server.tuning:
         return server.tuning
     if server.since_start:

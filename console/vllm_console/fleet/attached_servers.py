@@ -168,7 +168,7 @@ class AttachedServers:
             host=endpoint.host,
             port=endpoint.port,
             tls=endpoint.tls,
-            probed=is_recorded and record.state is not State.STARTING,
+            contacted=is_recorded and record.state is not State.STARTING,
             log_path="",
             no_probe="",
             previous_flags=None,

@@ -68,7 +68,7 @@ class ObservedWatch:
         self._since = min(time.time(), started_at(server.start_time))
         self._since_start = False
         self._reason = ""
-        self._probed = False
+        self._contacted = False
         # A container's ports are not this machine's: whatever answers there is another server.
         self._port = 0 if other_network(server.pid) else server.port or 0
         self._exposed = exposed(server) if self._port else ""
@@ -104,7 +104,7 @@ class ObservedWatch:
                 pid=server.pid,
                 argv=server.argv,
                 reason=self._reason,
-                probed=self._probed,
+                contacted=self._contacted,
                 notice="; ".join(filter(None, (self._exposed, self._whose()))),
                 exposed=self._exposed,
                 lost=self._lost,
@@ -182,7 +182,7 @@ class ObservedWatch:
         with self._lock:
             if exposed is not None:
                 self._exposed = exposed
-            self._probed = True
+            self._contacted = True
             if state is not self._state:
                 self._state = state
                 self._since_start = state is State.READY and not self.sampled.is_set()

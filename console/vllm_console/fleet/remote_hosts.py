@@ -299,7 +299,7 @@ class Connection:
     def _row(self, state: State, notice: str) -> ServerView:
         return ServerView(
             self.host.name, state, self._since, ours=False, attached=Endpoint(self.host.url, notice=notice),
-            reason=self._problem, probed=state is not State.STARTING,
+            reason=self._problem, contacted=state is not State.STARTING,
         )  # fmt: skip
 
     def do(self, verb: str, name: str, **more: Any) -> None:

@@ -199,7 +199,7 @@ class ServerView(msgspec.Struct, frozen=True):
     """Its findings while it runs, the most severe first; only `healthy` if there are none."""
     judged: tuple[Judged, ...] = ()
     """Its objectives over the last minute; empty if they are not evaluated. See `missed`."""
-    probed: bool = True
+    contacted: bool = True
     """Whether its state is known. Another user's server may not have answered yet, or have an unknown port;
     ``starting`` then only means that its process runs.
     """
@@ -327,7 +327,7 @@ class ServerView(msgspec.Struct, frozen=True):
         """Its displayed state; of an attached endpoint, only its reachability is known."""
         if self.attached is None:
             return str(self.state)
-        return REACHABILITY.get(self.state, "attached") if self.probed else "attached"
+        return REACHABILITY.get(self.state, "attached") if self.contacted else "attached"
 
     @property
     def foreign(self) -> str:

@@ -55,10 +55,10 @@ class Tuning(Value):
     """A keeper's intervals and timeouts in seconds. Consoles use the defaults; tests shorten them."""
 
     stop_timeouts: StopTimeouts = StopTimeouts()
-    probe_starting: float = 0.3
-    probe_ready: float = 2.0
-    failed_probes: int = 3
-    """Failed probes in a row before a ready server is called unresponsive."""
+    health_check_starting: float = 0.3
+    health_check_ready: float = 2.0
+    failed_health_checks: int = 3
+    """Failed health checks in a row before a ready server is called unresponsive."""
     steady: float = 600.0
     """After this long in the ready state, the count of automatic restarts is reset."""
     prepare: float = 300.0

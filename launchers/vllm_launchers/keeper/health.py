@@ -1,6 +1,6 @@
-"""A server's health: a thread that probes ``/health``, and the evaluation of its results.
+"""A server's health: a thread that checks ``/health``, and the evaluation of its results.
 
-Each probe is one HTTP GET with an overall deadline, over TLS if the server uses it, on a fresh connection to a socket
+Each check is one HTTP GET with an overall deadline, over TLS if the server uses it, on a fresh connection to a socket
 on which the server's own processes listen. Nothing is sent to a foreign process that answers on the port.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm_launchers.keeper import golden
 from vllm_launchers.keeper.context import Tuning
-from vllm_launchers.keeper.lifecycle import HelperFailed, Post, Probed, Transition, WarmedUp
+from vllm_launchers.keeper.lifecycle import HealthChecked, HelperFailed, Post, Transition, WarmedUp
 from vllm_launchers.keeper.records import GoldenAnswer, State, WarmUp, WarmUpOutcome, WarmUpReport
 from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient, base_model
 from vllm_launchers.listeners import Owner, WrongProcessError
@@ -24,7 +24,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value
 
 DEADLINE_SECONDS = 10.0
-"""As in the probes of the exported Compose and Kubernetes files.
+"""As in the health checks of the exported Compose and Kubernetes files.
 
 A busy API server may take seconds, because it tokenizes long prompts in the thread that also answers ``/health``. It
 therefore takes about half a minute of silence until a server counts as unresponsive; errors and refused connections
@@ -32,8 +32,8 @@ count immediately.
 """
 
 
-class ProbeTarget(Value):
-    """What to probe: the process ``owner`` with start number ``epoch``, and the interval in seconds."""
+class HealthTarget(Value):
+    """What to check: the process ``owner`` with start number ``epoch``, and the interval in seconds."""
 
     epoch: int
     owner: Owner
@@ -43,53 +43,53 @@ class ProbeTarget(Value):
     tls: bool = False
 
 
-class Prober(threading.Thread):
-    """Probes its target until it gets another one, or none."""
+class HealthChecker(threading.Thread):
+    """Checks its target until it gets another one, or none."""
 
     def __init__(self, post: Post) -> None:
-        super().__init__(name="prober", daemon=True)
+        super().__init__(name="health-checker", daemon=True)
         self._post = post
         self._change = threading.Condition()
-        self._target: ProbeTarget | None = None
+        self._target: HealthTarget | None = None
 
-    def aim(self, target: ProbeTarget | None) -> None:
-        """Probe this target from now on; None pauses. Modules are imported here, before anything on disk can change."""
+    def aim(self, target: HealthTarget | None) -> None:
+        """Check this target from now on; None pauses. Modules are imported here, before anything on disk can change."""
         if target is not None and target.tls:
-            with contextlib.suppress(ImportError):  # Python without TLS: each probe reports it
+            with contextlib.suppress(ImportError):  # Python without TLS: each check reports it
                 importlib.import_module("ssl")
         with self._change:
             self._target = target
             self._change.notify()
 
     def run(self) -> None:
-        """Probe for as long as the keeper lives."""
+        """Check for as long as the keeper lives."""
         while True:
             with self._change:
                 while self._target is None:
                     self._change.wait()
                 target = self._target
             try:
-                self._post(_probed(target))
-            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and probing continues
-                self._post(HelperFailed("prober", repr(error)))
+                self._post(_health_checked(target))
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and checks continue
+                self._post(HelperFailed("health checker", repr(error)))
             self._rest(target)
 
-    def _rest(self, target: ProbeTarget) -> None:
+    def _rest(self, target: HealthTarget) -> None:
         with self._change:
             if self._target == target:
                 self._change.wait(target.interval)
 
 
-def _probed(target: ProbeTarget) -> Probed:
+def _health_checked(target: HealthTarget) -> HealthChecked:
     try:
-        problem = probe(target.owner, target.host, target.port, tls=target.tls)
+        problem = check(target.owner, target.host, target.port, tls=target.tls)
     except WrongProcessError as error:
-        return Probed(target.epoch, healthy=False, detail=str(error), foreign=True)
-    return Probed(target.epoch, healthy=not problem, detail=problem)
+        return HealthChecked(target.epoch, healthy=False, detail=str(error), foreign=True)
+    return HealthChecked(target.epoch, healthy=not problem, detail=problem)
 
 
-def probe(owner: Owner, host: str, port: int, *, tls: bool = False) -> str:
-    """Probe once; returns what went wrong as a clause, empty on a 200.
+def check(owner: Owner, host: str, port: int, *, tls: bool = False) -> str:
+    """Check once; returns what went wrong as a clause, empty on a 200.
 
     Raises:
         WrongProcessError: a process other than the owner listens on the port. Nothing is sent to it.
@@ -108,10 +108,10 @@ def probe(owner: Owner, host: str, port: int, *, tls: bool = False) -> str:
 
 
 class Health:
-    """Evaluates a server's probes: counts consecutive failures."""
+    """Evaluates a server's health checks: counts consecutive failures."""
 
     def __init__(self, tuning: Tuning) -> None:
-        self._limit = tuning.failed_probes
+        self._limit = tuning.failed_health_checks
         self.reset()
 
     def reset(self) -> None:
@@ -120,18 +120,18 @@ class Health:
         self.since = time.monotonic()
         """Monotonic time since when the server responds, or does not."""
         self.reason = ""
-        """The cause of the last transition, or why the last probe did not count; a clause."""
+        """The cause of the last transition, or why the last check did not count; a clause."""
 
-    def transition(self, probed: Probed, state: State, port: int) -> Transition | None:
-        """The transition that a probe causes in this state, if any."""
-        if not probed.healthy:
+    def transition(self, checked: HealthChecked, state: State, port: int) -> Transition | None:
+        """The transition that a check causes in this state, if any."""
+        if not checked.healthy:
             self._failed = 0 if state is State.ASLEEP else self._failed + 1  # failures before it wakes up do not count
-            if probed.foreign:
-                self.reason = probed.detail
+            if checked.foreign:
+                self.reason = checked.detail
             if state is not State.READY or self._failed < self._limit:
                 return None
-            if not probed.foreign:
-                self.reason = f"/health on port {port}: {probed.detail} ({self._failed} times in a row)"
+            if not checked.foreign:
+                self.reason = f"/health on port {port}: {checked.detail} ({self._failed} times in a row)"
             self.since = time.monotonic()
             return Transition.UNANSWERED
         self._failed = 0
@@ -170,7 +170,7 @@ class WarmUpRun(threading.Thread):
 
     def __init__(
         self,
-        target: ProbeTarget,
+        target: HealthTarget,
         warm_up: WarmUp,
         key: str,
         post: Post,

@@ -7,7 +7,7 @@
                                                                      warm-up request, if there is one, is done
     UNFIT          starting → stopping                               /health answers, but no request can be served
     NODE_LOST      starting, ready, unresponsive, asleep → stopping  another node of the same server is gone
-    UNANSWERED     ready → unresponsive                              several probes in a row failed
+    UNANSWERED     ready → unresponsive                              several health checks in a row failed
     RECOVERED      unresponsive → ready                              /health answers again
     SUSPENDED      ready, unresponsive → asleep                      it is put to sleep; no request is left
     WOKEN          asleep → ready                                    it is awake and answers as before
@@ -19,7 +19,7 @@
 
 Races, and how they are resolved (all in `Supervisor`, which alone changes the state):
 
-- *A probe result or an exit of an earlier process arrives late.* Every start has a number (epoch); events carry it.
+- *A health check or an exit of an earlier process arrives late.* Every start has a number (epoch); events carry it.
 - *The process dies while a stop begins.* The exit counts as requested if the stop was accepted first.
 - *A restart is requested during a stop, or a stop during a restart.* The last request counts; one stop sequence serves
   both.
@@ -124,14 +124,14 @@ def exit_unknown(requested: bool, why: str, at: float) -> Exit:
 Reply = Callable[[Mapping[str, Any]], None]
 
 
-class Probed(Value):
-    """The result of probing ``/health`` of the process with start number ``epoch``; ``detail`` says what went wrong."""
+class HealthChecked(Value):
+    """What ``/health`` of the process with start number ``epoch`` answered; ``detail`` says what went wrong."""
 
     epoch: int
     healthy: bool
     detail: str = ""
     foreign: bool = False
-    """Whether the probe was not sent because a foreign process listens on the port."""
+    """Whether it was not sent because a foreign process listens on the port."""
 
 
 class WarmedUp(Value):
@@ -251,7 +251,7 @@ class HelperFailed(Value):
 
 
 Event = (
-    Probed
+    HealthChecked
     | WarmedUp
     | SleepProgress
     | NodeNews

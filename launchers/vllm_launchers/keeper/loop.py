@@ -40,12 +40,12 @@ from vllm_launchers.keeper.lifecycle import (
     ChildEnded,
     ConsoleRequest,
     Event,
+    HealthChecked,
     HelperFailed,
     LogLost,
     LogRecovered,
     NodeNews,
     PreparedStep,
-    Probed,
     Released,
     SleepProgress,
     WarmedUp,
@@ -71,7 +71,7 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 FLUSH_SECONDS = 5.0
 CHECK_SECONDS = 1.5
-"""Interval between checks of the keeper's files; probes wake the loop every two seconds anyway."""
+"""Interval between checks of the keeper's files; health checks wake the loop every two seconds anyway."""
 
 
 class Keeper:
@@ -101,7 +101,7 @@ class Keeper:
         self.supervisor = Supervisor(context, record, secrets, self._forwarder, post)
         signal.signal(signal.SIGCHLD, lambda *_: post(ChildEnded()))
         signal.signal(signal.SIGTERM, lambda *_: post(Released()))
-        for thread in (self._forwarder, self._listener, self.supervisor.prober):
+        for thread in (self._forwarder, self._listener, self.supervisor.health_checker):
             thread.start()
 
     def run(self) -> None:
@@ -162,8 +162,8 @@ class Keeper:
     def _handle(self, event: Event) -> None:  # noqa: C901 (one branch per event)
         supervisor = self.supervisor
         match event:
-            case Probed():
-                supervisor.probed(event)
+            case HealthChecked():
+                supervisor.health_checked(event)
             case WarmedUp():
                 supervisor.warmed_up(event)
             case PreparedStep():

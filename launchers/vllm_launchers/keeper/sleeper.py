@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_launchers.keeper import golden, processes
 from vllm_launchers.keeper.errors import CannotSleepError
-from vllm_launchers.keeper.health import ProbeTarget
+from vllm_launchers.keeper.health import HealthTarget
 from vllm_launchers.keeper.lifecycle import HelperFailed, Post, SleepProgress, Transition
 from vllm_launchers.keeper.record_writer import RecordWriter
 from vllm_launchers.keeper.records import GoldenAnswer, ProcessIdentity, ServerRecord, Sleep, SleepStep, State
@@ -56,7 +56,7 @@ class SleepRun(threading.Thread):
     """Carries out one order. Posts `SleepProgress` for each step, but nothing after `cancel`."""
 
     def __init__(
-        self, target: ProbeTarget, key: str, order: SleepOrder, recorded: Sequence[GoldenAnswer], post: Post
+        self, target: HealthTarget, key: str, order: SleepOrder, recorded: Sequence[GoldenAnswer], post: Post
     ) -> None:
         super().__init__(name="sleep", daemon=True)
         self._epoch, self._order, self._recorded, self._post = target.epoch, order, tuple(recorded), post
@@ -200,7 +200,7 @@ class Sleeper:
         if record.preparation is not None and record.preparation.step.under_way:
             raise CannotSleepError(f"a restart of {record.name} is being prepared: cancel that first")
 
-    def begin(self, order: SleepOrder, target: ProbeTarget, key: str) -> None:
+    def begin(self, order: SleepOrder, target: HealthTarget, key: str) -> None:
         """Carry out an order. Raises `UnwrittenError` before anything is done."""
         now = time.time()
         step = SleepStep.WAKING if order.wake else SleepStep.DRAINING
@@ -208,7 +208,7 @@ class Sleeper:
         self._writer.change(insist=True, sleep=sleep)
         self._start(order, target, key)
 
-    def resume(self, target: ProbeTarget, key: str) -> None:
+    def resume(self, target: HealthTarget, key: str) -> None:
         """Resume after the keeper that began it has ended: cancel a drain; repeat anything else, which does no harm.
 
         A server that was to fall asleep but still serves stays awake if requests are left.
@@ -265,7 +265,7 @@ class Sleeper:
                 self._writer.change(sleep=sleep)
         return ""
 
-    def _start(self, order: SleepOrder, target: ProbeTarget, key: str) -> None:
+    def _start(self, order: SleepOrder, target: HealthTarget, key: str) -> None:
         self._run = SleepRun(target, key, order, self._writer.record.current.golden, self._post)
         self._run.start()
 

@@ -17,16 +17,16 @@ from vllm_launchers.keeper import location, processes, spawn
 from vllm_launchers.keeper.context import KeeperContext, complete_secrets, known_secrets, secrets_of_process
 from vllm_launchers.keeper.errors import CannotSleepError, KeeperError, NotPreparingError, UnwrittenError
 from vllm_launchers.keeper.files import LOG, NODE_MARK, NODES_JOINED
-from vllm_launchers.keeper.health import Health, Prober, ProbeTarget, WarmUpRun
+from vllm_launchers.keeper.health import Health, HealthChecker, HealthTarget, WarmUpRun
 from vllm_launchers.keeper.lifecycle import (
     KEPT_GENERATIONS,
     LIVE,
     AdoptedEnded,
+    HealthChecked,
     NodeNews,
     NodeStep,
     Post,
     PreparedStep,
-    Probed,
     SleepProgress,
     Transition,
     WarmedUp,
@@ -135,7 +135,7 @@ class Supervisor:
     ) -> None:
         self.note = Notes(context.folder)
         self.record_writer = RecordWriter(context.folder, record, self.note)
-        self.prober = Prober(post)
+        self.health_checker = HealthChecker(post)
         self.over = False
         self._context = context
         self._secrets = dict(secrets)
@@ -410,13 +410,13 @@ class Supervisor:
         spec, tuning = self.record.current.spec, self._context.tuning
         if spec.node is not None and spec.node.headless:
             return  # it serves no HTTP; its process and the link to node 0 show that it is alive
-        interval = tuning.probe_starting if self.record.state is State.STARTING else tuning.probe_ready
+        interval = tuning.health_check_starting if self.record.state is State.STARTING else tuning.health_check_ready
         if (server := self.record.server) is not None:
             owner = Owner(server.pid, server.start_time)
-            self.prober.aim(ProbeTarget(self._epoch, owner, spec.host, spec.port, interval, spec.tls))
+            self.health_checker.aim(HealthTarget(self._epoch, owner, spec.host, spec.port, interval, spec.tls))
 
-    def probed(self, event: Probed) -> None:
-        """Handle the result of a probe."""
+    def health_checked(self, event: HealthChecked) -> None:
+        """Handle the result of a health check."""
         if event.epoch != self._epoch or self._ended or self._stop is not None or self._warm_up is not None:
             return
         record = self.record
@@ -452,13 +452,13 @@ class Supervisor:
         self._warm_up = WarmUpRun(target, warm_up, key, self._post, begun=begun, golden=golden, ray=spec.ray)
         self._warm_up.start()
 
-    def _request_target(self, record: ServerRecord, server: ProcessIdentity) -> tuple[ProbeTarget, str]:
+    def _request_target(self, record: ServerRecord, server: ProcessIdentity) -> tuple[HealthTarget, str]:
         """Where to send requests for the server's own process, and the API key for them."""
         spec = record.current.spec
         found = secrets_of_process(record) | known_secrets(spec, self._secrets, self._context.environment)
         owner = Owner(server.pid, server.start_time)
         key = found.get(spec.warm_up.api_key, "") if spec.warm_up is not None else ""
-        return ProbeTarget(self._epoch, owner, spec.host, spec.port, 0.0, spec.tls), key
+        return HealthTarget(self._epoch, owner, spec.host, spec.port, 0.0, spec.tls), key
 
     def _end_warm_up(self) -> None:
         if self._warm_up is not None:
@@ -482,7 +482,7 @@ class Supervisor:
             return
         reason = unfit(report)
         self.note(reason)
-        self.prober.aim(None)
+        self.health_checker.aim(None)
         self._leave_nodes(reason, requested=False)
         self.record_writer.move(Transition.UNFIT, reason, generation)
         self._stop = Stop(self._new_stop_sequence(serving=True), self.note, requested=False, retry=True)
@@ -542,7 +542,7 @@ class Supervisor:
         self._mark_log(reason)
         self._node_lost = reason
         sequence = self._new_stop_sequence()
-        self.prober.aim(None)
+        self.health_checker.aim(None)
         self._end_warm_up()
         self._sleeper.end(reason)
         self.record_writer.move(Transition.NODE_LOST, reason)
@@ -583,7 +583,7 @@ class Supervisor:
         """Handle the end of the server's process; ``status`` is None if unknown."""
         now, timeouts, stop = time.time(), self._context.tuning.stop_timeouts, self._stop
         self._ended = True
-        self.prober.aim(None)
+        self.health_checker.aim(None)
         self._sleeper.end("the server ended")
         self._sidecar.want(None)
         requested = stop is not None and stop.requested
@@ -679,7 +679,7 @@ class Supervisor:
                 since = self._health.since if record.state is State.UNRESPONSIVE else time.monotonic()
                 self._left_ready_at = since
             self._stop = Stop(self._new_stop_sequence(), self.note, requested=True, next_spec=next_spec)
-            self.prober.aim(None)
+            self.health_checker.aim(None)
             self._end_warm_up()
             self._sleeper.end("a stop was requested")
         elif next_spec is not None:  # failed, and waiting for its automatic restart

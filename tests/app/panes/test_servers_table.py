@@ -128,7 +128,12 @@ def test_no_mark_stands_where_there_is_no_figure(fakes):
 
 def test_of_a_server_that_cannot_be_asked_only_that_it_runs_is_reported(fakes):
     server = replace(
-        fakes.observed(fakes.NOW), state=State.STARTING, probed=False, reason="in a container", stages=(), window=None
+        fakes.observed(fakes.NOW),
+        state=State.STARTING,
+        contacted=False,
+        reason="in a container",
+        stages=(),
+        window=None,
     )
     text = row(server, columns_for([server], 120), fakes.NOW, 120, False).text
     assert "running" in text

@@ -16,7 +16,7 @@ import pytest
 from fakes.keeper_bench import Bench
 from vllm_launchers.http_connection import HttpConnection, HttpResponse
 from vllm_launchers.keeper import health, server_client
-from vllm_launchers.keeper.health import ProbeTarget
+from vllm_launchers.keeper.health import HealthTarget
 from vllm_launchers.keeper.lifecycle import Event, WarmedUp
 from vllm_launchers.keeper.records import (
     RestartMode,
@@ -280,7 +280,7 @@ class Api:
         """Run the warm-up and return its report."""
         owner, posted = Owner.of(os.getpid()), list[Event]()
         assert owner is not None
-        health.WarmUpRun(ProbeTarget(1, owner, "127.0.0.1", self.port, 0.0), order, "", posted.append, **more).run()
+        health.WarmUpRun(HealthTarget(1, owner, "127.0.0.1", self.port, 0.0), order, "", posted.append, **more).run()
         (event,) = posted
         assert isinstance(event, WarmedUp)
         return event.report

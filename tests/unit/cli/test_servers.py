@@ -28,7 +28,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 NOW = 2000.0
 OURS = ServerView("chat", State.READY, NOW - 42, preset="chatbot", port=8000)
 THEIRS = ServerView("vllm@8001", State.READY, NOW - 90, ours=False, owner="anna", port=8001, notice="read-only")
-HIDDEN = ServerView("vllm@pid-123456", State.STARTING, NOW - 1655, ours=False, owner="anna", probed=False)
+HIDDEN = ServerView("vllm@pid-123456", State.STARTING, NOW - 1655, ours=False, owner="anna", contacted=False)
 
 
 def test_servers_of_others_take_one_line_with_an_owner_column() -> None:
@@ -52,9 +52,9 @@ def test_narrow_terminal_omits_the_least_important_columns(room: int, omitted: i
 
 def test_server_not_probed_is_running_not_starting() -> None:
     row = servers_table((HIDDEN,), NOW)[1]
-    assert "running (not probed)" in row
+    assert "running (unchecked)" in row
     assert "starting" not in row
-    assert describe_server(HIDDEN, NOW)[0] == "vllm@pid-123456  running (not probed)"
+    assert describe_server(HIDDEN, NOW)[0] == "vllm@pid-123456  running (unchecked)"
     assert describe_server(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
 
 

@@ -104,7 +104,7 @@ def test_command_waits_for_a_slow_answer(tmp_path: Path, monkeypatch: pytest.Mon
         fleet = LocalFleet(tmp_path, gpus=False, interactive=interactive)
         (view,) = fleet.snapshot().servers
         fleet.close()
-        assert (view.state, view.probed) == expected
+        assert (view.state, view.contacted) == expected
     answered.set()
     listener.close()
 
@@ -144,7 +144,7 @@ def test_one_slow_answer_is_not_unresponsive(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_server_with_an_unknown_port_was_not_probed() -> None:
     watch = ObservedWatch(ObservedServer(1, 1, "anna", ("VLLM::APIServer",), None, "0.0.0.0", None), 0.1)
-    assert not watch.view(None, ()).probed
+    assert not watch.view(None, ()).contacted
     watch.close()
 
 
@@ -167,7 +167,7 @@ def test_container_server_is_not_probed_on_this_machines_port() -> None:
         view = watch.view(None, ())
         watch.close()
         assert not any(thread.name == f"observe-{contained.pid}" for thread in threading.enumerate())
-        assert (view.name, view.port, view.probed, view.sample) == (f"vllm@pid-{contained.pid}", 0, False, None)
+        assert (view.name, view.port, view.contacted, view.sample) == (f"vllm@pid-{contained.pid}", 0, False, None)
         assert view.reason == "in a container: its port is not reachable from here"
         assert not view.exposed
         contained.communicate()

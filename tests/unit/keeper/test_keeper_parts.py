@@ -1,4 +1,4 @@
-"""Separate parts of the keeper: sequence, transitions, probes, processes, the wire."""
+"""Separate parts of the keeper: sequence, transitions, health checks, processes, the wire."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vllm_launchers.keeper.errors import SilentError
 from vllm_launchers.keeper.lifecycle import (
     TRANSITIONS,
     ConsoleRequest,
+    HealthChecked,
     HelperFailed,
-    Probed,
     Transition,
     exit_of,
     next_state,
@@ -161,7 +161,7 @@ def serve_once(answer, delay=0.0):
 def test_probe_reports_what_went_wrong(answer, delay, expected, monkeypatch):
     monkeypatch.setattr(health, "DEADLINE_SECONDS", 0.3 if len(answer) > 2 else 5.0)
     port = serve_once(answer, delay)
-    assert health.probe(itself(), "0.0.0.0", port) == expected
+    assert health.check(itself(), "0.0.0.0", port) == expected
 
 
 def test_connecting_counts_against_the_probes_deadline(monkeypatch):
@@ -172,20 +172,20 @@ def test_connecting_counts_against_the_probes_deadline(monkeypatch):
         waits.append(timeout)
         raise TimeoutError
 
-    assert health.probe(SimpleNamespace(connect=connect), "127.0.0.1", 1) == "no response within 0.3s"
+    assert health.check(SimpleNamespace(connect=connect), "127.0.0.1", 1) == "no response within 0.3s"
     assert len(waits) == 1
     assert 0 < waits[0] <= 0.3
 
 
 def test_probe_of_a_closed_port(port):
-    assert health.probe(itself(), "127.0.0.1", port) == "connection refused"
+    assert health.check(itself(), "127.0.0.1", port) == "connection refused"
 
 
 def test_foreign_process_on_the_port_is_sent_nothing(wait_until):
     server = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     try:
         with socket.create_server(("127.0.0.1", 0)) as foreign, pytest.raises(WrongProcessError):
-            health.probe(Owner.of(server.pid), "localhost", foreign.getsockname()[1])
+            health.check(Owner.of(server.pid), "localhost", foreign.getsockname()[1])
     finally:
         server.kill()
         server.wait()
@@ -368,16 +368,16 @@ def test_foreign_process_warning_ends_when_the_server_answers():
         note=lambda text: None, record_writer=SimpleNamespace(change=change),
     )  # fmt: skip
     for event in (
-        Probed(1, healthy=True),
-        Probed(1, healthy=False, detail="pid 7 answers at port 8000", foreign=True),
-        Probed(1, healthy=True),
-        Probed(1, healthy=True),
+        HealthChecked(1, healthy=True),
+        HealthChecked(1, healthy=False, detail="pid 7 answers at port 8000", foreign=True),
+        HealthChecked(1, healthy=True),
+        HealthChecked(1, healthy=True),
     ):
-        Supervisor.probed(keeper, event)
+        Supervisor.health_checked(keeper, event)
     assert reasons == ["pid 7 answers at port 8000", ""]
 
 
-def test_failed_probes_while_asleep_do_not_count_after_waking():
-    silent, judged = Probed(1, healthy=False, detail="no answer"), health.Health(Tuning(failed_probes=3))
+def test_failed_health_checks_while_asleep_do_not_count_after_waking():
+    silent, judged = HealthChecked(1, healthy=False, detail="no answer"), health.Health(Tuning(failed_health_checks=3))
     found = [judged.transition(silent, state, 8000) for state in [*[State.ASLEEP] * 5, *[State.READY] * 3]]
     assert found == [None] * 7 + [Transition.UNANSWERED]

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.context import KeeperContext, Tuning
-from vllm_launchers.keeper.lifecycle import Probed
+from vllm_launchers.keeper.lifecycle import HealthChecked
 from vllm_launchers.keeper.log_forwarder import Redaction, RotatingLog
 from vllm_launchers.keeper.records import Generation, ProcessIdentity, ServerRecord, State
 from vllm_launchers.keeper.supervisor import Supervisor
@@ -49,33 +49,33 @@ def server(bench, tmp_path):
 
 
 def test_answer_for_an_earlier_process_is_ignored(server):
-    server.probed(Probed(epoch=0, healthy=True))
+    server.health_checked(HealthChecked(epoch=0, healthy=True))
     assert server.record.state is State.STARTING
-    server.probed(Probed(epoch=1, healthy=True))
+    server.health_checked(HealthChecked(epoch=1, healthy=True))
     assert server.record.state is State.READY
 
 
 def test_silence_before_the_first_answer_is_not_a_failure(server):
     for _ in range(10):
-        server.probed(Probed(epoch=1, healthy=False, detail="connection refused"))
+        server.health_checked(HealthChecked(epoch=1, healthy=False, detail="connection refused"))
     assert server.record.state is State.STARTING
 
 
 def test_only_consecutive_silence_counts(server):
-    healthy, silent = Probed(epoch=1, healthy=True), Probed(epoch=1, healthy=False, detail="no answer")
+    healthy, silent = HealthChecked(epoch=1, healthy=True), HealthChecked(epoch=1, healthy=False, detail="no answer")
     for event in (healthy, silent, silent, healthy, silent, silent):
-        server.probed(event)
+        server.health_checked(event)
     assert server.record.state is State.READY
-    server.probed(silent)
+    server.health_checked(silent)
     assert server.record.state is State.UNRESPONSIVE
     assert "no answer (3 times in a row)" in server.record.reason
 
 
 def test_answer_during_a_stop_changes_nothing(server):
-    server.probed(Probed(epoch=1, healthy=True))
+    server.health_checked(HealthChecked(epoch=1, healthy=True))
     server.stop()
-    server.probed(Probed(epoch=1, healthy=True))
-    server.probed(Probed(epoch=1, healthy=False))
+    server.health_checked(HealthChecked(epoch=1, healthy=True))
+    server.health_checked(HealthChecked(epoch=1, healthy=False))
     assert server.record.state is State.STOPPING
     assert server.record.reason == "stopping as requested"
 
@@ -119,7 +119,7 @@ def test_restart_waits_only_once_for_a_log_that_takes_long_to_read(server):
 
 def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
     """With a fault in the keeper's own code: it was never stopping, so nothing would ever have ended that state."""
-    server.probed(Probed(epoch=1, healthy=True))
+    server.health_checked(HealthChecked(epoch=1, healthy=True))
     before = server.record
     with pytest.raises(TypeError, match="not JSON serializable"):
         server.stop(replace(before.current.spec, details={"x": object()}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.keeper.health import ProbeTarget
+from vllm_launchers.keeper.health import HealthTarget
 from vllm_launchers.keeper.lifecycle import Event, SleepProgress
 from vllm_launchers.keeper.records import SleepStep
 from vllm_launchers.keeper.server_client import RequestTimeoutError, Response
@@ -42,7 +42,7 @@ class Server:
 
 def steps(server: Server, before: Callable[[SleepRun], None] = lambda _: None) -> list[SleepStep]:
     posted: list[Event] = []
-    run = SleepRun(ProbeTarget(1, Owner(1, 1), "127.0.0.1", 1, 0.0), "", SleepOrder(False, 1), (), posted.append)
+    run = SleepRun(HealthTarget(1, Owner(1, 1), "127.0.0.1", 1, 0.0), "", SleepOrder(False, 1), (), posted.append)
     run._client = server  # type: ignore[assignment]
     before(run)
     run.run()

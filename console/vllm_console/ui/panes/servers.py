@@ -307,7 +307,7 @@ def _unmeasured(server: ServerView) -> Cell | None:
         return _node_status(server)
     if endpoint is None or server.moment is not None or server.window is not None or server.state is State.UNRESPONSIVE:
         return None
-    text = endpoint.notice or ("" if server.probed else "not read yet")
+    text = endpoint.notice or ("" if server.contacted else "not read yet")
     return (text, DIM) if text else None
 
 
@@ -396,7 +396,7 @@ def _preset_cell(server: ServerView, _now: float, _width: int) -> Cell:
 
 def _can_not_be_asked(server: ServerView) -> bool:
     """Whether nothing is known except that its process runs, e.g. in a container."""
-    return not server.probed and bool(server.reason)
+    return not server.contacted and bool(server.reason)
 
 
 def _state_cell(server: ServerView, now: float, width: int) -> Cell:
