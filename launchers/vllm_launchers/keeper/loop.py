@@ -351,6 +351,7 @@ def _detach() -> int:
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a recorder, which may be the starter, blocks SIGTERM
     return os.umask(0o077)
 
 

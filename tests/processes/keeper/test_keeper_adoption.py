@@ -50,6 +50,21 @@ def test_exit_status_of_adopted_server_is_reported_as_unknown(bench, session_of)
     assert not session_of(record.server.pid)
 
 
+def test_keeper_receives_signals_that_its_starter_blocks(bench):
+    """A recorder blocks them, and it starts a new keeper if its own has died."""
+    first = bench.ready(bench.spec())
+    bench.orphaned(first)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        assert bench.adopt() == ["one"]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    keeper = bench.read().keeper
+    os.kill(keeper.pid, signal.SIGTERM)
+    bench.until(lambda _: not processes.alive(keeper))
+    assert processes.alive(first.server)
+
+
 def test_adopted_server_can_be_stopped_and_restarted(bench, session_of):
     spec = bench.spec("--children", "1")
     first = bench.ready(spec)
