@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -413,8 +414,8 @@ def _enter(connection: sqlite3.Connection, head: RunHead) -> None:
     number = run_id(connection, RunName(head.key, head.server, head.generation), head.started_at)
     run, document = _stored(connection, number)
     fresh = {name: getattr(head, name) for name in RunHead.__struct_fields__ if name not in _IN_COLUMNS}
-    if head.attempts > document.get("attempts", 0):
-        for name in ("ended_at", "ended", "cause"):  # it was restarted automatically
+    if head.started_at > document.get("ended_at", math.inf):  # it was restarted automatically
+        for name in ("ended_at", "ended", "cause"):
             document.pop(name, None)
     document |= {name: value for name, value in fresh.items() if value not in (None, "", (), {}, 0)}
     if "before" not in document and head.flags:

@@ -88,6 +88,16 @@ def test_automatically_restarted_run_has_not_ended(store):
     assert (run.started_at, run.attempts, run.ended_at, run.cause) == (1000.0, 1, None, "")
 
 
+def test_run_restarted_again_after_a_steady_time_has_not_ended(store):
+    """The keeper counts attempts from the start again once the server has been ready for a while."""
+    store.enter([head(started_at=1510.0, attempts=1, ready_at=1550.0)])
+    store.enter([head(started_at=1510.0, attempts=0, ready_at=1550.0)])
+    store.enter([head(started_at=1510.0, ended_at=3000.0, ended={"requested": False}, cause="cuda_oom_runtime")])
+    store.enter([head(started_at=3001.0, attempts=1, ready_at=3040.0)])
+    (run,) = store.runs()
+    assert (run.ended_at, run.ended, run.cause) == (None, {}, "")
+
+
 def test_difference_from_the_previous_run_is_stored(store):
     store.enter([head(1), head(1, "other")])
     store.enter([head(2)])
