@@ -94,6 +94,7 @@ def open_fleet(
     seen = check_state(args, config) if check else []
     return LocalFleet(
         args.state,
+        config_file=args.config,
         read_only=bool(read_only),
         read_only_by=read_only,
         notices=(*(seen if interactive else ()), *config.notices, *(_ends_at_logout() if interactive else ())),

@@ -85,14 +85,14 @@ def _listen(port: int) -> socket.socket:
 
 def _options(args: argparse.Namespace) -> list[str]:
     """The options of each console, from this command line."""
+    from vllm_console.fleet.background_commands import child_options
+
     given = {
-        "--config": args.config,
-        "--state": args.state,
         "--refresh": args.refresh,
         "--at": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(args.at)) if args.at is not None else None,
-        "--host": args.host_file,
     }
-    words = [f"{name}={value}" for name, value in given.items() if value is not None]
+    words = [*child_options(args.state, args.config, args.host_file)]
+    words += [f"{name}={value}" for name, value in given.items() if value is not None]
     words += ["--ascii"] if args.ascii else []
     return words if args.allow_changes else [*words, "--read-only"]
 

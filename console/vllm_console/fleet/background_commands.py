@@ -10,8 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +28,7 @@ from vllm_launchers.vllm.flags.changes import Changes, value_word
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
     from vllm_console.fleet.access import ServerAccess
     from vllm_console.fleet.predictions import PredictedChange
@@ -48,6 +48,12 @@ MOST_SPANS = 20
 """How many load spans to keep per server."""
 
 
+def child_options(state: Path | None, config: Path | None, host_file: Path | None) -> tuple[str, ...]:
+    """The global options with which a command sees what this process does; None: the default."""
+    given = {"--state": state, "--config": config, "--host": host_file}
+    return tuple(f"{name}={path}" for name, path in given.items() if path is not None)
+
+
 class _Load(msgspec.Struct):
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -63,11 +69,11 @@ class _Load(msgspec.Struct):
 
 class Loads:
     """Starts, watches and ends loads, one per server. Thread-safe, as snapshots describe a load while an action ends
-    it.
+    it. ``options`` are the `child_options`.
     """
 
-    def __init__(self, state: Path, access: ServerAccess) -> None:
-        self._state, self._access = state, access
+    def __init__(self, options: Sequence[str], access: ServerAccess) -> None:
+        self._options, self._access = options, access
         self._lock = threading.Lock()
         self._loads: dict[str, _Load] = {}
         self._past: dict[str, list[LoadSpan]] = {}
@@ -91,7 +97,7 @@ class Loads:
         concurrency = workload.concurrency if workload is not None else None
         self._end(name)
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - live as long as the load
-        words = [sys.executable, "-m", "vllm_console", "--state", str(self._state), "load", name, "--json"]
+        words = [sys.executable, "-m", "vllm_console", *self._options, "load", name, "--json"]
         words += ["--rate", f"{rate:g}", "--duration", f"{LOAD_SECONDS:g}"]
         words += ["--concurrency", str(concurrency)] if concurrency else []
         try:
@@ -315,10 +321,10 @@ class _Ramp:
 
 
 class Ramps:
-    """Starts, watches and ends ramps, one per server."""
+    """Starts, watches and ends ramps, one per server. ``options`` are the `child_options`."""
 
-    def __init__(self, state: Path, access: ServerAccess) -> None:
-        self._state, self._access = state, access
+    def __init__(self, options: Sequence[str], access: ServerAccess) -> None:
+        self._options, self._access = options, access
         self._lock = threading.Lock()
         self._ramps: dict[str, _Ramp] = {}
 
@@ -338,7 +344,7 @@ class Ramps:
         record = self._access.adopt_ours(name)
         if record.state is not State.READY:
             raise OperationError(f"{name} is {record.state}: a ramp needs a ready server")
-        words = [sys.executable, "-m", "vllm_console", "--state", str(self._state), "ramp", name, "--events"]
+        words = [sys.executable, "-m", "vllm_console", *self._options, "ramp", name, "--events"]
         words += ["--budget", f"{BUDGET_SECONDS:g}", *(["--yes"] if others_allowed else [])]
         with self._lock:
             before = self._ramps.get(name)
@@ -398,11 +404,13 @@ DEADLINE = 30.0
 
 
 class StagedPredictions:
-    """Runs the command `predict` for one change at a time; a new request ends the previous one's process."""
+    """Runs the command `predict` for one change at a time; a new request ends the previous one's process.
 
-    def __init__(self, state: Path, host_file: Path | None = None, deadline: float = DEADLINE) -> None:
-        host = ("--host", str(host_file)) if host_file is not None else ()
-        self._options, self._deadline = ("--state", str(state), *host), deadline
+    ``options`` are the `child_options`.
+    """
+
+    def __init__(self, options: Sequence[str], deadline: float = DEADLINE) -> None:
+        self._options, self._deadline = options, deadline
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class ChangePredictions:
     """Predicts changes of our servers by name.
 
-    ``plan`` plans a server's restart with changed flags; ``facts`` reads what is known of its model.
+    ``plan`` plans a server's restart with changed flags; ``facts`` reads what is known of its model; ``options`` are
+    the `child_options` of a prediction's process.
     """
 
     def __init__(
@@ -33,11 +34,11 @@ class ChangePredictions:
         recorder: RunRecorder,
         plan: Callable[[ServerRecord, Changes], Plan],
         facts: Callable[[Details], ModelFacts | None],
-        host_file: Path | None,
+        options: Sequence[str],
     ) -> None:
         self._state, self._access, self._recorder = state, access, recorder
         self._plan, self._facts = plan, facts
-        self.staged = StagedPredictions(state, host_file)
+        self.staged = StagedPredictions(options)
         """Predictions of staged changes, in a separate process; stores nothing."""
 
     def predict(self, name: str, changes: Changes, traffic_scale: float = 1.0, *, keep: bool = True) -> PredictedChange:

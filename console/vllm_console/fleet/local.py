@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.access import ServerAccess
 from vllm_console.fleet.attached_servers import AllRecords, AttachedServers, endpoint_access, without_attached
 from vllm_console.fleet.attachments import Attachments
-from vllm_console.fleet.background_commands import Loads, Ramps
+from vllm_console.fleet.background_commands import Loads, Ramps, child_options
 from vllm_console.fleet.board import GpuClaims, SharedBoard, gpu_claims
 from vllm_console.fleet.change_predictions import ChangePredictions
 from vllm_console.fleet.launch_verdicts import LaunchVerdicts
@@ -82,6 +82,7 @@ class LocalFleet:
         self,
         state: Path | None = None,
         *,
+        config_file: Path | None = None,
         read_only: bool = False,
         vllm_paths: Sequence[str] = (),
         model_folders: Sequence[str] = (),
@@ -142,10 +143,11 @@ class LocalFleet:
             show_hosts=remote,
         )
         """Attached endpoints and machines."""
-        self.loads, self.ramps = Loads(self._state, self.access), Ramps(self._state, self.access)
+        options = child_options(self._state, config_file, host_file)
+        self.loads, self.ramps = Loads(options, self.access), Ramps(options, self.access)
         """The loads and ramps that this console runs."""
         self.predictions = ChangePredictions(
-            self._state, self.access, self._recorder, self._restart_plan, self._facts, host_file
+            self._state, self.access, self._recorder, self._restart_plan, self._facts, options
         )
         """Predictions of changed flags."""
         self.leftovers = FleetLeftovers(self._state, self.access.refuse_read_only)

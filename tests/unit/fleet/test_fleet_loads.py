@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_console.fleet.background_commands import Loads
+from vllm_console.fleet.background_commands import Loads, child_options
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.presets.model import Workload
@@ -42,7 +42,7 @@ def loads_of(workload: Workload | None, state: Path) -> Loads:
     spec = LaunchSpec((), "127.0.0.1", 8000, details=pack(Details(workload=workload)))
     server = ServerRecord("chat", State.READY, 0.0, 0.0, (Generation(1, spec, 0.0),))
     access = SimpleNamespace(adopt_ours=lambda name: server, refuse_read_only=lambda: None)
-    return Loads(state, access)  # type: ignore[arg-type]
+    return Loads(child_options(state, Path("/c.toml"), None), access)  # type: ignore[arg-type]
 
 
 def ended(loads: Loads, name: str) -> str:
@@ -130,6 +130,7 @@ def test_requests_in_flight_are_limited_to_the_presets_concurrency(
     words = pretend("exit 0")
     loads.start("chat")
     assert ended(loads, "chat") == "load ended without a report"
+    assert "--config=/c.toml load chat" in words.read_text()
     assert "--concurrency 64" in words.read_text()
     loads.close()
 

@@ -30,7 +30,7 @@ def ramps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     spec = LaunchSpec((), "127.0.0.1", 8000)
     server = ServerRecord("chat", State.READY, 0.0, 0.0, (Generation(1, spec, 0.0),))
     access = SimpleNamespace(adopt_ours=lambda name: server, refuse_read_only=lambda: None)
-    made = Ramps(tmp_path, access)  # type: ignore[arg-type]
+    made = Ramps((f"--state={tmp_path}", "--config=/c.toml"), access)  # type: ignore[arg-type]
 
     def begin(script: str) -> Ramps:
         program = tmp_path / "python"
@@ -59,6 +59,7 @@ def test_events_become_steps_limits_and_a_result(ramps: Callable[[str], Ramps], 
     assert view.result is not None
     assert (view.result.ceiling_requests_per_second, view.result.sentence) == (2.0, "So.")
     assert view.result.limits == {"ttft_p99_seconds": 1.0}
+    assert "--config=/c.toml ramp chat" in (tmp_path / "words").read_text()
     assert "--yes" not in (tmp_path / "words").read_text()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vllm_console.fleet.background_commands import StagedPredictions
+from vllm_console.fleet.background_commands import StagedPredictions, child_options
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.prediction.predict import Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
@@ -20,6 +20,7 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.vllm.flags.changes import Changes
 
 FOUND = PredictedChange((), Prediction(Estimates(), outside="A guess."), 100, 2.0, "the probe's records", TrackRecord())
+OPTIONS = child_options(Path("/s"), Path("/c.toml"), Path("/h.json"))
 CHANGES = Changes(set={"max-num-seqs": 64, "enable-prefix-caching": False}, unset=("kv-cache-dtype",))
 
 
@@ -41,26 +42,28 @@ def test_prediction_runs_the_command_and_keeps_nothing(pretend: Callable[[str], 
     answer = tmp_path / "answer"
     answer.write_bytes(msgspec.json.encode(FOUND))
     words = pretend(f"cat {answer}; exit 1")
-    assert StagedPredictions(Path("/s")).ask("chat", CHANGES) == FOUND
+    assert StagedPredictions(OPTIONS).ask("chat", CHANGES) == FOUND
     changes = "--set max-num-seqs=64 --set enable-prefix-caching=false --unset kv-cache-dtype"
-    assert words.read_text().endswith(f" -m vllm_console --state /s predict chat --draft {changes}\n")
+    assert words.read_text().endswith(
+        f" -m vllm_console --state=/s --config=/c.toml --host=/h.json predict chat --draft {changes}\n"
+    )
 
 
 def test_prediction_error_is_the_commands(pretend: Callable[[str], Path]) -> None:
     pretend("echo 'vllm-console: chat: a prediction needs more' >&2; exit 1")
     with pytest.raises(OperationError, match=r"^chat: a prediction needs more$"):
-        StagedPredictions(Path("/s")).ask("chat", CHANGES)
+        StagedPredictions(OPTIONS).ask("chat", CHANGES)
 
 
 def test_prediction_times_out(pretend: Callable[[str], Path]) -> None:
     pretend("exec sleep 60")
     with pytest.raises(OperationError, match="no prediction within"):
-        StagedPredictions(Path("/s"), deadline=0.2).ask("chat", CHANGES)
+        StagedPredictions(OPTIONS, deadline=0.2).ask("chat", CHANGES)
 
 
 @pytest.mark.parametrize("end", [StagedPredictions.cancel, StagedPredictions.close])
 def test_prediction_is_canceled(pretend: Callable[[str], Path], end: Callable[[StagedPredictions], None]) -> None:
-    words, asked, answers = pretend("exec sleep 60"), StagedPredictions(Path("/s")), list[object]()
+    words, asked, answers = pretend("exec sleep 60"), StagedPredictions(OPTIONS), list[object]()
     thread = threading.Thread(target=lambda: answers.append(asked.ask("chat", CHANGES)))
     thread.start()
     deadline = time.monotonic() + 60
