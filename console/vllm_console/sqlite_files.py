@@ -101,7 +101,7 @@ def move_aside(path: Path, *, keep_earlier: bool) -> Path:
     while keep_earlier and aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.broken-{number}")
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("-shm", "-wal", ""):  # the file last: a new one at its path may already have side files of its own
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))
     return aside
