@@ -54,12 +54,11 @@ class Redaction:
 
         The rest may be the beginning of a secret: pass it again with what follows. ``whole``: nothing follows.
         """
-        shown = data
+        used = len(data) if whole else self._settled(data)
+        shown = data[:used]
         for value in self._values:
             if value in shown:
                 shown = shown.replace(value, HIDDEN.encode())
-        keep = 0 if whole else self._begun(shown)
-        used, shown = len(data) - keep, shown[: len(shown) - keep]
         # Latin-1, one character per byte, because the text is only searched.
         if not may_hold_secret(shown.decode("latin-1")):
             return shown, used
@@ -74,6 +73,16 @@ class Redaction:
             lines.pop()
             used = max(data.rfind(b"\n", 0, used), data.rfind(b"\r", 0, used)) + 1
         return b"".join(map(_redacted, lines)), used
+
+    def _settled(self, data: bytes) -> int:
+        """Number of bytes at the start before the beginning of a known secret at the end, and of those it overlaps."""
+        settled = len(data) - self._begun(data)
+        while True:
+            found = (data.find(one, max(0, settled - len(one) + 1), settled + len(one) - 1) for one in self._values)
+            divided = [at for at in found if at >= 0]
+            if not divided:
+                return settled
+            settled = min(divided)
 
     def _begun(self, data: bytes) -> int:
         """Number of bytes at the end that may be the beginning of a known secret."""

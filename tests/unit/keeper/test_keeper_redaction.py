@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,9 +14,9 @@ TEXT = (
 ).encode()
 
 
-def redacted(parts: list[bytes]) -> bytes:
+def redacted(parts: list[bytes], *secrets: str) -> bytes:
     """The written output for these parts; what is held back is passed in again with the next part."""
-    redaction, held, written = Redaction([KEY]), b"", []
+    redaction, held, written = Redaction(secrets or [KEY]), b"", []
     for number, part in enumerate(parts, 1):
         text, used = redaction.clean(held + part, whole=number == len(parts))
         held = (held + part)[used:]
@@ -32,6 +33,15 @@ def test_known_secret_is_found_across_reads(cuts: list[int]) -> None:
     assert KEY.encode() not in found
     assert found.replace("•••".encode(), b"").count(b"k3y") == 2
     assert found.endswith(b"is only the beginning k3y")
+
+
+@pytest.mark.parametrize("secrets", [("abcd", "abcdWXYZsecret"), ("1abcd", "abcdWXYZsecret"), ("1abcd1abcdW",)])
+def test_secret_that_contains_or_overlaps_another_is_found_across_reads(secrets: tuple[str, ...]) -> None:
+    text = b"1abcd1abcdWXYZsecret abcd1abcdWabcd"
+    whole = redacted([text], *secrets)
+    for first in range(len(text)):
+        for second in range(first, len(text)):
+            assert redacted([text[:first], text[first:second], text[second:]], *secrets) == whole
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8))
