@@ -67,7 +67,14 @@ class NewerRecordError(RecordError):
 
 
 class UnwrittenError(KeeperError):
-    """A record can't be written (disk full, quota, read-only), and the request must not be executed without it."""
+    """A record can't be written (disk full, quota, read-only), and the request must not be executed without it.
+
+    ``errno`` is the system's error; 0 for one that a keeper has reported to a console.
+    """
+
+    def __init__(self, text: str, errno: int = 0) -> None:
+        super().__init__(text)
+        self.errno = errno
 
 
 class WaitTimeoutError(KeeperError):

@@ -93,6 +93,7 @@ class RecordWriter:
         """Inode, modification time and size of the file when it was last readable."""
         self.trouble = ""
         """Why the file is stale; empty if it is not."""
+        self._errno = 0
 
     @property
     def record(self) -> ServerRecord:
@@ -109,7 +110,7 @@ class RecordWriter:
         try:
             self.write()
             if insist and self.trouble:
-                raise UnwrittenError(self.trouble)
+                raise UnwrittenError(self.trouble, self._errno)
         except BaseException:
             self._record = before
             raise
@@ -148,7 +149,7 @@ class RecordWriter:
             trouble = f"can't write the record {self._folder / RECORD}: {error.strerror or error}"
             if self.trouble != trouble:
                 self._note(trouble)
-            self.trouble = trouble
+            self.trouble, self._errno = trouble, error.errno or 0
             if self._mark is None:
                 self._mark = folders.mark_stale(self._folder)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -9,11 +10,18 @@ import time
 
 import pytest
 
-from vllm_launchers.keeper import processes
+from vllm_launchers.keeper import folders, processes
 from vllm_launchers.keeper.context import KeeperContext, Tuning
 from vllm_launchers.keeper.lifecycle import HealthChecked
 from vllm_launchers.keeper.log_forwarder import Redaction, RotatingLog
-from vllm_launchers.keeper.records import Generation, ProcessIdentity, ServerRecord, State
+from vllm_launchers.keeper.records import (
+    Generation,
+    ProcessIdentity,
+    RestartMode,
+    RestartPolicy,
+    ServerRecord,
+    State,
+)
 from vllm_launchers.keeper.supervisor import Supervisor
 from vllm_launchers.values import replace
 
@@ -46,6 +54,22 @@ def server(bench, tmp_path):
         if processes.alive(process):
             os.kill(process.pid, signal.SIGKILL)
             os.waitpid(process.pid, 0)
+
+
+def test_start_whose_record_does_not_fit_on_the_disk_is_retried(bench, tmp_path, monkeypatch):
+    def write(folder, record):
+        if record.server is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folders, "write_record", write)
+    spec = bench.spec(restart=RestartPolicy(RestartMode.ON_FAILURE))
+    record = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(1, spec, 1.0),))
+    context = KeeperContext(tmp_path, dict(os.environ), 0o022, Tuning())
+    it = Supervisor(context, record, {}, QuietForwarder(tmp_path), lambda event: None)
+    it.start()
+    assert "No space left on device" in it.record.reason
+    assert it.record.next_attempt_at is not None
+    assert not it.over
 
 
 def test_answer_for_an_earlier_process_is_ignored(server):
