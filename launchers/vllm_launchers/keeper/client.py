@@ -205,12 +205,14 @@ def restart(
 def cancel(root: Path, name: str) -> ServerRecord:
     """Cancel the preparation of a restart, or going to sleep while the server still serves; it keeps serving.
 
-    Raises `NoSuchServerError`, and `NotPreparingError` if there is nothing to cancel or the server is already being
-    stopped for the restart.
+    Raises `NoSuchServerError`, `NotPreparingError` if there is nothing to cancel or the server is already being stopped
+    for the restart, and `KeeperError` if its keeper can't be reached.
     """
     refuse_elsewhere(root, read(root, name))
     answer = _ask(folders.server_folder(root, name), {"do": "cancel"})
     if answer is None:
+        if keeper_alive(root, name):
+            raise KeeperError(f"{name}: its keeper could not be reached; nothing was canceled")
         raise errors.NotPreparingError(f"{name}: no restart is being prepared; nothing was canceled")
     return answer
 

@@ -27,7 +27,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_launchers.keeper import wire
-from vllm_launchers.keeper.errors import BadNameError, NewerRecordError, NoSuchServerError, NotOursError, RecordError
+from vllm_launchers.keeper.errors import (
+    BadNameError,
+    KeeperError,
+    NewerRecordError,
+    NoSuchServerError,
+    NotOursError,
+    RecordError,
+)
 from vllm_launchers.keeper.files import LOCK, RECORD
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.patterns import lazy_pattern
@@ -245,7 +252,7 @@ def lock_is_held(folder: Path) -> bool:
 
 
 def _locked(path: Path | str) -> bool:
-    """Whether a process holds an exclusive lock on a file."""
+    """Whether a process holds an exclusive lock on a file. Raises `KeeperError` if the file system has no locks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -255,7 +262,7 @@ def _locked(path: Path | str) -> bool:
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return True
-        raise
+        raise KeeperError(f"can't check the lock of {path}: {error.strerror}") from error
     finally:
         os.close(fd)
     return False

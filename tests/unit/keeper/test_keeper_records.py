@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,7 @@ from vllm_launchers.keeper.records import (
     ServerRecord,
     State,
 )
+from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.values import replace
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.binary(max_size=20).map(os.fsdecode)
@@ -212,6 +214,28 @@ def test_unserializable_record_changes_nothing(tmp_path):
         assert record_writer.record == a_record()
     record_writer.change(reason="newer")
     assert client.read(tmp_path, "one") == record_writer.record == replace(a_record(), reason="newer")
+
+
+def test_file_system_without_locks_is_a_keepers_error(tmp_path, monkeypatch):
+    put(tmp_path, "one", wire.dumps(a_record()))
+
+    def none(_fd, _how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(folders.fcntl, "flock", none)
+    records, problems = ServerRecords(tmp_path).read()
+    assert not records
+    assert "No locks available" in problems[0]
+
+
+def test_cancel_reports_a_keeper_that_cannot_be_reached(tmp_path):
+    put(tmp_path, "one", wire.dumps(a_record()))
+    lock = folders.take_lock(folders.server_folder(tmp_path, "one"))
+    with pytest.raises(errors.KeeperError, match="its keeper could not be reached; nothing was canceled"):
+        client.cancel(tmp_path, "one")
+    os.close(lock)
+    with pytest.raises(errors.NotPreparingError, match="no restart is being prepared"):
+        client.cancel(tmp_path, "one")
 
 
 def test_note_with_a_non_utf8_path_is_written(tmp_path):
