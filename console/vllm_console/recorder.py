@@ -35,7 +35,7 @@ from vllm_console.metrics.scrape import ScrapeError, Scraper
 from vllm_console.metrics.unauthorized import UnauthorizedCounter
 from vllm_console.runs.store import RunName, RunStoreError, run_id, store_windows, thin, write
 from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows, with_exact, with_figures
-from vllm_launchers.keeper.files import LOG, MOST_UNREAD, OUTPUT
+from vllm_launchers.keeper.files import LOG, MOST_UNREAD, OUTPUT, RECORD
 from vllm_launchers.listeners import Owner
 from vllm_launchers.private import open_file, open_standard_streams
 from vllm_launchers.probe.environment import PROBE
@@ -189,7 +189,7 @@ class KeeperWatch:
     def __init__(self, state_root: Path | None, folder: Path) -> None:
         self._root = state_root
         self._output = folder / OUTPUT
-        self._parent = os.getppid()
+        self._keeper = _keeper_of(folder) or os.getppid()
         self._next_at = 0.0
         self._reported = ""
 
@@ -197,7 +197,7 @@ class KeeperWatch:
         """Check once; ``now`` is `time.monotonic`."""
         if self._root is None or now < self._next_at:
             return
-        kept = os.getppid() == self._parent
+        kept = os.getppid() == self._keeper
         self._next_at = now + (_BOUND_SECONDS if kept else _ADOPT_SECONDS)
         self._bound_output()
         if kept:
@@ -224,6 +224,15 @@ class KeeperWatch:
             return
         if dropped:
             say(f"{dropped} bytes of the server's output were dropped: its keeper is not reading it")
+
+
+def _keeper_of(folder: Path) -> int | None:
+    """The keeper's pid in the server's record, since it may have died before this process could see it as its parent;
+    None if the record is unreadable."""
+    try:
+        return int(json.loads((folder / RECORD).read_bytes())["keeper"]["pid"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _drop_oldest(folder: Path) -> int:
@@ -263,7 +272,7 @@ class ReadyWatch:
     """
 
     def __init__(self, history: Path, generation: int) -> None:
-        self._path, self._generation = history.with_name("record.json"), generation
+        self._path, self._generation = history.with_name(RECORD), generation
         self._read: tuple[int, int] | None = None
         self._ready = False
 
