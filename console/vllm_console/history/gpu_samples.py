@@ -140,8 +140,12 @@ def read_gpu_samples(path: Path, since: float) -> list[Host]:
 
 
 def _lines(path: Path) -> list[bytes]:
+    """The lines of a file, or of its last `MOST_BYTES`."""
     try:
         with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+                file.seek(-MOST_BYTES, os.SEEK_END)
+                file.readline()  # the rest of a line
             return [line for line in file.read(MOST_BYTES).split(b"\n") if line]
     except OSError:
         return []

@@ -122,6 +122,19 @@ def test_old_and_damaged_samples_are_removed(sample_writer: Callable[..., GpuSam
     assert b'"at":1.0,' not in path.read_bytes()
 
 
+def test_newest_samples_of_a_file_that_is_too_large_are_kept(
+    sample_writer: Callable[..., GpuSampleStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / GPU_SAMPLES
+    path.write_text("".join(f'{{"at":{at}.0,"gpus":[]}}\n' for at in range(9000, 9900)))
+    monkeypatch.setattr("vllm_console.history.gpu_samples.MOST_BYTES", 5000)
+    sample_writer(host(10_000.0)).record()
+    found = [one.at for one in read_gpu_samples(path, 0.0)]
+    assert found[-1] == 10_000.0
+    assert found[:-1] == [float(at) for at in range(9900 - len(found) + 1, 9900)]
+    assert path.stat().st_size <= 5000
+
+
 def test_unwritable_folder_is_reported_and_retried(
     sample_writer: Callable[..., GpuSampleStore], tmp_path: Path
 ) -> None:
