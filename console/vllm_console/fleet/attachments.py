@@ -114,7 +114,7 @@ class Attachments:
         host, server = found
         there = self._hosts.connection(host)
         there.do(verb, server, **more)
-        view = next((one for one in there.views(None)[0] if one.name == name), None)
+        view = next((one for one in there.views()[0] if one.name == name), None)
         if view is None:
             raise NotFoundError(f"{name} is gone")
         return view

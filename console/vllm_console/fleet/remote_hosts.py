@@ -281,14 +281,18 @@ class Connection:
         self._selected: str | None = None
         threading.Thread(target=self._run, name=f"host-{host.name}", daemon=True).start()
 
-    def views(self, selected: str | None) -> tuple[list[ServerView], list[str]]:
+    def select(self, selected: str | None) -> None:
+        """Request the charts of this server (``HOST/NAME``) from now on, if it is one of this machine."""
+        named = split_host(selected) if selected else None
+        with self._lock:
+            self._selected = named[1] if named is not None and named[0] == self.host.name else None
+
+    def views(self) -> tuple[list[ServerView], list[str]]:
         """Its servers as of its newest answer, and its notices.
 
         If it can't be reached, or has no servers, one row represents the machine.
         """
-        named = split_host(selected) if selected else None
         with self._lock:
-            self._selected = named[1] if named is not None and named[0] == self.host.name else None
             if self._problem:
                 return [self._row(State.UNRESPONSIVE, "")], []
             if not self.answered.is_set():
@@ -413,7 +417,8 @@ class RemoteHosts:
         found: list[ServerView] = []
         notices: list[str] = []
         for host in hosts:
-            views, more = self._connections[host.name].views(selected)
+            self._connections[host.name].select(selected)
+            views, more = self._connections[host.name].views()
             found += views
             notices += more
         return found, notices

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from fakes import fake_fleet as fakes
 from vllm_console.cli.elsewhere import run_elsewhere
 from vllm_console.cli.main import parse
+from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.remote_hosts import (
     HOSTS,
     Connection,
@@ -154,7 +155,7 @@ def test_faulty_connection_is_one_row(
     monkeypatch.setenv("FAKE_SSH_SAYS", script)
     connection = Connection(RemoteHost("box", "box"))
     assert connection.answered.wait(30)
-    (row,), notices = connection.views(None)
+    (row,), notices = connection.views()
     connection.close()
     assert reason in row.reason
     assert (row.name, row.state_text, notices) == ("box", "unreachable", [])
@@ -210,10 +211,10 @@ def test_machine_without_servers_is_a_row(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("FAKE_SSH_SAYS", f"echo '{{\"hello\": {{\"protocol\": 1}}}}'; read l; echo '{answer}'; cat")
     connection = Connection(RemoteHost("box", "one"))
     try:
-        ((row,), _) = connection.views(None)
+        ((row,), _) = connection.views()
         assert (row.machine, row.state_text) == (True, "attached")
         assert connection.answered.wait(30)
-        ((row,), _) = connection.views(None)
+        ((row,), _) = connection.views()
         assert (row.name, row.state_text, row.reason) == ("box", "reachable", "")
         assert row.attached is not None
         assert row.attached.notice == "no servers there"
@@ -238,6 +239,25 @@ def test_name_that_now_means_another_machine_is_reconnected(tmp_path: Path, monk
             assert asked.endswith("vllm-console --read-only remote\n"), "it starts and records nothing there"
     finally:
         hosts.close()
+
+
+def test_action_leaves_the_selected_server_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine sends the charts of that server only."""
+    (tmp_path / "one").mkdir()
+    monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
+    monkeypatch.setenv("FAKE_SSH_SAYS", machine(0))
+    monkeypatch.setattr(Connection, "do", lambda *words, **more: None)
+    fleet = LocalFleet(tmp_path / "state", observe=False, gpus=False, interactive=True, remote=True)
+    try:
+        write_hosts(tmp_path / "state", [RemoteHost("box", "one")])
+        fleet.attached.host_views("box/chat-0")
+        connection = fleet.attached._hosts.connection("box")
+        assert connection.answered.wait(30)
+        assert fleet.attached.act("box/chat-0", "stop") is not None
+        assert connection._selected == "chat-0"
+    finally:
+        fleet.close()
 
 
 def test_remote_command_uses_remote_names_and_keeps_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
