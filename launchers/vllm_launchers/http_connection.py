@@ -56,8 +56,6 @@ class HttpConnection:
         self.deadline = 0.0
         self.sock: socket.socket | None = None
         self._host, self._port, self._tls, self._owner = host, port, tls, owner
-        name = f"[{host}]" if ":" in host else host
-        self._name = name if port == (443 if tls else 80) else f"{name}:{port}"
         self._received = bytearray()
         """Received bytes that are not consumed yet."""
 
@@ -85,7 +83,7 @@ class HttpConnection:
 
     def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> None:
         """Send a request. Raises like `open`, and ValueError if path or headers contain invalid characters."""
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._name_in_ascii()}", "Accept-Encoding: identity"]
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._authority()}", "Accept-Encoding: identity"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if body or method == "POST":
             lines.append(f"Content-Length: {len(body)}")
@@ -107,8 +105,11 @@ class HttpConnection:
             pass  # the final response follows
         return response
 
-    def _name_in_ascii(self) -> str:
-        return self._name if self._name.isascii() else self._name.encode("idna").decode("ascii")
+    def _authority(self) -> str:
+        """The value of the header Host."""
+        host = self._host if self._host.isascii() else self._host.encode("idna").decode("ascii")
+        name = f"[{host}]" if ":" in host else host
+        return name if self._port == (443 if self._tls else 80) else f"{name}:{self._port}"
 
     def _connect(self) -> socket.socket:
         if self._owner is not None:

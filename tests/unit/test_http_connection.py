@@ -61,6 +61,15 @@ def test_host_header(talk, host):
     assert {"::1": b"Host: [::1]\r\n"}.get(host, b"Host: xn--mnchen-3ya.example\r\n") in far.recv(1000)
 
 
+@pytest.mark.parametrize(("host", "name"), [("münchen", b"xn--mnchen-3ya"), ("::1", b"[::1]")])
+def test_host_header_with_a_port(talk, host, name):
+    connection, far = talk(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    near, connection = connection.sock, HttpConnection(host, 8000, None, None)
+    connection.sock, connection.deadline = near, time.monotonic() + 10
+    connection.get("/", {})
+    assert b"Host: " + name + b":8000\r\n" in far.recv(1000)
+
+
 def test_header_injection_is_refused(talk):
     connection, _ = talk(b"")
     with pytest.raises(ValueError, match="line ends"):
