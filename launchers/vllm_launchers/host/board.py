@@ -243,6 +243,8 @@ def _begun(since: datetime, now: float) -> float:
     at = since.timestamp()
     if at > now + SKEW_SECONDS:
         raise BoardError("it begins in the future")
+    if at < 0:
+        raise BoardError("it begins before 1970")
     return at
 
 

@@ -15,7 +15,7 @@ from vllm_console.fleet.board import gpu_claims, parse_gpu_indices, until_from
 from vllm_console.settings import ConfigError, gpu_reserves, gpu_shares, read_settings
 from vllm_console.ui.app import ConsoleApp
 from vllm_launchers.errors import UsageError
-from vllm_launchers.host.board import Board, BoardPage, Claim, dump, format_claim, read_board
+from vllm_launchers.host.board import Board, BoardPage, Claim, dump, format_claim, parse_claims, read_board
 from vllm_launchers.host.gpu.document import encode_host, read_host
 from vllm_launchers.host.gpu.host import with_claims
 from vllm_launchers.host.gpu.sharing import GpuShare
@@ -136,6 +136,14 @@ def test_user_settings_may_be_stricter(both: tuple[Path, Path]) -> None:
     both[1].write_text('board = "board"\n')
     with pytest.raises(ConfigError, match="absolute path"):
         read_settings(both[1])
+
+
+def test_entry_that_begins_before_the_calendar_is_ignored() -> None:
+    """Its start could be read, but not written again."""
+    entry = b'{"gpus": [0], "since": "0001-01-01T00:00:00+14:00", "until": "2026-01-01T13:00:00Z"}'
+    page, problems = parse_claims(b'{"version": 1, "claims": [' + entry + b"]}", NOON)
+    assert dump(page) == dump(BoardPage())
+    assert problems == ["number 1 of its claims: it begins before 1970"]
 
 
 async def test_claims_are_shown_made_and_released(fakes: ModuleType) -> None:
