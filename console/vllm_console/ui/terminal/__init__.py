@@ -1,1 +1,1 @@
-"""The terminal: driver, repaint, lines, clipboard. Everything that relies on Textual's private API is here."""
+"""The terminal: driver, repaint, lines, clipboard. Most use of Textual's private API is here."""
