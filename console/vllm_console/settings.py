@@ -86,7 +86,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     models: Annotated[
         tuple[str, ...],
-        Meta(description="Folders with models: each a model's folder, or one that holds models (also as `org/name`)."),
+        Meta(
+            description="Folders to search for models: a model folder, or a parent of model folders (including "
+            "`org/name`)."
+        ),
     ] = ()
     refresh_seconds: Annotated[float, Meta(description="How often the console refreshes, 0.1 to 60 seconds.")] = 1.0
     read_only: Annotated[bool, Meta(description="Refuse every command and key that changes something.")] = False
@@ -321,7 +324,7 @@ def _document(path: Path, named: bool, mistakes: list[str] | None) -> dict[str, 
             raise ConfigError(f"{path}: no such file; pass an existing file to --config, or omit it") from error
         return {}
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
     return _parsed(path, data, mistakes)
 
 

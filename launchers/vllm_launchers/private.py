@@ -187,10 +187,12 @@ def check(state: Path, *, fix: bool) -> list[str]:
     sentences, wide = [], []
     if root.st_mode & OTHERS:
         if mixed or root.st_mode & stat.S_ISVTX:
-            why = f"it contains {mixed[0]!r}, which is not vllm-console's" if mixed else "it is a shared folder"
+            other = f"it also contains {mixed[0]!r}, which is not part of vllm-console"
+            why = other if mixed else "it is a shared folder"
             mode = f"{stat.S_IMODE(root.st_mode):04o}"
             sentences.append(
-                f"{state} can be entered by others (mode {mode}) and is left so, for {why}: choose another with --state"
+                f"Other users can access {state} (mode {mode}). It was left unchanged because {why}. "
+                "Choose another with --state"
             )
         else:
             wide.append(state)

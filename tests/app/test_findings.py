@@ -86,10 +86,10 @@ async def test_what_is_found_of_the_server_as_it_runs_is_not_laid_to_the_change(
 
 async def test_a_plan_that_cannot_be_made_says_why(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
-    fleet.plan_error = OperationError("it cannot be restarted: its record does not say which engine ran it\nmore")
+    fleet.plan_error = OperationError("it can't be restarted: its record does not say which engine ran it\nmore")
     async with console(fleet=fleet) as c:
         await c.press("f")
-        await c.sees("it cannot be restarted: its record does not say which engine ran it")
+        await c.sees("it can't be restarted: its record does not say which engine ran it")
         assert c.app.operations.staging.by_server["chat"], "it stays staged"
 
 

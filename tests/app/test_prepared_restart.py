@@ -89,7 +89,7 @@ async def test_changes_that_another_restart_replaced_are_staged_again(console, f
         await c.sees("loading vLLM")
         run = c.app.operations.selected.generation
         fleet.now = {"generation": run + 1, "flags": {"max-num-seqs": 9}}
-        await c.sees("chat was restarted by someone else: your changes are not in effect, and staged again.")
+        await c.sees("chat was restarted by someone else: your changes are not in effect; they have been staged again.")
         assert c.app.operations.staging.of("chat") == staged
 
 

@@ -66,7 +66,7 @@ def test_unreadable_file_prints_one_line(program, tmp_path):
     for name in (tmp_path / "none.log", tmp_path):
         answer = program("diagnose", str(name))
         assert answer.returncode == 1
-        assert answer.stderr.startswith(f"vllm-console: {name}: cannot be read: ")
+        assert answer.stderr.startswith(f"vllm-console: {name}: can't be read: ")
         assert answer.stderr.count("\n") == 1
 
 

@@ -38,7 +38,7 @@ def reports(environment: dict[str, str]) -> list[Path]:
 @pytest.mark.parametrize(
     ("redirection", "sentence"),
     [
-        (">/dev/full", "vllm-console: standard output cannot be written: No space left on device\n"),
+        (">/dev/full", "vllm-console: standard output can't be written: No space left on device\n"),
         (">&-", "vllm-console: standard output is closed\n"),
     ],
     ids=["full", "closed"],

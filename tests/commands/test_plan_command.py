@@ -321,10 +321,10 @@ def test_unit_export_warns_of_folders_its_account_cannot_enter(program, tmp_path
     command.chmod(0o755)
     tmp_path.chmod(0o755)
     stderr = program("plan", "chatbot", "--vllm", str(command), "--export", "systemd").stderr
-    assert "note: the unit runs as vllm, which cannot enter /" in stderr
+    assert "note: the unit runs as vllm, which can't enter /" in stderr
     assert "systemd-user" in stderr
     own = program("plan", "chatbot", "--vllm", str(command), "--export", "systemd-user").stderr
-    assert "cannot enter" not in own
+    assert "can't enter" not in own
 
 
 def test_empty_gpu_selection_on_recorded_host(program):

@@ -225,7 +225,7 @@ def test_two_started_nodes_serve_and_end_together(
     first.start(tiny_model, *flags)
     second.start(other, *flags)
     refused = second.wait(State.FAILED)
-    assert refused.reason == "node 1 has another model configuration than node 0"
+    assert refused.reason == "node 1 and node 0 have different model configurations"
     assert refused.current.exit is not None
     assert diagnose(second.log()).cause is Cause.NODES_DIFFER
     second.start(tiny_model, *flags)

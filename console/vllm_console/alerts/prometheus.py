@@ -136,7 +136,7 @@ def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
             "1m",
             "critical",
             "vLLM is down: {{ $labels.instance }}",
-            "Its metrics can no longer be read: it has ended, does not respond, or cannot be reached.",
+            "Its metrics can no longer be read: it has ended, does not respond, or can't be reached.",
         ),
         AlertingRule(
             "VllmHung",

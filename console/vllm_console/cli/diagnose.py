@@ -112,7 +112,7 @@ def _read(name: str) -> tuple[int, str]:
                 skipped = lines_before(file, os.fstat(file.fileno()).st_size - MOST_BYTES)
                 data = file.read(MOST_BYTES)
     except OSError as error:
-        raise OperationError(f"{name}: cannot be read: {error.strerror}") from error
+        raise OperationError(f"{name}: can't be read: {error.strerror}") from error
     return skipped, data.decode("utf-8", "replace")
 
 

@@ -137,7 +137,7 @@ def host_from_matrix(path: Path, gpu: str | None) -> Host:
             with path.open("rb") as file:
                 data = file.read(MOST_MATRIX + 1)
     except (OSError, ValueError) as error:
-        raise OperationError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise OperationError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         return host_from_topo(data.decode("utf-8", "replace"), gpu, hostname=path.stem if str(path) != "-" else "")
     except HostError as error:

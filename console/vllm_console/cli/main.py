@@ -173,7 +173,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no command is called {args.command!r}; {_suggestion(args.command)}")
     taken = ("at",) if args.command == "web" else _OF_A_SCREEN if args.command in ON_SCREEN else ()
     if given := [one for one in _OF_A_SCREEN if one not in taken and getattr(args, one) is not None]:
-        parser.error(f"--{given[0]} is for the console: '{args.command}' has no such option")
+        parser.error(f"--{given[0]} applies only to the console; '{args.command}' does not accept it")
     summary, args.forgiving = COMMANDS[args.command].help, COMMANDS[args.command].forgiving
     command = _Parser(
         prog=f"{parser.prog} {args.command}",

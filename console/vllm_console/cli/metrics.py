@@ -57,7 +57,7 @@ def read_sample(source: str, timeout: float) -> Sample:
         reason = str(error) if isinstance(error, NotMetricsError) else "not text"
         raise OperationError(f"{source}: not a /metrics page: {reason}") from error
     except OSError as error:
-        raise OperationError(f"{source}: cannot be read: {error.strerror}") from error
+        raise OperationError(f"{source}: can't be read: {error.strerror}") from error
 
 
 def _title(key: str) -> str:

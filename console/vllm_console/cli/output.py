@@ -56,7 +56,7 @@ class Output(io.TextIOWrapper):
 
 
 def _refused(error: OSError) -> NoReturn:
-    raise OutputError(f"standard output cannot be written: {os.strerror(error.errno or 0)}") from error
+    raise OutputError(f"standard output can't be written: {os.strerror(error.errno or 0)}") from error
 
 
 class ClosedOutput(io.TextIOBase):

@@ -139,7 +139,7 @@ def _tell_closed(plan: Plan) -> None:
     closed = dict.fromkeys(folder for path in paths for folder in _closed(Path(path)))
     for folder in closed:
         complain(
-            f"note: the unit runs as {ACCOUNT}, which cannot enter {folder}: install vLLM and the model elsewhere, "
+            f"note: the unit runs as {ACCOUNT}, which can't enter {folder}: install vLLM and the model elsewhere, "
             "such as below /opt, or use --export systemd-user"
         )
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Launch the server."""
     if args.host is not None and args.host in recorded_hosts():
         raise UsageError(
-            f"--host after start is the address to bind. For a recorded host: vllm-console --host {args.host} start …"
+            f"After 'start', --host sets the bind address. For a recorded host: vllm-console --host {args.host} start …"
         )
     fleet = open_fleet(args)
     request = replace(

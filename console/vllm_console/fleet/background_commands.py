@@ -124,7 +124,7 @@ class Loads:
             left = max(0, round(load.until - time.monotonic()))
             most = f", at most {load.concurrency} in flight" if load.concurrency else ""
             sending = f"load {rate_text(load.rate, 'req')}{most}, {duration(left)} left"
-            return sending if left else "load: time is up, waiting for late requests and the last answers"
+            return sending if left else "load: time is up; waiting for outstanding responses"
 
     def result(self, name: str) -> str:
         """The result of a finished load in a few words; empty while it runs, and a minute after it ended."""

@@ -294,7 +294,7 @@ class LocalFleet:
         if place := client.elsewhere(self._state, record):
             # Its pids belong to another machine.
             view = replace(view, elsewhere=place, pid=None, tuner=None, load_test=None)
-            shown_as = f"runs {place}: read-only here, shown as last recorded there"
+            shown_as = f"runs {place}, so it is read-only here; this is its last recorded state"
         notices = [*filter(None, (shown_as, client.keeper_silence(record), held))]
         return replace(view, notice="; ".join(filter(None, (*notices, view.notice)))) if notices else view
 

@@ -138,7 +138,7 @@ class Sleeping:
             facts = self._facts(details)
             release = details.engine.release if details.engine is not None else None
             if why := level_2_problem(details.flags, release, facts):
-                raise RefusedError(f"{record.name} must not sleep at level 2: {why}. Use --level 1")
+                raise RefusedError(f"{record.name} can't be put to sleep at level 2: {why}. Use --level 1")
             if doubt := level_2_doubt(details.flags, facts):
                 say(f"{record.name}: level 2: {doubt}; the golden prompts will show it")
             return

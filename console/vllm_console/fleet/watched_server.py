@@ -269,7 +269,7 @@ class WatchedServer:
             view, past = _with_notice(view, error), None
         view = replace(view, moment=at, then=state_at(record, at), sample=None, last_window=None)
         if past is None:
-            return replace(view, window=None, findings=(), judged=(), no_findings="its history cannot be read")
+            return replace(view, window=None, findings=(), judged=(), no_findings="its history can't be read")
         if past.preset is not None:
             view = replace(view, preset=past.preset, objectives=past.objectives)
         return replace(
@@ -673,5 +673,7 @@ def _notice(record: ServerRecord) -> str:
         notes.append("adopted by a new keeper; its exit code will not be known")
     warm_up = record.current.warm_up
     if warm_up is not None and warm_up.outcome is WarmUpOutcome.REFUSED and record.state.alive:
-        notes.append(f"its warm-up request was not completed, so serving is unverified ({warm_up.detail})")
+        notes.append(
+            f"its warm-up request did not complete, so it is unknown whether it can serve requests ({warm_up.detail})"
+        )
     return "; ".join(notes)

@@ -329,6 +329,6 @@ def _head(request: httpx.Request) -> bytes:
     lines = [request.method.encode() + b" " + target + b" HTTP/1.1"]
     for name, value in request.headers.raw:
         if b"\r" in value or b"\n" in value or b"\0" in value:
-            raise httpx.LocalProtocolError(f"the header {unquote(name.decode())} cannot be sent", request=request)
+            raise httpx.LocalProtocolError(f"the header {unquote(name.decode())} can't be sent", request=request)
         lines.append(name + b": " + value)
     return b"\r\n".join([*lines, b"", b""])

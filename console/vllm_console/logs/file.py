@@ -499,7 +499,7 @@ class LogStream:
         except FileNotFoundError:
             return []  # does not exist yet
         except OSError as error:
-            self.problem = f"{self.path.parent} cannot be read: {os.strerror(error.errno or 0)}"
+            self.problem = f"{self.path.parent} can't be read: {os.strerror(error.errno or 0)}"
             return []
         rotated = [self.path.with_name(f"{prefix}{number}") for number in sorted(numbers)[:MAX_SEGMENTS]]
         return [*reversed(rotated), *([self.path] if present else [])]
@@ -510,7 +510,7 @@ class LogStream:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self.problem = f"{path} cannot be read: {os.strerror(error.errno or 0)}"
+            self.problem = f"{path} can't be read: {os.strerror(error.errno or 0)}"
             return None
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):

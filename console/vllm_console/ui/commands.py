@@ -581,7 +581,7 @@ class ServerCommands:
 
     def _at(self, text: str) -> Do:
         if not text:
-            raise RefusalError("at needs a time: at 03:10, at 11-22 03:10, or end.")
+            raise RefusalError("'at' needs a time, for example 'at 03:10', 'at 11-22 03:10' or 'at end'.")
         if text == "end":
             return self._screen.time.live
         return partial(self._screen.time.go, self._moment(text))
@@ -611,7 +611,7 @@ class ServerCommands:
 
     def _choose_columns(self, text: str) -> Do:
         if not text:
-            raise RefusalError(f"columns needs names: {' '.join(COLUMNS)}.")
+            raise RefusalError(f"'columns' needs names: {' '.join(COLUMNS)}.")
         return partial(self._screen.choose_columns, self._column_names(text))
 
     # -- copy and export -------------------------------------------------------------------------------------------

@@ -335,7 +335,7 @@ def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BoardError(f"cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise BoardError(f"can't be read: {os.strerror(error.errno or 0)}") from error
     status = os.fstat(opened)
     if not stat.S_ISREG(status.st_mode):
         os.close(opened)
@@ -348,7 +348,7 @@ def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
         try:
             data = file.read(MOST_BYTES + 1)
         except OSError as error:
-            raise BoardError(f"cannot be read: {os.strerror(error.errno or 0)}") from error
+            raise BoardError(f"can't be read: {os.strerror(error.errno or 0)}") from error
     if len(data) > MOST_BYTES:
         raise BoardError(f"is larger than {MOST_BYTES // 1024} KiB")
     return parse_claims(data, now)
@@ -450,7 +450,7 @@ def change_page(folder: Path, change: Callable[[BoardPage], BoardPage], now: flo
             return after
     except OSError as error:
         raise BoardError(
-            f"{folder}: your page of the board cannot be written: {os.strerror(error.errno or 0)}"
+            f"{folder}: your page of the board can't be written: {os.strerror(error.errno or 0)}"
         ) from error
     finally:
         os.close(opened)

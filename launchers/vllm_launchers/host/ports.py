@@ -88,7 +88,7 @@ def host_problem(host: str) -> str | None:
         return None
     if number == errno.EADDRNOTAVAIL:
         return f"host {host}: is not an address of this machine; omit --host for 127.0.0.1"
-    return f"host {host}: cannot be used ({os.strerror(number) if number > 0 else 'no such name'})"
+    return f"host {host}: can't be used ({os.strerror(number) if number > 0 else 'no such name'})"
 
 
 def _bind(host: str, port: int, *, reuse: bool) -> tuple[int, str]:

@@ -82,7 +82,7 @@ def find(
         if (device, file.inode) in used:
             continue  # belongs to a running server: not reported
         if unseen:
-            spared.append(f"{file.path}: left, because {', '.join(unseen)} cannot be looked into and may use it")
+            spared.append(f"{file.path}: left, because {', '.join(unseen)} can't be looked into and may use it")
         elif not here and known.get(os.path.basename(file.path)) != file.inode:  # noqa: PTH119
             outside += 1
         else:

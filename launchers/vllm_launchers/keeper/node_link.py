@@ -59,7 +59,7 @@ def fingerprint_difference(ours: Mapping[str, str], theirs: Mapping[str, str], o
         if our == their or our == "" or their == "":
             continue
         if (our or "").startswith(HASHED) and (their or "").startswith(HASHED):
-            found.append(f"{them} has {'other' if label.endswith('s') else 'another'} {label} than {us}")
+            found.append(f"{them} and {us} have different {label.removesuffix('s')}s")
         else:
             found.append(f"{them} has {_with(label, their)}, {us} has {_with(label, our)}")
     rest = f"; and {len(found) - 3} more" if len(found) > 3 else ""

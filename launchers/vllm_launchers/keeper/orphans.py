@@ -122,7 +122,7 @@ def end(orphans: Iterable[Orphan], root: Path) -> tuple[list[Orphan], list[str]]
     left = [orphan for orphan in wanted if orphan not in gone]
     return gone, [
         f"pid {one.process.pid} ({one.title}): "
-        + ("survives SIGKILL" if one in ours else "has a keeper again, or can't be identified for certain")
+        + ("survives SIGKILL" if one in ours else "has a keeper again, or can't be identified with certainty")
         for one in left
     ]
 

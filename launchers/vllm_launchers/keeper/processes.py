@@ -46,7 +46,7 @@ def identity(pid: int) -> ProcessIdentity | None:
 
 
 def identity_of(process: ProcessStat) -> ProcessIdentity:
-    """The identity of a process, which is more than its pid."""
+    """Pid, start time and boot ID: identifies a process even if its pid is reused."""
     return ProcessIdentity(process.pid, process.start_time, boot_id())
 
 

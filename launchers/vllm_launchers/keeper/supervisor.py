@@ -733,8 +733,8 @@ class Supervisor:
         if self._forwarder.begin_anew(DRAIN_SECONDS):
             return ""
         unread = (
-            f"the end of its log took longer than {DRAIN_SECONDS:g}s to read: it is written later, "
-            "possibly into the next run's part of the log"
+            f"reading the rest of its log took more than {DRAIN_SECONDS:g}s; those lines may appear in the next run's "
+            "section"
         )
         self.note(unread)
         return unread

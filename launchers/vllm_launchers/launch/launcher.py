@@ -56,7 +56,7 @@ def launch_lock(state: Path, timeout: float = TIMEOUT_SECONDS) -> Iterator[None]
         own_folder(state)
         fd = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        raise OperationError(_theirs(path) or f"{path}: cannot be written: {error.strerror}") from error
+        raise OperationError(_theirs(path) or f"{path}: can't be written: {error.strerror}") from error
     try:
         if wrong := _theirs(path):
             raise OperationError(wrong)
@@ -85,7 +85,7 @@ def _wait_for(opened: int, path: Path, timeout: float) -> None:
         if error.errno == errno.EAGAIN:
             message = f"another console has been launching a server for {timeout:.0f}s; try again later"
         else:
-            message = f"{path}: cannot be locked: {os.strerror(error.errno or 0)}"
+            message = f"{path}: can't be locked: {os.strerror(error.errno or 0)}"
         raise OperationError(message) from error
 
 

@@ -122,7 +122,7 @@ def place_on_ray(place: str, gpus: Sequence[int]) -> Place:
         UsageError: GPUs, or a slice of one, are named.
     """
     if gpus or place not in ("", AUTO, OFFERED):
-        raise UsageError("Ray chooses the GPUs of its workers: leave --gpus out")
+        raise UsageError("Ray chooses the GPUs of its workers: omit --gpus")
     return Place()
 
 

@@ -215,7 +215,7 @@ class Planner:
             UsageError: a flag to unset is not set.
         """
         details = unpack(record.current.spec.details)
-        preset = _own_preset(details, "cannot be restarted", ". Stop it, then start it again")
+        preset = _own_preset(details, "can't be restarted", ". Stop it, then start it again")
 
         def plan(changes: Changes) -> LaunchPlan:
             resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
@@ -253,7 +253,7 @@ class Planner:
             UsageError: a flag or the port is invalid, or a flag to unset is not set.
         """
         details = unpack(record.current.spec.details)
-        preset = _own_preset(details, "cannot be planned")
+        preset = _own_preset(details, "can't be planned")
         _refuse_needless_unset(
             record.name, details.flags, changes, lambda before: self.plan_restart(record, before, RestartOptions())
         )
@@ -287,7 +287,7 @@ class Planner:
     ) -> tuple[Choice, ...]:
         """The flag changes that a workload calls for on the same model, engine, and GPUs; flags in ``keep`` stay."""
         details = unpack(record.current.spec.details)
-        preset = _own_preset(details, "its record cannot be read")
+        preset = _own_preset(details, "its record can't be read")
         resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())
         inputs = self._restart_inputs(record.name, resolved, ())
         return suggestions(replace(resolved, workload=workload), inputs, room, keep)
@@ -342,7 +342,7 @@ class Planner:
         """The engine to launch, or a placeholder for a vLLM that is not installed here."""
         if request.vllm_version is not None:
             if request.vllm or request.engine == EngineKind.SIMULATED:
-                raise UsageError("--vllm-version names a release that need not be here: leave --vllm and --engine out")
+                raise UsageError("--vllm-version names a release that need not be here: omit --vllm and --engine")
             return _release(request.vllm_version)
         try:
             return self.engine(request.engine, request.vllm)
@@ -396,11 +396,11 @@ class Planner:
         if not plan.engine.path:
             raise RefusedError(
                 "planned for a recorded host, and no vLLM was found here: start a simulated server with --engine "
-                "simulated, or leave --host out and name a vLLM with --vllm PATH"
+                "simulated, or omit --host and name a vLLM with --vllm PATH"
             )
         if plan.gpus:
             raise RefusedError(
-                "planned for the GPUs of a recorded host: leave --host out to start it here, or choose no GPUs"
+                "planned for the GPUs of a recorded host: omit --host to start it here, or choose no GPUs"
             )
 
     @staticmethod

@@ -64,7 +64,7 @@ def one_switch(state: Path, records: Sequence[ServerRecord], name: str) -> Itera
         try:
             held.enter_context(private.locked(path, 0.0, busy))
         except OSError as error:
-            raise OperationError(f"{path}: cannot be locked: {error.strerror}") from error
+            raise OperationError(f"{path}: can't be locked: {error.strerror}") from error
         yield
 
 
@@ -84,7 +84,8 @@ def find_other(records: Sequence[ServerRecord], name: str) -> ServerRecord:
         raise OperationError(f"{name} is {found.state}: a standby shares the GPUs of a server that runs")
     if not found.current.spec.sleep_mode:
         raise OperationError(
-            f"{name} can't sleep: restart it with sleep mode first: vllm-console restart {name} --set {SLEEP_MODE}=true"
+            f"{name} was started without sleep mode. To enable it, run: "
+            f"vllm-console restart {name} --set {SLEEP_MODE}=true"
         )
     partner = partner_of(records, name)
     if partner is not None and partner.needs_keeper:
@@ -122,6 +123,6 @@ def standby_request(request: LaunchRequest, other: ServerRecord) -> LaunchReques
     """
     gpus = unpack(other.current.spec.details).gpus
     if (request.gpus and request.gpus != gpus) or request.place not in ("", "offered"):
-        raise UsageError(f"--standby-of {other.name} takes the GPUs of {other.name}: leave --gpus out")
+        raise UsageError(f"--standby-of {other.name} takes the GPUs of {other.name}: omit --gpus")
     changes = Changes(set={**request.changes.set, SLEEP_MODE: True}, unset=request.changes.unset)
     return replace(request, gpus=gpus, place="", changes=changes)

@@ -124,7 +124,7 @@ def _check_text(model: str, flags: Mapping[str, FlagValue], environment: Mapping
             f"{name}{value}".encode()
         except UnicodeEncodeError:
             shown = "".join(c if c.isprintable() else "?" for c in name)
-            raise PlanError(f"{shown} contains bytes that are not UTF-8, which a record cannot store") from None
+            raise PlanError(f"{shown} contains bytes that are not UTF-8, which a record can't store") from None
 
 
 def _keep_log_readable(draft: _Draft, engine: Engine, unset: set[str]) -> None:

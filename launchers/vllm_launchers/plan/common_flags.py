@@ -131,7 +131,7 @@ def flag_name(text: str) -> str:
     """
     name = normalize(text.strip().lower() if "." not in text else text)
     if refusal := refused_flag(name):
-        raise FlagError(f"{name} cannot be set here: {refusal}")
+        raise FlagError(f"{name} can't be set here: {refusal}")
     return name
 
 

@@ -153,7 +153,7 @@ def normalize_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
     """
     plain, negated = _split(name)
     if refusal := refused_flag(plain):
-        raise FlagError(f"--{plain} cannot be set here: {refusal}")
+        raise FlagError(f"--{plain} can't be set here: {refusal}")
     if negated and isinstance(value, bool):
         value = not value
     elif negated:
@@ -163,9 +163,9 @@ def normalize_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
     if isinstance(value, float) and not math.isfinite(value):
         raise FlagError(f"--{plain}: {value} is not a number vLLM can use")
     if refusal := refused_value(value):
-        raise FlagError(f"--{plain} cannot have this value: {refusal}")
+        raise FlagError(f"--{plain} can't have this value: {refusal}")
     if isinstance(value, str) and "\0" in value:
-        raise FlagError(f"--{plain}: a value cannot contain a NUL byte")
+        raise FlagError(f"--{plain}: a value can't contain a NUL byte")
     if wrong := list_problem(plain, value):
         example = """'["qwen", "default"]' or '[1, 2, 4]'"""
         raise FlagError(f"--{plain}: expected a value, or several as a JSON list such as {example}: {wrong}")

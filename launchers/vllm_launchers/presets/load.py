@@ -408,7 +408,7 @@ def _read_folder(folder: Path, problems: list[PresetError]) -> dict[str, tuple[P
     except FileNotFoundError:
         return {}
     except OSError as error:
-        problems.append(PresetError(folder, f"cannot be read: {os.strerror(error.errno or 0)}"))
+        problems.append(PresetError(folder, f"can't be read: {os.strerror(error.errno or 0)}"))
         return {}
     if len(paths) > MAX_FILES:
         problems.append(PresetError(folder, f"holds {len(paths)} presets; the first {MAX_FILES} are read"))
@@ -436,7 +436,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             raise PresetError(path, f"holds a line with more than {MAX_DOTS} dots; that is not a preset")
         return tomllib.loads(text)
     except OSError as error:
-        raise PresetError(path, f"cannot be read: {os.strerror(error.errno or 0)}") from None
+        raise PresetError(path, f"can't be read: {os.strerror(error.errno or 0)}") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise PresetError(path, f"is not UTF-8 text (line {line})") from None

@@ -31,7 +31,7 @@ MANAGED_FLAGS: Mapping[str, str] = {
     "model": "set the model with 'model' in a preset, or with --model on the command line",
     "host": "the address is chosen at launch, with --host, and is 127.0.0.1 by default",
     "port": "the port is chosen at launch, with --port, and is the first free one from 8000 by default",
-    "uds": "servers are watched over TCP, so they cannot listen on a Unix socket",
+    "uds": "servers are watched over TCP, so they can't listen on a Unix socket",
 }
 """Flags that the program sets itself, and where to choose their values instead."""
 

@@ -251,7 +251,7 @@ def engine_at(path: str, environ: Mapping[str, str] | None = None) -> Engine:
             raise EngineError(f"{place}: does not exist; give the path of a 'vllm' command or of its environment")
         return _in_folder(place) if place.is_dir() else _from_file(place, environ)
     except OSError as error:
-        raise EngineError(f"{place}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise EngineError(f"{place}: can't be read: {os.strerror(error.errno or 0)}") from error
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
@@ -281,7 +281,7 @@ def _from_file(path: Path, environ: Mapping[str, str]) -> Engine:
     if not path.is_file():
         raise EngineError(f"{path}: is neither a command nor a folder")
     if not os.access(path, os.X_OK):
-        raise EngineError(f"{path}: cannot be executed (chmod +x, or give the 'vllm' command of the environment)")
+        raise EngineError(f"{path}: can't be executed (chmod +x, or give the 'vllm' command of the environment)")
     if re.fullmatch(r"python[0-9.]*", path.name):
         return _from_python(path)
     with path.open("rb") as file:

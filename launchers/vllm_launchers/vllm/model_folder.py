@@ -32,7 +32,7 @@ def model_folder_problem(model: str) -> str | None:
     try:
         return _relative_problem(model, path) if not path.is_absolute() else _folder_problem(path)
     except OSError as error:
-        return f"model {model}: cannot be read: {os.strerror(error.errno or 0)}"
+        return f"model {model}: can't be read: {os.strerror(error.errno or 0)}"
 
 
 def _relative_problem(model: str, path: Path) -> str | None:
@@ -162,7 +162,7 @@ def read_adapter(path: Path) -> AdapterFolder:
     except (FileNotFoundError, NotADirectoryError):
         raise AdapterError(f"{path} is not an adapter: it has no {CONFIG}") from None
     except (OSError, UnicodeEncodeError) as error:
-        raise AdapterError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise AdapterError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterError(f"{path / CONFIG} is not an adapter's configuration: {error}") from error
     rank = max([config.r, *(config.rank_pattern or {}).values()])

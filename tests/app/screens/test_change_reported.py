@@ -220,7 +220,7 @@ async def test_the_way_back_is_not_nagged_about(console, fakes):
 async def test_the_past_is_judged_after_the_first_picture_and_trouble_is_reported(console, fakes, monkeypatch):
     monkeypatch.setattr("vllm_console.ui.app.PAST_AFTER_SECONDS", 0.02)
     fleet = fakes.FakeFleet(fakes.chat)
-    fleet.past_trouble = "runs.sqlite cannot be written: disk full"
+    fleet.past_trouble = "runs.sqlite can't be written: disk full"
     async with console(fleet=fleet) as run:
         await run.sees("disk full")
         assert fleet.judged == 1

@@ -189,7 +189,7 @@ async def test_a_key_given_as_a_flag_is_refused(editor, wait_until):
         await pilot.press("slash")
         app.screen._input.value = "api-key=sk-123"
         await pilot.press("enter")
-        await wait_until(pilot, lambda: "cannot be set here" in app.text())
+        await wait_until(pilot, lambda: "can't be set here" in app.text())
 
 
 async def test_escape_warns_once_before_changes_get_lost(editor, wait_until):

@@ -88,12 +88,12 @@ async def test_traffic_that_the_flags_fit_is_reported(editor, fleet, wait_until)
 
 async def test_an_error_is_one_sentence(editor, fleet, wait_until):
     def refuse(name, workload, room=None):
-        raise OperationError("its record cannot be read")
+        raise OperationError("its record can't be read")
 
     fleet.suggest = refuse
     async with editor.run_test(size=(80, 24)) as pilot:
         await pilot.press("t")
-        await wait_until(pilot, lambda: "its record cannot be read" in editor.text())
+        await wait_until(pilot, lambda: "its record can't be read" in editor.text())
 
 
 async def test_from_the_operations_screen_the_same_key_opens_the_flags_with_them(fleet, wait_until):

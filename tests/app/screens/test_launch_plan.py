@@ -388,7 +388,7 @@ async def test_another_match_is_picked_with_the_arrows(screen, fleet, wait_until
         ("max-num-sequenzes", "did you mean max-num-seqs?"),
         ("max-num-sequenzes=7", "did you mean --max-num-seqs"),
         ("max-num-seqs=many", "whole number"),
-        ("api-key=sk-1", "cannot be set here"),
+        ("api-key=sk-1", "can't be set here"),
     ],
 )
 async def test_what_cannot_be_added_is_reported_at_once_and_not_taken(screen, fleet, wait_until, typed, said):

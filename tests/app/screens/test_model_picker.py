@@ -26,7 +26,7 @@ MODELS = LocalModels(
         model("meta-llama/Llama-3.3-70B", parameters=70_600_000_000, dtype="bfloat16"),
         LocalModel("org/tokenizer", "cache", "/hub/t", 2**20, problem="no config.json in the cache"),
     ),
-    ("/data/models cannot be read: Permission denied",),
+    ("/data/models can't be read: Permission denied",),
 )
 
 

@@ -151,7 +151,7 @@ def test_console_options_are_refused_for_other_commands(
     with pytest.raises(SystemExit) as ended:
         parse([*option, "list"])
     assert ended.value.code == 2
-    assert f"{option[0]} is for the console: 'list' has no such option" in capsys.readouterr().err
+    assert f"{option[0]} applies only to the console; 'list' does not accept it" in capsys.readouterr().err
     assert parse([*option, "replay", "chat"]).command == "replay"
     assert parse(option).command is None
 
@@ -160,7 +160,7 @@ def test_picture_is_refused_for_the_web_console(capsys: pytest.CaptureFixture[st
     for option in (("--picture", "x.svg"), ("--server", "chat"), ("--keys", "n"), ("--size", "80x24")):
         with pytest.raises(SystemExit):
             parse([*option, "web"])
-        assert f"{option[0]} is for the console: 'web' has no such option" in capsys.readouterr().err
+        assert f"{option[0]} applies only to the console; 'web' does not accept it" in capsys.readouterr().err
     assert parse(["--at", "03:10", "web"]).command == "web"
 
 

@@ -23,7 +23,7 @@ def test_equal_fingerprints_do_not_differ() -> None:
 def test_versions_hashes_and_flags_are_named() -> None:
     theirs = {**OURS, "vLLM": "0.31.0", "model configuration": "sha256:bb"}
     assert fingerprint_difference(OURS, theirs, 0, 1) == (
-        "node 1 has vLLM 0.31.0, node 0 has vLLM 0.32.0; node 1 has another model configuration than node 0"
+        "node 1 has vLLM 0.31.0, node 0 has vLLM 0.32.0; node 1 and node 0 have different model configurations"
     )
     fewer = {name: value for name, value in OURS.items() if name != "--max-num-seqs"}
     assert fingerprint_difference(OURS, fewer, 0, 3) == "node 3 has no --max-num-seqs, node 0 has --max-num-seqs 4"

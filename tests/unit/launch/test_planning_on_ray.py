@@ -272,5 +272,5 @@ def test_only_a_ray_launch_queries_the_cluster(tmp_path: Path, monkeypatch: pyte
     assert any(one.code == "ray_cluster" for one in plan.findings)
     planner.plan(replace(request, changes=Changes()), ())
     assert len(asked) == 1
-    with pytest.raises(UsageError, match="leave --gpus out"):
+    with pytest.raises(UsageError, match="omit --gpus"):
         planner.plan(replace(request, gpus=(0,)), ())

@@ -49,7 +49,7 @@ def test_standby_takes_the_gpus_with_sleep_mode() -> None:
     request = standby_request(LaunchRequest("batch", standby_of="chat"), record("chat"))
     assert request.gpus == (2,)
     assert request.changes.set == {SLEEP_MODE: True}
-    with pytest.raises(UsageError, match="leave --gpus out"):
+    with pytest.raises(UsageError, match="omit --gpus"):
         standby_request(LaunchRequest("batch", standby_of="chat", gpus=(0,)), record("chat"))
 
 

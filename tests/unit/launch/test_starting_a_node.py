@@ -81,11 +81,11 @@ def test_different_configuration_weights_or_flags_differ(tmp_path: Path) -> None
     weights = model(tmp_path / "c", weights=b"WEIGHTS")
     ours = fingerprint(plan(one), one)
     assert fingerprint_difference(ours, fingerprint(plan(config), config), 0, 1) == (
-        "node 1 has another model configuration than node 0"
+        "node 1 and node 0 have different model configurations"
     )
     assert (
         fingerprint_difference(ours, fingerprint(plan(weights), weights), 0, 1)
-        == "node 1 has other model weights than node 0"
+        == "node 1 and node 0 have different model weights"
     )
     flags = fingerprint(plan(one, **{"max-num-seqs": 8, "enforce-eager": True}), one)
     assert fingerprint_difference(ours, flags, 0, 1) == (

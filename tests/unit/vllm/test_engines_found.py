@@ -175,7 +175,7 @@ def test_executable_that_is_not_vllm(tmp_path: Path, executable: Executable, tex
 def test_non_executables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
-    for path, part in (("file", "cannot be executed"), ("folder", "without bin/vllm"), ("gone", "does not exist")):
+    for path, part in (("file", "can't be executed"), ("folder", "without bin/vllm"), ("gone", "does not exist")):
         with pytest.raises(EngineError, match=part):
             engine_at(str(tmp_path / path))
     for path in ("", "a\0b"):

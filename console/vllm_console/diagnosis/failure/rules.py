@@ -814,7 +814,7 @@ OWN_STOPS = r"\[shutdown\] Process manager: send sigterm|MPClient: engine core e
 
 NODES: tuple[FailureRule, ...] = (
     _rule(
-        r"\bnode \d+ (?:has (?:another|other|no) |runs a vllm-console|was started for|has joined already)"
+        r"\bnode \d+ (?:and node \d+ have different |has no |runs a vllm-console|was started for|has joined already)"
         r"|, node 0 has |there is no node \d+",
         Cause.NODES_DIFFER,
         "The nodes of this server differ, which vLLM does not detect, so it was not launched.",

@@ -359,7 +359,7 @@ class ServerVerbs:
             self._staging.put(server.name, sent.staged)
         self._console.say(
             f"{server.name} was restarted by someone else: your changes are not in "
-            f"effect{', and staged again' if again else ''}.",
+            f"effect{'; they have been staged again' if again else ''}.",
             WARN,
             server=server.name,
         )

@@ -55,7 +55,7 @@ def read_host(path: Path) -> Host:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise HostError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise HostError(f"{path}: can't be read: {os.strerror(error.errno or 0)}") from error
     except ValueError as error:
         raise HostError("the host file's name holds a null character") from error
     try:

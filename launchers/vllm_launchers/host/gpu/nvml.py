@@ -57,7 +57,7 @@ class Nvml:
         except pynvml.NVMLError as error:
             raise DriverError(_sentence(error)) from error
         except (OSError, AttributeError) as error:
-            raise DriverError(f"the NVIDIA driver's library cannot be used: {error}") from error
+            raise DriverError(f"the NVIDIA driver's library can't be used: {error}") from error
 
     def close(self) -> None:
         """Shut NVML down; errors are ignored."""

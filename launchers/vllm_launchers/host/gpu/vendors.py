@@ -44,7 +44,7 @@ class Vendor(msgspec.Struct, frozen=True):
         chosen = f" (choose them yourself, with --env {self.devices}=…)" if self.devices else ""
         return (
             f"{self.name} are not supported: vllm-console starts, supervises and monitors {self.way} there, but it "
-            f"cannot read these devices, so it shows no device figures, estimates no memory and assigns none{chosen}"
+            f"can't read these devices, so it shows no device figures, estimates no memory and assigns none{chosen}"
         )
 
 

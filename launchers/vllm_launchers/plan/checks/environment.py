@@ -137,7 +137,7 @@ def network_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
 def _watching(plan: Plan) -> Iterator[PlanFinding]:
     flags = plan.flags
     if flags.get("disable-log-stats") is True:
-        text = "--disable-log-stats disables all metrics: this server cannot be monitored"
+        text = "--disable-log-stats disables all metrics: this server can't be monitored"
         yield PlanFinding("unwatchable", Level.WARNING, text, Changes(unset=("disable-log-stats",)))
     if flags.get("ssl-cert-reqs") == CERTIFICATE_REQUIRED:
         text = (

@@ -266,7 +266,7 @@ def _value(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | No
             "flag_value", Level.ERROR, f"{engine.name} does not support {shown} ({since}): {instead}", fix
         )
     if value is False and spec.kind is ValueKind.BOOL and not spec.negatable and name not in TRUE_ONLY:
-        message = f"{engine.name} will not start: --{name} cannot be set to false, only omitted"
+        message = f"{engine.name} will not start: --{name} can't be set to false, only omitted"
         return PlanFinding("flag_value", Level.ERROR, message, Changes(unset=(name,)))
     word = str(value) if name == _EXACT else str(value).lower()
     if name in _OPEN_VALUES and not spec.closed and spec.words and word not in spec.words:

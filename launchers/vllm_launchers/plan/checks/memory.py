@@ -80,7 +80,7 @@ def _unusable(plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
             text = f"{gpu.label} does not respond ({gpu.lost}); choose another or reset it"
             yield PlanFinding("gpu_lost", Level.ERROR, text, surely=False)
         elif gpu.mig_mode and gpu.index in plan.gpus and not on_slice(plan):
-            text = f"{gpu.label} is in MIG mode and cannot be used as a whole; choose one of its slices"
+            text = f"{gpu.label} is in MIG mode and can't be used as a whole; choose one of its slices"
             yield PlanFinding("gpu_in_mig_mode", Level.ERROR, text, surely=False)
     if on_slice(plan) and not takes_uuids(plan.engine.release):
         since = ".".join(map(str, UUID_SINCE[:2]))

@@ -95,7 +95,7 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     yield from _attention(plan, inputs, facts)
     if facts.missing:
         way = " ('plan --hub' queries the hub)" if facts.source == "table" else ""
-        memory = "; memory cannot be estimated" if plan.memory is None else "; memory is an estimate"
+        memory = "; memory can't be estimated" if plan.memory is None else "; memory is an estimate"
         text = f"incomplete data on {facts.model}: {'; '.join(facts.missing)}{'' if plan.refused else memory}{way}"
         yield PlanFinding("facts_missing", Level.ADVICE, text)
     if facts.needs_remote_code and plan.flags.get("trust-remote-code") is not True:

@@ -277,8 +277,8 @@ def _across(plan: Plan, nodes: NodesPlan) -> Iterator[PlanFinding]:
     needed, given = (nodes.network.needed_gbits, nodes.network.given_gbits) if nodes.network else (None, None)
     if needed is not None and given is not None and given < needed:
         text = (
-            f"at full load, transfers would take more than 10% of the time: {given:g} Gbit/s are given, about "
-            f"{three_digits(needed)} needed"
+            f"at full load, network transfers would take over 10% of the time; you specified {given:g} Gbit/s, but "
+            f"about {three_digits(needed)} is needed"
         )
         yield PlanFinding("network_slow", Level.WARNING, text)
     yield PlanFinding("nodes_open", Level.ADVICE, _open(nodes))

@@ -71,7 +71,7 @@ def _known_bugs(plan: Plan, facts: ModelFacts | None) -> Iterator[PlanFinding]:
     if flags.get(LORA) is True and facts is not None and _nvfp4(facts):
         text = (
             "LoRA adapters on NVFP4 weights were reported to give wrong answers after sleeping, without an error "
-            f"(#53888, seen with 0.27.1): leave --{LORA} or --{SLEEP_MODE} out"
+            f"(#53888, seen with 0.27.1): omit --{LORA} or --{SLEEP_MODE}"
         )
         yield PlanFinding("sleep_bug", Level.ERROR, text, surely=False)
     if flags.get("kv-offloading-backend") == "native":

@@ -456,7 +456,7 @@ def _no_cut(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> str:
     if found.rival is not None and found.rival.layout.tensor > 1:
         return f"Tensor parallelism would exchange data over {pool.link} at each layer."
     heads = inputs.facts.heads if inputs.facts is not None else None
-    return f"{heads} heads cannot be split over these GPUs." if heads else "The layers cannot be split."
+    return f"{heads} heads can't be split over these GPUs." if heads else "The layers can't be split."
 
 
 def _joined(pool: Pool, found: LayoutFit) -> str:

@@ -381,7 +381,7 @@ def _needs(name: str, other: str, words: str = "", since: tuple[int, ...] = (0, 
 
 def _not_both(name: str, other: str, since: tuple[int, ...] = (0, 0)) -> Condition:
     def broken(given: Given) -> str | None:
-        return f"--{name} and --{other} cannot both be on" if given.on(name) and given.on(other) else None
+        return f"--{name} and --{other} can't both be on" if given.on(name) and given.on(other) else None
 
     return Condition((name, other), broken, since)
 
@@ -899,7 +899,7 @@ CONDITIONS: tuple[Condition, ...] = (
     _when(
         ("enable-per-request-metrics", "disable-log-stats"),
         lambda given: given.on("enable-per-request-metrics") and given.on("disable-log-stats"),
-        "--enable-per-request-metrics needs statistics: leave --disable-log-stats out",
+        "--enable-per-request-metrics needs statistics: omit --disable-log-stats",
     ),
     _when(
         ("sse-keep-alive-interval",),

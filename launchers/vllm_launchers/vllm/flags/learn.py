@@ -64,7 +64,7 @@ def learn_folder(folder: Path, *, version: str | None = None, build: str | None 
     try:
         return _learn(folder, version, build)
     except (OSError, RecursionError) as error:
-        raise FlagsUnknownError(f"{folder}: vLLM's source cannot be read: {error}") from error
+        raise FlagsUnknownError(f"{folder}: vLLM's source can't be read: {error}") from error
     finally:
         if collecting:
             gc.enable()

@@ -40,7 +40,7 @@ def package_folder(engine: Engine) -> Path:
         folder = next(_packages(interpreter), None)
     except OSError as error:
         place = error.filename or engine.command[0]
-        raise FlagsUnknownError(f"{place}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise FlagsUnknownError(f"{place}: can't be read: {os.strerror(error.errno or 0)}") from error
     if folder is None:
         raise FlagsUnknownError(f"{interpreter}: vLLM's source was not found among the packages of this Python")
     return folder

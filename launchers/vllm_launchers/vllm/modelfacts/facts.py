@@ -243,9 +243,9 @@ def split_problem(facts: ModelFacts, tensor: int) -> str:
     """
     heads, kv_heads = facts.heads, facts.kv_heads
     if heads and heads % tensor:
-        return f"its {heads} attention heads cannot be dealt evenly to {tensor} GPUs"
+        return f"its {heads} attention heads can't be dealt evenly to {tensor} GPUs"
     if kv_heads and not facts.mla and (tensor % kv_heads if tensor > kv_heads else kv_heads % tensor):
-        return f"its {kv_heads} KV heads cannot be dealt evenly to {tensor} GPUs"
+        return f"its {kv_heads} KV heads can't be dealt evenly to {tensor} GPUs"
     stored, inner = facts.quantization, facts.intermediate_size
     if stored is None or not inner or facts.experts or tensor == 1:
         return ""
@@ -267,7 +267,7 @@ def expert_split_problem(facts: ModelFacts, ranks: int) -> str:
     if not facts.experts or ranks == 1 or not width:
         return ""
     if width % ranks:
-        return f"its experts of {width} columns cannot be cut evenly over {ranks} GPUs"
+        return f"its experts of {width} columns can't be cut evenly over {ranks} GPUs"
     stored = facts.quantization
     group = stored.group_size if stored and stored.group_size and stored.group_size > 0 else None
     unit = stored.block[0] if stored and stored.block else group if stored and stored.method in _GROUPED else None

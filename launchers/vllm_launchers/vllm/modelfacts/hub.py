@@ -88,7 +88,7 @@ def _ask(hub: _Hub, model: str, revision: str) -> ModelFacts:
         status, body = hub.get(f"{model}/resolve/{revision}/params.json")
         where = f"{hub.base}/{model}/params.json"
     if status == 404:
-        raise ModelFactsError(f"model {model}: holds no config.json, so that vLLM cannot load it; choose another one")
+        raise ModelFactsError(f"model {model}: holds no config.json, so that vLLM can't load it; choose another one")
     if status in _REFUSED:
         return replace(_sized(from_name(model), about), source="hub", gated=True)
     if status != 200:

@@ -126,7 +126,7 @@ def _entries(folder: Path, problems: list[str]) -> list[Path]:
                 break
             entries.append(entry)
     except OSError as error:
-        problems.append(f"{folder} cannot be read: {os.strerror(error.errno or 0)}")
+        problems.append(f"{folder} can't be read: {os.strerror(error.errno or 0)}")
     return sorted(entries)
 
 

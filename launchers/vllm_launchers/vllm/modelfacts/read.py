@@ -57,7 +57,7 @@ def model_facts(
         if path.is_absolute() and any((path / name).is_file() for name in ("config.json", "params.json")):
             return _from_folder(model, path)
     except (OSError, ValueError) as error:
-        raise ModelFactsError(f"model {model}: cannot be read: {error}") from error
+        raise ModelFactsError(f"model {model}: can't be read: {error}") from error
     if problem := _problem(model):
         raise ModelFactsError(problem)
     if environ.get("VLLM_USE_MODELSCOPE", "").lower() not in NO:
@@ -105,7 +105,7 @@ def _from_gguf(model: str, path: Path) -> ModelFacts:
         with path.open("rb") as file:
             begin = file.read(len(_GGUF))
     except OSError as error:
-        raise ModelFactsError(f"{path} cannot be read: {error.strerror}") from error
+        raise ModelFactsError(f"{path} can't be read: {error.strerror}") from error
     if begin != _GGUF:
         raise ModelFactsError(f"{path} is not a GGUF file: it does not begin with 'GGUF'; fetch it again")
     facts = from_name(path.stem)

@@ -99,7 +99,7 @@ def read_json(path: Path) -> Config:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ModelFactsError(f"{path} cannot be read: {error.strerror}") from error
+        raise ModelFactsError(f"{path} can't be read: {error.strerror}") from error
     return parse_json(data, str(path))
 
 

@@ -118,7 +118,7 @@ def _look(folder: Path) -> _Files:
                     break
                 _note(files, entry)
     except OSError as error:
-        raise ModelFactsError(f"{folder} cannot be read: {error.strerror}") from error
+        raise ModelFactsError(f"{folder} can't be read: {error.strerror}") from error
     return files
 
 
@@ -159,7 +159,7 @@ def _index_of(folder: Path, files: _Files, name: str) -> Index:
                 return whole
             return parse_index(data + file.read(MOST_BYTES + 1 - len(data)), str(folder / name))
     except OSError as error:
-        raise ModelFactsError(f"{folder / name} cannot be read: {error.strerror}") from error
+        raise ModelFactsError(f"{folder / name} can't be read: {error.strerror}") from error
 
 
 def _all_there(beginning: bytes, files: _Files) -> Index | None:

@@ -130,7 +130,7 @@ def test_eight_experts_do_not_divide_over_three_gpus() -> None:
     budget = estimate(facts, spread, [GpuShape("NVIDIA L40S", 45.0)], release=(0, 33, 0))
     assert budget is not None
     assert budget.weights_gib == pytest.approx(34.5, abs=0.3)  # three of eight experts, not 2.67
-    assert "cannot be cut evenly over 3" in expert_split_problem(facts, 3)
+    assert "can't be cut evenly over 3" in expert_split_problem(facts, 3)
     assert expert_split_problem(facts, 4) == ""
 
 

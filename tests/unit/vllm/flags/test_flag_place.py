@@ -87,7 +87,7 @@ def test_missing_source_error_names_the_place(environment) -> None:
 
 def test_missing_command_is_reported(environment) -> None:
     environment.command.unlink()
-    with pytest.raises(FlagsUnknownError, match=f"{environment.command}: cannot be read: No such file"):
+    with pytest.raises(FlagsUnknownError, match=f"{environment.command}: can't be read: No such file"):
         learn_flags(environment.engine())
 
 
