@@ -520,7 +520,7 @@ def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
     assert "max-num-seqs is the bottleneck" in first
     assert ": 0%" not in first
     over = replace(found, measures=(waiting, running, replace(usage, value="97%", within=False)))
-    told = finding_lines(replace(server, findings=(over,)), StagedState(), fakes.NOW, 80, 2)[0].text
+    told = finding_lines(replace(server, findings=(over,)), StagedState(), fakes.NOW, 70, 2)[0].text
     assert "97%" in told
 
 
