@@ -42,6 +42,10 @@ def test_commands_name_a_server_whose_folder_was_deleted(program):
         assert refused.returncode != 0
         assert "folder" in refused.stderr
         assert way_out in refused.stderr
+    again = program("start", "chatbot", "--engine", "simulated", "--name", "chat")
+    assert again.returncode == 1
+    assert f"server chat still runs, but its folder was deleted: end it with {way_out}" in again.stderr
+    assert not list(program.home.glob("state/**/chat")), "its keeper would write its record into a new folder"
     removed = program("leftovers", "--remove")
     assert "Removed" in removed.stdout
     assert row not in program("list").stdout

@@ -188,8 +188,9 @@ def test_orphans_of_deleted_folder_are_listed_and_can_be_ended(bench):
     assert {one.process for one in found.processes} == {*server.parts, server.who["recorder"]}
     assert all("was deleted" in one.why for one in found.processes)
     assert "5 processes" in left_behind.format_leftovers(found)
-    assert left_behind.find_lost(bench.root) == left_behind.lost_servers(found.processes) == ["one"]
-    assert left_behind.format_lost(["one"]).startswith("The folder of one was deleted while it ran: it may still serve")
+    folder = folders.server_folder(bench.root, "one")
+    assert left_behind.find_lost(bench.root) == left_behind.lost_servers(found.processes) == [folder.resolve()]
+    assert left_behind.format_lost([folder]).startswith("The folder of one was deleted while it ran: it may")
     document = examine(bench.root, bench.root / "config", (), Host())
     (problem,) = [one for one in document["problems"] if "folder of one" in one["what"]]
     assert "leftovers" in problem["do"]

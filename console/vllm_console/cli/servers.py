@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vllm_console.load.tuner_progress import TunerFigure, TunerProgress
     from vllm_launchers.host.gpu.host import Host
 
+START_ONE = "Start one with 'vllm-console start chatbot', or try 'vllm-console demo'"
+
 COLUMNS = (
     ("NAME", 14),
     ("OWNER", 8),
@@ -78,10 +80,9 @@ def run_list(args: argparse.Namespace) -> int:
         print_json([status_document(server) for server in servers])
     elif servers:
         print("\n".join(servers_table(servers, snapshot.at, _terminal_width())))
-    elif lost := format_lost_here(find_lost(state_of(args))):  # with --ours, or if none serves HTTP any more
-        print(plain(f"No servers. {lost}."))
     else:
-        print("No servers. Start one with 'vllm-console start chatbot', or try 'vllm-console demo'.")
+        lost = format_lost_here(state_of(args), find_lost(state_of(args)))  # with --ours, or if none serves HTTP
+        print(plain(f"No servers. {lost or START_ONE}."))
     return 0
 
 

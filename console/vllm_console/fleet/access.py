@@ -91,8 +91,8 @@ class ServerAccess:
             raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
 
     def _refuse_lost(self, name: str) -> None:
-        if name in find_lost(self._state):
-            raise NotFoundError(format_lost_here([name]))
+        if lost := [folder for folder in find_lost(self._state) if folder.name == name]:
+            raise NotFoundError(format_lost_here(self._state, lost))
 
     def _names(self) -> Iterator[str]:
         """The names of this user's servers; says which of their records can't be read."""

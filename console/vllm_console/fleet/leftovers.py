@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.text import size as size_text
+from vllm_launchers.keeper.folders import command_text
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
@@ -80,35 +81,35 @@ def format_leftovers(found: Leftovers) -> str:
     return " and ".join(parts) or "nothing"
 
 
-def lost_servers(found: Iterable[Orphan]) -> list[str]:
-    """The names of servers whose folders were deleted while they ran."""
+def lost_servers(found: Iterable[Orphan]) -> list[Path]:
+    """The folders of servers that were deleted while these ran."""
     from vllm_launchers.keeper.orphans import FOLDER_DELETED
 
-    return sorted({os.path.basename(one.folder) for one in found if one.why == FOLDER_DELETED})  # noqa: PTH119
+    return sorted({Path(one.folder) for one in found if one.why == FOLDER_DELETED})
 
 
-def find_lost(state: Path) -> list[str]:
+def find_lost(state: Path) -> list[Path]:
     """`lost_servers` among all processes, for the state folder ``state``."""
     from vllm_launchers.keeper import orphans
 
     return lost_servers(orphans.find(state).found)
 
 
-def format_lost(names: Sequence[str]) -> str:
-    """A sentence naming servers that may still serve but can't be reached; empty if none."""
-    if not names:
+def format_lost(folders: Collection[Path]) -> str:
+    """A sentence naming servers that may still serve but can't be reached, by their folders; empty if none."""
+    if not folders:
         return ""
-    one = len(names) == 1
+    one, names = len(folders) == 1, ", ".join(folder.name for folder in folders)
     return (
-        f"The {'folder' if one else 'folders'} of {', '.join(names)} {'was' if one else 'were'} deleted while "
+        f"The {'folder' if one else 'folders'} of {names} {'was' if one else 'were'} deleted while "
         f"{'it' if one else 'they'} ran: {'it' if one else 'they'} may still serve, but can only be ended"
     )
 
 
-def format_lost_here(names: Sequence[str]) -> str:
+def format_lost_here(state: Path, folders: Collection[Path]) -> str:
     """`format_lost` with the command that ends them; empty if none."""
-    lost = format_lost(names)
-    return lost and f"{lost}; 'vllm-console leftovers --remove' does that"
+    lost = format_lost(folders)
+    return lost and f"{lost}; {command_text(state, 'leftovers --remove')} does that"
 
 
 def process_lines(found: Iterable[Orphan]) -> list[str]:
@@ -143,7 +144,7 @@ class FleetLeftovers:
 
     def __init__(self, state: Path, refuse_read_only: Callable[[], None]) -> None:
         self._state, self._refuse_read_only = state, refuse_read_only
-        self._notices: list[str] = []
+        self._found = Leftovers()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._ended = False
@@ -160,16 +161,25 @@ class FleetLeftovers:
         """
         self._refuse_read_only()
         removed = remove_leftovers(self._state, wanted)
-        self._notices = []
+        self._found = Leftovers()
         self._wake.set()  # search again now
         return removed
 
-    def notices(self) -> list[str]:
-        """What a search in another thread, started by the first call, found in the last minutes, as sentences."""
+    def notices(self, lost: Collection[Path]) -> list[str]:
+        """What a search in another thread, started by the first call, found in the last minutes, as sentences.
+
+        ``lost`` are the folders of the servers that are known to run although these were deleted. A search is rare but
+        finds more, such as those that don't serve.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="leftovers", daemon=True)
             self._thread.start()
-        return self._notices
+        found = replace(self._found, processes=[one for one in self._found.processes if _remains(one)])
+        known = {*lost, *lost_servers(found.processes)}
+        if not known and found.empty:
+            return []
+        what = format_lost(sorted(known)) or f"Ended servers left {format_leftovers(found)} behind"
+        return [f"{what}: the command 'remove leftovers' lists and removes them"]
 
     def close(self) -> None:
         """Stop searching."""
@@ -184,12 +194,15 @@ class FleetLeftovers:
             with contextlib.suppress(OSError, ValueError):
                 found = find_leftovers(self._state)
                 # Files that any program may have left are no reason for a notice; X and ``leftovers`` list them.
-                sure = replace(found, files=[file for file in found.files if file.sure])
-                removes = "the command 'remove leftovers' lists and removes them"
-                what = (
-                    format_lost(lost_servers(sure.processes)) or f"Ended servers left {format_leftovers(sure)} behind"
-                )
-                self._notices = [] if sure.empty else [f"{what}: {removes}"]
+                self._found = replace(found, files=[file for file in found.files if file.sure])
+
+
+def _remains(orphan: Orphan) -> bool:
+    """Whether it still runs, and its server's folder, if deleted, was not created again by the server's keeper."""
+    from vllm_launchers.keeper import orphans, processes
+
+    recovered = orphan.why == orphans.FOLDER_DELETED and Path(orphan.folder).is_dir()
+    return not recovered and processes.alive(orphan.process)
 
 
 def _recorded(state: Path) -> dict[str, int]:

@@ -228,9 +228,9 @@ class LocalFleet:
         views[len(records) : len(records)] = attached_views
         remote_views, more = self.attached.host_views(selected)
         views, problems = [*views, *remote_views], problems + more
-        left = self.leftovers.notices() if self._report_leftovers else []
-        # A search finds more but is rare, so until then, at least the servers that still run are reported.
-        problems += left or filter(None, [format_lost_here([view.lost for view in views if view.lost])])
+        lost = {view.lost for view in views if view.lost is not None}
+        lost_text = format_lost_here(self._state, sorted(lost))
+        problems += self.leftovers.notices(lost) if self._report_leftovers else filter(None, [lost_text])
         replay = None
         if view.run is not None or "replays" in self.__dict__:
             replay = self.replays.view(now, view)

@@ -54,10 +54,10 @@ IN_A_CONTAINER = "in a container: its port is not reachable from here"
 class ObservedWatch:
     """A server without a record and the thread that samples it. The lock guards the shared state.
 
-    It is another user's, started by hand, or ours, named ``lost``, whose folder was deleted while it ran.
+    It is another user's, started by hand, or ours, whose folder ``lost`` was deleted while it ran.
     """
 
-    def __init__(self, server: ObservedServer, interval: float = 1.0, *, lost: str = "") -> None:
+    def __init__(self, server: ObservedServer, interval: float = 1.0, *, lost: Path | None = None) -> None:
         self.server, self._lost = server, lost
         self.sampled = threading.Event()
         self._interval = interval
@@ -257,18 +257,18 @@ class Observer:
         for key in [key for key in self._watches if key not in found]:
             self._watches.pop(key).close()
         unknown = [server for key, server in found.items() if key not in self._watches]
-        new = [ObservedWatch(server, lost=self._lost_name(server.pid)) for server in unknown]
+        new = [ObservedWatch(server, lost=self._lost_folder(server.pid)) for server in unknown]
         self._watches.update({(watch.server.pid, watch.server.start_time): watch for watch in new})
         deadline = time.monotonic() + self._patience
         for watch in new:
             watch.sampled.wait(max(0.0, deadline - time.monotonic()))
 
-    def _lost_name(self, pid: int) -> str:
-        """The name of our server that a process belongs to, if its folder was deleted; empty for other processes."""
+    def _lost_folder(self, pid: int) -> Path | None:
+        """The folder of our server that a process belongs to, if it was deleted; None for other processes."""
         from vllm_launchers.keeper.orphans import deleted_folder
 
         folder = deleted_folder(pid)
-        return folder.name if folder is not None and folder.is_relative_to(self._state.resolve()) else ""
+        return folder if folder is not None and folder.is_relative_to(self._state.resolve()) else None
 
     def close(self) -> None:
         """Stop observing."""

@@ -15,6 +15,7 @@ from vllm_console.metrics.sample import Sample, Series, Window
 from vllm_console.text import plain
 from vllm_launchers.addresses import base_url
 from vllm_launchers.errors import NotFoundError, OperationError
+from vllm_launchers.keeper.folders import command_text
 from vllm_launchers.keeper.records import Exit, PreparationStep, SleepStep, State, WarmUpReport
 from vllm_launchers.plan.command_line import assignments, line_word
 from vllm_launchers.presets.model import Objectives, Workload
@@ -22,6 +23,8 @@ from vllm_launchers.vllm.engines import Engine
 from vllm_launchers.vllm.flags.changes import Flags
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vllm_console.diagnosis.finding import Diagnosis, Finding
     from vllm_console.diagnosis.objectives import Judged
     from vllm_console.fleet.gpu_charts import GpuChart
@@ -207,8 +210,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """Other things to know: adopted by a new keeper, open to others without an API key, …"""
     exposed: str = ""
     """If others can use it: where it listens without an API key (also part of ``notice``); else empty."""
-    lost: str = ""
-    """The name of our server that it is, if the server's folder was deleted while it ran: it has no record now."""
+    lost: Path | None = None
+    """The folder of our server that it is, if that was deleted while the server ran: it has no record now."""
     attached: Endpoint | None = None
     """Its location, if it is an attached endpoint: read over HTTP, never changed. ``ours`` is then False."""
     remote: str = ""
@@ -425,14 +428,15 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
             return server
         if broken := next((notice for notice in self.notices if f"/{name}/record.json" in notice), None):
             raise OperationError(broken)
-        if any(server.lost == name for server in self.servers):
-            raise NotFoundError(format_lost_here([name]))
+        if lost := [server.lost for server in self.servers if server.lost is not None and server.lost.name == name]:
+            raise NotFoundError(format_lost_here(lost[0].parent.parent, lost))
         raise NotFoundError(f"no server is called '{plain(name)}'; see 'vllm-console list'")
 
 
-def lost_text(name: str) -> str:
+def lost_text(folder: Path) -> str:
     """A clause about a running server of ours whose folder was deleted."""
-    return f"{name}, whose folder was deleted while it ran: only 'vllm-console leftovers --remove' can end it"
+    ends = command_text(folder.parent.parent, "leftovers --remove")
+    return f"{folder.name}, whose folder was deleted while it ran: only {ends} can end it"
 
 
 def paired(servers: Sequence[ServerView], now: float) -> list[ServerView]:

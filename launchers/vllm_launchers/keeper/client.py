@@ -163,6 +163,7 @@ def launch(
     from vllm_launchers.keeper.context import complete_secrets
 
     given = complete_secrets(spec, secrets or {}, os.environ)
+    refuse_lost(root, name)
     with _on_disk(folders.server_folder(root, name)):
         home = folders.prepare(root, name)
         if folders.stamp(home) is not None:
@@ -175,6 +176,20 @@ def launch(
             raise NameTakenError(f"server {name} was just started by another console")
         request = {"do": "launch", "spec": wire.to_plain(spec), "secrets": given, "recording": wire.to_plain(recording)}
         return _start_keeper(home, lock, request, tuning, prepared)
+
+
+def refuse_lost(root: Path, name: str) -> None:
+    """Raise `NameTakenError` if a server of that name runs whose folder was deleted: in a new folder, its keeper would
+    write its own record.
+    """
+    from vllm_launchers.keeper import folder_claim, orphans
+
+    home = folders.server_folder(root, name)
+    if not home.exists() and (folder_claim.keepers_of(home) or orphans.left_of(home)):
+        ends = folders.command_text(root, "leftovers --remove")
+        raise NameTakenError(
+            f"server {name} still runs, but its folder was deleted: end it with {ends}, or choose another name"
+        )
 
 
 def restart(
@@ -306,7 +321,8 @@ def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = Non
             raise StillAliveError(f"{name} is not stopped (its keeper died); stop it first")
         if left := orphans.left_of(home):
             pids = ", ".join(map(str, left))
-            raise StillAliveError(f"processes of {name} still run (pid {pids}); 'vllm-console leftovers' shows them")
+            shows = folders.command_text(root, "leftovers")
+            raise StillAliveError(f"processes of {name} still run (pid {pids}); {shows} shows them")
         if keep is not None:
             keep(home)
         # Rename first, so that no one sees a half-deleted server.

@@ -58,6 +58,14 @@ def default_root(environment: Mapping[str, str] = os.environ) -> Path:
     return user_folder("XDG_STATE_HOME", ".local/state", environment)
 
 
+def command_text(root: Path, words: str) -> str:
+    """A quoted command line for this state folder: ``'vllm-console --state /data leftovers'``."""
+    import shlex
+
+    option = "" if root.resolve() == default_root().resolve() else f" --state {shlex.quote(str(root))}"
+    return f"'vllm-console{option} {words}'"
+
+
 def check_name(name: str) -> str:
     """Return the name. Raises `BadNameError` if it is not valid for a server."""
     if not NAME.fullmatch(name):
@@ -154,7 +162,8 @@ def _way_out(folder: Path) -> str:
     """What to do about an unreadable record. A keeper rewrites it from its own copy."""
     if lock_is_held(folder):
         return "its keeper writes it again within seconds"
-    return f"it has no keeper: end its remaining processes with 'vllm-console leftovers --remove', then delete {folder}"
+    ends = command_text(folder.parent.parent, "leftovers --remove")
+    return f"it has no keeper: end its remaining processes with {ends}, then delete {folder}"
 
 
 def write_record(folder: Path, record: ServerRecord) -> None:

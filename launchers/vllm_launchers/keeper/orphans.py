@@ -83,7 +83,7 @@ def find(root: Path) -> Orphans:  # noqa: C901 (every branch is a reason not to 
                 spared.add(sentence)
         elif why:
             state = Path(one.folder).parent.parent
-            spared.add(f"pid {pid} ({title(pid)}): {why}; see 'vllm-console --state {state} leftovers'")
+            spared.add(f"pid {pid} ({title(pid)}): {why}; see {folders.command_text(state, 'leftovers')}")
     known = {orphan.process for orphan in found}
     found += [orphan for orphan in _recorded(root) if orphan.process not in known]
     return Orphans(tuple(found), tuple(sorted(spared)))

@@ -191,6 +191,7 @@ class Launcher:
             request = startable(request, request.nodes)
         with launch_lock(self._state):
             name = self.name_of(request)
+            client.refuse_lost(self._state, name)  # before the plan, which its memory may make fail
             existing = self._existing(name)
             if existing is not None and existing.needs_keeper:
                 client.refuse_elsewhere(self._state, existing)
@@ -316,6 +317,7 @@ class Launcher:
             OperationError: it cannot be launched, or the name is taken.
         """
         with launch_lock(self._state):
+            client.refuse_lost(self._state, name)
             launches = [self.plan(request) for request in runs]
             for launch in launches:
                 refuse_unfit(launch.plan, force=False)

@@ -132,7 +132,8 @@ def test_broken_record_without_keeper_reports_remedy(bench):
     before = bench.file("record.json").read_bytes()
     bench.file("record.json").write_bytes(b"{broken")
     folder = bench.file("")
-    expected = f"no keeper: end its remaining processes with 'vllm-console leftovers --remove', then delete {folder}$"
+    ends = f"'vllm-console --state {bench.root} leftovers --remove'"
+    expected = f"no keeper: end its remaining processes with {ends}, then delete {folder}$"
     with pytest.raises(errors.RecordError, match=expected):
         bench.stop()
     bench.file("record.json").write_bytes(before)

@@ -1,10 +1,19 @@
-"""Leftovers as lines of text: those that differ only in pid or name share a line."""
+"""Leftovers as text: lines for those that differ only in pid or name, and notices that are current."""
 
 from __future__ import annotations
 
-from vllm_console.fleet.leftovers import files_by_reason, process_lines
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_console.fleet import leftovers
+from vllm_console.fleet.leftovers import FleetLeftovers, Leftovers, files_by_reason, format_lost_here, process_lines
 from vllm_launchers.host.shared_memory import LeftFile
-from vllm_launchers.keeper.orphans import Orphan
+from vllm_launchers.keeper import processes
+from vllm_launchers.keeper.folders import STATE_VARIABLE
+from vllm_launchers.keeper.orphans import FOLDER_DELETED, Orphan
 from vllm_launchers.keeper.records import ProcessIdentity
 
 
@@ -26,3 +35,29 @@ def test_files_are_grouped_by_reason() -> None:
         "2 files in /dev/shm: a; no process has them open": [files[0], files[2]],
         "1 file in /dev/shm: b; no process has it open": [files[1]],
     }
+
+
+def test_command_that_ends_lost_servers_names_another_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = tmp_path / "servers" / "one"
+    assert f"'vllm-console --state {tmp_path} leftovers --remove'" in format_lost_here(tmp_path, [lost])
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    assert "'vllm-console leftovers --remove'" in format_lost_here(tmp_path, [lost])
+
+
+def test_notice_names_servers_that_are_lost_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (tmp_path / "servers" / name for name in ("one", "two"))
+    running = processes.identity(os.getpid())
+    assert running is not None
+    found = Leftovers([Orphan(running, "python", str(one), FOLDER_DELETED)])
+    monkeypatch.setattr(leftovers, "find_leftovers", lambda _state: found)
+    monkeypatch.setattr(leftovers, "FIRST_SEARCH_SECONDS", 0.0)
+    fleet = FleetLeftovers(tmp_path, lambda: None)
+    while not fleet.notices([]):
+        time.sleep(0.01)
+    assert "The folders of one, two were deleted" in fleet.notices([two])[0]
+    one.mkdir(parents=True)
+    assert fleet.notices([]) == [], "its keeper has written its record again"
+    assert "The folder of two was deleted" in fleet.notices([two])[0]
+    fleet.close()

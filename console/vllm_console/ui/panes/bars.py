@@ -159,9 +159,10 @@ def notices_of(server: ServerView | None, snapshot: FleetSnapshot | None) -> lis
     if server and server.reason and not found and not (server.notice and server.state is State.STOPPED):
         ended = server.state is State.STOPPED  # as intended
         notices.append((f"{'' if ended else '! '}{server.name}: {server.reason}", DIM if ended else WARN))
-    if server and server.notice:
-        notices.append((f"{server.name}: {server.notice}", WARN))
-    notices += [(text, WARN) for text in snapshot.notices] if snapshot else []
+    own = [(f"{server.name}: {server.notice}", WARN)] if server and server.notice else []
+    shared = [(text, WARN) for text in snapshot.notices] if snapshot else []
+    # Nothing can be done about a server that was started outside.
+    notices += [*shared, *own] if server is not None and not server.recorded else [*own, *shared]
     if server and (load := server.load or server.load_result):
         notices.append((f"{server.name}: {load}", DIM))
     now = "now: " if server is not None and server.moment is not None and not server.replayed else ""

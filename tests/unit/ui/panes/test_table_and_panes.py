@@ -11,7 +11,7 @@ from tools import generate_docs
 from vllm_console.cli.servers import describe_server
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
-from vllm_console.fleet.snapshot import StateThen
+from vllm_console.fleet.snapshot import FleetSnapshot, StateThen
 from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation
@@ -525,6 +525,15 @@ def test_requested_stop_is_not_an_alarm(fakes, maker, sign):
     ((text, style), *_) = notices_of(server, None)
     assert text == f"{sign}{server.name}: stopped as requested"
     assert (style is WARN) is bool(sign)
+
+
+def test_notice_about_servers_of_ours_is_shown_before_that_of_a_foreign_one(fakes):
+    lost = "The folder of aa was deleted while it ran"
+    for maker, first in (("observed", lost), ("chat", "chat: adopted")):
+        server = getattr(fakes, maker)(fakes.NOW)
+        server = replace(server, reason="", notice="adopted" if server.ours else "read-only")
+        snapshot = FleetSnapshot(fakes.NOW, "host", (server,), notices=(lost,))
+        assert next(text for text, _ in notices_of(server, snapshot)) == first
 
 
 def test_large_latency_pane_puts_charts_beside_the_table(fakes):
