@@ -123,6 +123,47 @@ def test_before_kv_cache_allocation_smaller_steps_help() -> None:
     assert all("gpu-memory-utilization" not in fix.changes.set for fix in found.fixes)
 
 
+def out_of_memory(asked: str = "2.00", unused: str = "17.50", own: str = "78.50") -> str:
+    """PyTorch's message on a GPU of 79.1 GiB, where this process alone uses ``own`` GiB."""
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of "
+        f"79.10 GiB of which 612.00 MiB is free. Including non-PyTorch memory, this process has {own} GiB memory in "
+        f"use. Of the allocated memory 60.10 GiB is allocated by PyTorch, and {unused} GiB is reserved by PyTorch but "
+        "unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    )
+
+
+def reasons(text: str, flags: Flags | None = None) -> str:
+    return " ".join(fix.why for fix in of(text, flags).fixes)
+
+
+def test_expandable_segments_help_if_enough_is_reserved_but_unused() -> None:
+    segments = "--env PYTORCH_ALLOC_CONF=expandable_segments:True"
+    assert segments in of(out_of_memory()).fixes[0].why
+    assert "sleep mode" in of(out_of_memory()).fixes[0].tradeoff, "its flags are unknown"
+    assert of(out_of_memory(), {"max-num-seqs": 64}).fixes[0].tradeoff == ""
+    assert segments not in reasons(out_of_memory(unused="1.20"))
+    for refusing in ({"enable-sleep-mode": True}, {"kv-transfer-config": "{}"}, {"tensor-parallel-size": 2}):
+        assert segments not in reasons(out_of_memory(), refusing), refusing
+
+
+def test_lower_utilization_is_offered_in_words_if_the_process_itself_fills_the_gpu() -> None:
+    assert "Lower --gpu-memory-utilization" in reasons(out_of_memory())
+    assert "Lower --gpu-memory-utilization" not in reasons(out_of_memory(), {"kv-cache-memory-bytes": 1 << 30})
+
+
+def test_no_free_memory_is_enough_for_more_than_the_whole_gpu() -> None:
+    for own in ("78.50", "30.00"):  # with 30, others hold most of the rest
+        assert "another GPU" not in reasons(out_of_memory("96.00", own=own))
+        assert "more free memory" not in reasons(out_of_memory("96.00", own=own))
+        found = of(out_of_memory("96.00", own=own))
+        assert "gpu-memory-utilization" not in str([(fix.changes.set, fix.why) for fix in found.fixes])
+        names = [name for fix in found.fixes for name in fix.changes.set]
+        assert names == ["max-num-batched-tokens", "max-num-seqs", "tensor-parallel-size"]
+    assert "more free memory" in reasons(out_of_memory(own="30.00"))
+
+
 def test_unknown_flags_are_renamed_or_removed() -> None:
     found = diagnose(["vllm: error: unrecognized arguments: --swap-space 4 --no-such-flag --max-num-seq=16"], 2)
     gone = ("swap-space", "no-such-flag", "max-num-seq")

@@ -16,6 +16,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.budget.memory_flags import LARGEST_MM_ITEM, least_step
+from vllm_launchers.plan.flags import TENSOR
 from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.release_defaults import online_fp8
 
@@ -29,6 +30,9 @@ WEIGHTS_SHARE = 0.85
 """Fraction of a GPU's memory for weights; the rest is for activations and at least a small KV cache."""
 
 MOST_GPUS = 64
+
+_REFUSE_SEGMENTS = ("enable-sleep-mode", "enable-cumem-allocator", "kv-transfer-config")
+"""With one of these flags, some releases don't start with expandable segments, or turn them off."""
 
 BLOCK = 16
 
@@ -55,6 +59,11 @@ _IN_USE = lazy_pattern(
 )
 _HOLDER = lazy_pattern(rf"\bProcess (?P<pid>\d{{1,10}}) has (?P<held>{_FIGURE}) (?P<unit>[KMG]iB|bytes) memory in use")
 _THIS_PROCESS = lazy_pattern(rf"\bthis process has (?P<held>{_FIGURE}) (?P<unit>[KMG]iB|bytes) memory in use")
+_FRAGMENTED = lazy_pattern(
+    rf"Tried to allocate (?P<asked>{_FIGURE}) (?P<unit>[KMG])iB.*[ ,]"
+    rf"(?P<left>{_FIGURE}) (?P<left_unit>[KMG])iB is reserved by PyTorch but unallocated"
+    r"(?:.*try setting (?P<name>PYTORCH_\w{0,9}ALLOC_CONF)=expandable_segments:True)?"
+)
 _FREE = lazy_pattern(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
 
 
@@ -125,6 +134,12 @@ def held_by_others(text: str) -> HeldByOthers | None:
     return HeldByOthers(tuple(one["pid"] for one in holders), held, total, own is not None)
 
 
+def _exceeds_gpu(text: str) -> bool:
+    """Whether one allocation was larger than the whole GPU, so that no free memory is enough."""
+    found = _ASKED.search(text)
+    return found is not None and float(found["asked"]) * _GIB[found["unit"]] > float(found["total"])
+
+
 def _held_gib(found: re.Match[str]) -> float:
     return float(found["held"]) * _GIB[found["unit"][0]]
 
@@ -132,7 +147,7 @@ def _held_gib(found: re.Match[str]) -> float:
 def freed_by_others(case: Case) -> tuple[Fix, ...]:
     """Advice to use another GPU, if others hold much of this one."""
     held = held_by_others(case.text)
-    if held is None:
+    if held is None or _exceeds_gpu(case.text):
         return ()
     condition = "" if held.sure else "unless it is this server's own, "
     return (Fix(Changes(), f"{held.sentence}: {condition}{ANOTHER_GPU}"),)
@@ -334,18 +349,21 @@ def _fits_in_fp8(case: Case) -> bool:
 def oom_at_run_time(case: Case) -> tuple[Fix, ...]:
     """Activations did not fit beside the weights, or beside weights and KV cache."""
     fewer = _fewer_sequences(case, "activations and sampling")
+    unfragmented = _expandable_segments(case)
     if case.kv_taken or case.served or "warming up sampler" in case.text:
         found = _beside_others(case) or _less_utilization(case, ROOM_SHARE, ", which leaves room for activations.")
-        return (*found, *_smaller_steps(case), *fewer)
+        return (*unfragmented, *found, *_smaller_steps(case), *fewer)
     # Before the KV cache is allocated, a lower limit frees nothing.
     unplaced = Cause.OOM_GRAPH_CAPTURE in case.failure.also
-    found = _beside_others(case, " It helps only if the KV cache was already allocated.") if unplaced else []
-    return (*found, *_smaller_steps(case), *fewer, *_spread(case))
+    condition = " It helps only if the KV cache was already allocated."
+    found = (_beside_others(case, condition) or _less_for_itself(case, condition)) if unplaced else []
+    return (*unfragmented, *found, *_smaller_steps(case), *fewer, *_spread(case))
 
 
 def oom_at_graph_capture(case: Case) -> tuple[Fix, ...]:
     """CUDA graphs did not fit after the KV cache was allocated."""
-    found = _beside_others(case) or _less_utilization(case, 0.04, ": the graphs get what is left.")
+    found = _expandable_segments(case)
+    found += _beside_others(case) or _less_utilization(case, 0.04, ": the graphs get what is left.")
     found += _fewer_sequences(case, "CUDA graphs: the largest is for that many")
     if case.flags.get("enforce-eager") is not True:
         why = "Without CUDA graphs their memory is not needed."
@@ -356,7 +374,7 @@ def oom_at_graph_capture(case: Case) -> tuple[Fix, ...]:
 def _beside_others(case: Case, condition: str = "") -> list[Fix]:
     """Lower it to what other processes leave, if these are known to hold too much for the present value."""
     held = held_by_others(case.text)
-    if held is None or not held.sure or "kv-cache-memory-bytes" in case.flags:
+    if held is None or not held.sure or "kv-cache-memory-bytes" in case.flags or _exceeds_gpu(case.text):
         return []
     total, room = held.total_gib, held.total_gib - held.gib
     fitting = math.floor((room / total - ROOM_SHARE) * 100) / 100
@@ -364,3 +382,35 @@ def _beside_others(case: Case, condition: str = "") -> list[Fix]:
         return []
     why = f"Others leave {room:.1f} of {total:.1f} GiB; {fitting:g} asks for {fitting * total:.1f} GiB.{condition}"
     return [Fix(change("gpu-memory-utilization", fitting), why, "Smaller KV cache, by what the others hold.")]
+
+
+def _less_for_itself(case: Case, condition: str) -> list[Fix]:
+    """A lower value, in words, if the message shows that this process itself fills the GPU."""
+    if _THIS_PROCESS.search(case.text) is None or held_by_others(case.text) is not None or _exceeds_gpu(case.text):
+        return []
+    if "kv-cache-memory-bytes" in case.flags:
+        return []
+    why = f"Lower --gpu-memory-utilization: less memory for the KV cache, more for activations and graphs.{condition}"
+    return [Fix(Changes(), why, "Smaller KV cache.")]
+
+
+def _expandable_segments(case: Case) -> list[Fix]:
+    """PyTorch's expandable segments, if what it reserves without using it would have been enough.
+
+    Custom all-reduce shares its buffers between processes, which such memory does not allow.
+    """
+    found = _FRAGMENTED.search(case.text)
+    if found is None or "expandable_segments" in " ".join(case.environment.values()):
+        return []
+    if any(case.flags.get(name) for name in _REFUSE_SEGMENTS) or case.number(TENSOR, 1) > 1:
+        return []
+    left = float(found["left"]) * _GIB[found["left_unit"]]
+    if left < float(found["asked"]) * _GIB[found["unit"]]:
+        return []
+    name = found["name"] or "PYTORCH_CUDA_ALLOC_CONF"
+    why = (
+        f"Fragmentation: PyTorch reserves {found['left']} {found['left_unit']}iB without using it, but no piece of "
+        f"{found['asked']} {found['unit']}iB. --env {name}=expandable_segments:True lets it join the pieces."
+    )
+    unless = "" if case.flags else "Not with sleep mode, a KV connector or tensor parallelism."
+    return [Fix(Changes(), why, unless)]
