@@ -341,7 +341,8 @@ def times_note(found: Comparison, now: float) -> str:
     before, after = (f"{clock(since or now, now)}–{clock(until or now, since or now)}" for since, until in ends)
     later = " Later traffic is not included." if found.kept else ""
     if found.again is not None:
-        later = f" Judged again once {time_text(found.again, found.after)} after can be compared."
+        longer = time_text(found.again, found.after)
+        later = f" Compared again with {longer} after, perhaps with the same result."
     return f"Compared: {before} before, {after} after.{later}"
 
 
