@@ -309,7 +309,7 @@ def shorter_steps(evidence: Evidence) -> Fix | None:
     if not 1 <= wanted < limit:
         return None
     step = counted(wanted, "sequence")
-    why = f"A step of {step}{evidence.each}, about half of the {running:.0f} running, takes less time."
+    why = f"A step of {step}{evidence.each}, about half of the {running:.0f} running{evidence.past}, takes less time."
     return setting("max-num-seqs", wanted, why, WAIT_LONGER)
 
 

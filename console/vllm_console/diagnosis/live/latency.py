@@ -357,12 +357,13 @@ class SlowTokens(Rule):
     def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:
         """The cause in one sentence, and its fixes; may append to ``measures``."""
         running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
-        measures.append(evidence.running(running))
+        measures.append(evidence.running(running, "peak running"))
         running /= evidence.engines
         if not _slower_with_load(frames, self.objective(evidence)):
             return _rare_gaps(evidence, frames, self.objective(evidence)), ()
         sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
-        cause = f"Steps with {sequences} take too long on this {evidence.hardware}."
+        past = evidence.past
+        cause = f"Steps with {sequences}{past} {'took' if past else 'take'} too long on this {evidence.hardware}."
         if queue_delays(evidence):
             cause += " Fewer at once would lengthen the queue, and TTFT is above its objective, too."
             return cause, present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), more_capacity(evidence)))

@@ -25,6 +25,7 @@ from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import quantiles
+from vllm_console.text import clock
 from vllm_launchers.engine_model.gpu_models import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.flags import BATCHED, DATA, SEQUENCES, TENSOR
@@ -202,6 +203,13 @@ class Evidence(msgspec.Struct, frozen=True):
             return Measure(name, f"{count:.0f}")
         source = f"max-num-seqs of {self.engines} engines" if self.engines > 1 else "max-num-seqs"
         return Measure(name, f"{count:.0f}", str(self.most_running), source, count < self.most_running)
+
+    @property
+    def past(self) -> str:
+        """The minute of its newest frames, to follow a figure, if that is not the last minute: `` in the minute to
+        12:03``; otherwise empty."""
+        end = self.frames[-1].end if self.frames else self.now
+        return f" in the minute to {clock(end, self.now)}" if self.now - end >= MINUTE * STEP_SECONDS else ""
 
     @property
     def hardware(self) -> str:

@@ -542,10 +542,29 @@ def test_one_sequence_is_singular() -> None:
 def test_fewer_sequences_for_speed_do_not_mention_the_kv_cache() -> None:
     slow = Histogram((0.1, 1.0, float("inf")), (0.0, 5000.0, 5000.0), 2500.0)
     served = replace(SERVING, requests_running=32, histograms={"itl": slow})
-    finding = find(evidence(frames=slow_frames(served), flags={"max-num-seqs": 64}, build="cpu"), "slow_tokens")
+    frames = slow_frames(served)[:6]
+    seen = evidence(frames=frames, now=frames[-1].end, flags={"max-num-seqs": 64}, build="cpu")
+    finding = find(seen, "slow_tokens")
     offered = next(one for one in finding.fixes if "max-num-seqs" in one.changes.set)
     assert offered.changes.set == {"max-num-seqs": 16}
     assert offered.why == "A step of 16 sequences, about half of the 32 running, takes less time."
+
+
+def test_cause_and_fix_of_an_earlier_minute_name_it() -> None:
+    """``Steps with 201 sequences take too long`` was shown beside ``running 41``."""
+    slow = Histogram((0.1, 1.0, float("inf")), (0.0, 5000.0, 5000.0), 2500.0)
+    busy, calmer = (
+        slow_frames(replace(SERVING, requests_running=count, histograms={"itl": slow})) for count in (32, 12)
+    )
+    frames = (*busy[:6], *calmer[6:])
+    known: dict[str, Any] = {"flags": {"max-num-seqs": 64}, "build": "cpu"}
+    then = find(evidence(frames=frames[:6], now=frames[5].end, **known), "slow_tokens")
+    assert then.cause == "Steps with 32 sequences take too long on this machine."
+    now = find(evidence(frames=frames, now=frames[-1].end, **known), "slow_tokens")
+    assert next(one.value for one in now.measures if one.name == "peak running") == "12"
+    minute = f" in the minute to {clock(frames[5].end, frames[-1].end)}"
+    assert now.cause == f"Steps with 32 sequences{minute} took too long on this machine."
+    assert f"about half of the 32 running{minute}, takes less time." in str(now.fixes)
 
 
 def slow_frames(served: EngineSample) -> tuple[Frame, ...]:
