@@ -66,6 +66,18 @@ def _silence(frames: Sequence[Frame]) -> list[Judgment]:
     return found
 
 
+def in_hang(frames: Sequence[Frame]) -> list[bool]:
+    """Per frame, whether an engine was stuck in it, and for longer than a one-token request may take; also if over."""
+    found = [False] * len(frames)
+    begun: dict[str, int] = {}
+    for at, frame in enumerate(frames):
+        begun = {label: begun.get(label, at) for label in frame.still}
+        for begin in begun.values():
+            if frame.end - frames[begin].start > HUNG_AFTER_SECONDS:
+                found[begin : at + 1] = [True] * (at + 1 - begin)
+    return found
+
+
 def in_part(frames: Sequence[Frame]) -> bool:
     """Whether only some engines are stuck: a request would reach one of the others and prove nothing."""
     return bool(frames) and 0 < len(frames[-1].still) < frames[-1].engines

@@ -18,6 +18,7 @@ from vllm_console.diagnosis.live.engine import (
     StarvedByClients,
     engine_dead,
     first_request,
+    in_hang,
     without_flags,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p99, sustained_usage, totals
@@ -215,13 +216,17 @@ class Healthy(Rule):
     code = "healthy"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        """Judge the minute up to each frame."""
+        """Judge the minute up to each frame; after a hang it begins anew, as the few long gaps do not reach a p99."""
         frames, objectives = evidence.frames, evidence.objectives
+        hung = in_hang(frames)
         minutes = (totals(frames, "generation_tokens_total"), observed(frames, "ttft"), observed(frames, "itl"))
         found = []
         for at, (tokens, ttft, itl) in enumerate(zip(*minutes, strict=True)):
             if tokens is None:
                 found.append(Judgment.UNKNOWN)
+                continue
+            if any(hung[max(0, at + 1 - MINUTE) : at + 1]):
+                found.append(Judgment.OVER)
                 continue
             worst = _worst(p99(ttft), p99(itl), objectives)
             served = tokens > 0

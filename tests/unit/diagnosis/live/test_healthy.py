@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.frame_sums import sustained_usage
@@ -38,6 +40,23 @@ def test_healthy_contradicts_no_objective(usages: list[float], healthy: bool) ->
     assert bool(good) is healthy
     for one in good:
         assert (one.measures[0].value, one.measures[0].limit) == ("40%", "85%")
+
+
+def stalled(frame: Frame) -> Frame:
+    """The frame, in which the engine made no progress."""
+    return replace(frame, grown=replace(frame.grown, generation_tokens_total=0.0), still=("0",))
+
+
+@pytest.mark.parametrize(
+    ("silent", "served", "since"),
+    [(range(10, 15), 0, None), (range(10, 15), 1, None), (range(10, 15), 7, None), (range(10, 15), 8, 200.0),
+     (range(10, 12), 8, 170.0), (range(10, 11), 1, 0.0), ((10, 12), 1, 0.0)],
+)  # fmt: skip
+def test_healthy_begins_anew_after_a_hang(silent: Sequence[int], served: int, since: float | None) -> None:
+    """Frames of ten seconds: healthy for 100 s, some in which the engine is stuck, and some that are served again."""
+    seen = [stalled(one) if at in silent else one for at, one in enumerate(frames(*[0.4] * (silent[-1] + 1 + served)))]
+    found = findings(Evidence(now=seen[-1].end, ready_at=-60.0, frames=seen))
+    assert [one.since for one in found if one.code == "healthy"] == ([] if since is None else [since])
 
 
 @pytest.mark.parametrize(("exact", "shown"), [(1.1, ["1.1s"]), (1.9, ["1.9s"]), (4.5, [])])
