@@ -54,7 +54,11 @@ def run_lines(runs: Sequence[Run], now: float) -> list[str]:
                 _held(run), WIDTH, initial_indent="     ", subsequent_indent="     ", break_on_hyphens=False
             )
         lines += [f"     {_measured(one, now)}" for one in run.measurements]
-    return [*lines, "REQ/S, TTFT, ITL and TOK/S: medians over the minutes with traffic of each run"]
+    return [
+        *lines,
+        "REQ/S, TTFT, ITL and TOK/S: medians over the minutes with traffic of each run; REQ/S and TOK/S without",
+        "those in which traffic began or ended, if there are others",
+    ]
 
 
 _STEP_COLUMNS = (("REQ/S", 7), ("SENT", 7), ("FAILED", 7), ("TTFT p99", 10), ("ITL p99", 9), ("TOK/S", 8), ("KV", 6),

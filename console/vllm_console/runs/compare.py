@@ -28,7 +28,7 @@ from vllm_console.history import energy
 from vllm_console.metrics.quantile import PARTS, Quantile, middle
 from vllm_console.runs.confidence import difference
 from vllm_console.runs.store import FlagChange, Run, changes
-from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, by_exact, exact_keys
+from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, adjoin, by_exact, exact_keys
 
 THROUGHPUT = "generation_tokens_per_second"
 MAJOR = ("ttft_mean", "e2e_mean", THROUGHPUT)
@@ -418,8 +418,8 @@ def usable(windows: Sequence[RunWindow]) -> list[RunWindow]:
     busy = [w for w in windows if w.figures.get("requests_per_second", least) >= least]
     inner = []
     for index, window in enumerate(busy):
-        begins = index > 0 and window.at - busy[index - 1].end > window.seconds / 2
-        ends = index + 1 < len(busy) and busy[index + 1].at - window.end > window.seconds / 2
+        begins = index > 0 and not adjoin(busy[index - 1], window)
+        ends = index + 1 < len(busy) and not adjoin(window, busy[index + 1])
         if not begins and not ends:
             inner.append(window)
     return inner if len(inner) >= FEWEST else busy

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from vllm_console import sqlite_files
 from vllm_console.metrics.quantile import middle
 from vllm_console.runs.measurement import Measurement
-from vllm_console.runs.windows import FIGURES, RunWindow, by_exact, kept
+from vllm_console.runs.windows import FIGURES, RunWindow, by_exact, filled, kept
 from vllm_launchers.errors import OperationError
 from vllm_launchers.private import locked, own_folder
 from vllm_launchers.typed_decoding import convert, decode_json
@@ -54,7 +54,8 @@ _SCHEMA = (
 
 KEY_FIGURES = ("generation_tokens_per_second", "ttft_mean", "itl_mean", "e2e_mean")
 KEY_QUANTILES = ("ttft_p99", "itl_p99", "e2e_p99")
-"""Shown in a list of runs, with the requests that ended per second: medians over a run's newest windows."""
+"""Shown in a list of runs, with the requests that ended per second: medians over a run's newest windows, rates over
+those that traffic filled."""
 
 MOST_WINDOWS_READ = 240
 _TOGETHER_SECONDS = 120.0
@@ -494,10 +495,12 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
     ends = (f"{name}{end}" for name in KEY_QUANTILES for end in ("", "_above", "_below", "_exact"))
     windows = _windows(connection, run.id, MOST_WINDOWS_READ, ("requests", *KEY_FIGURES, *ends))
     newest = by_exact(windows, KEY_QUANTILES)
-    ended = [window.figures["requests"] / window.seconds for window in newest if "requests" in window.figures]
+    full = filled(newest)
+    ended = [window.figures["requests"] / window.seconds for window in full if "requests" in window.figures]
     figures: dict[str, float] = {"requests_per_second": median(ended)} if ended else {}
     for name in KEY_FIGURES:
-        values = [window.figures[name] for window in newest if name in window.figures]
+        used = full if name.endswith("_per_second") else newest
+        values = [window.figures[name] for window in used if name in window.figures]
         if values:
             figures[name] = median(values)
     for name in KEY_QUANTILES:

@@ -217,6 +217,24 @@ def by_exact(windows: Sequence[RunWindow], keys: Collection[str]) -> list[RunWin
     ]
 
 
+def adjoin(one: RunWindow, other: RunWindow) -> bool:
+    """Whether there was no pause between two consecutive windows; a window without requests is not recorded."""
+    return other.at - one.end <= one.seconds / 2
+
+
+def filled(windows: Sequence[RunWindow]) -> Sequence[RunWindow]:
+    """The windows with traffic before and after them; all if there is none.
+
+    In the others, traffic may have begun or ended, so that a rate would depend on when it did.
+    """
+    inner = [
+        window
+        for before, window, after in zip(windows, windows[1:], windows[2:], strict=False)
+        if adjoin(before, window) and adjoin(window, after)
+    ]
+    return inner or windows
+
+
 def exact_keys(windows: Sequence[RunWindow], keys: Collection[str]) -> frozenset[str]:
     """The quantiles that are exact in each window that has them, and in at least one."""
     return frozenset(

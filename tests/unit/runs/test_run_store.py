@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 
 import pytest
 from msgspec.structs import replace
@@ -407,6 +408,25 @@ def test_list_of_runs_counts_requests_that_ended(store, path):
     ended = {"requests": 120.0, "requests_per_second": 5.0}
     put(path, RunName("chat-1", "chat", 1), [RunWindow(60.0 * at, 60.0, ended) for at in range(3)])
     assert store.runs("chat")[0].figures["requests_per_second"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("minutes", "rate"),
+    [({0: 76, 1: 174, 2: 34}, 2.9), ({0: 60, 1: 120}, 1.5), ({0: 60}, 1.0), ({0: 60, 5: 120, 10: 120}, 2.0),
+     ({0: 60, 1: 180, 2: 180, 3: 60, 9: 60}, 3.0)],
+)  # fmt: skip
+def test_rates_are_of_minutes_that_traffic_filled(store, path, minutes, rate):
+    """Where known: after and before other minutes with traffic. Latencies are of all of them."""
+    store.enter([head()])
+    known = [
+        RunWindow(60.0 * at, 60.0, {"requests": count, "generation_tokens_per_second": 2.5 * count, "ttft_mean": at})
+        for at, count in minutes.items()
+    ]
+    put(path, RunName("chat-1", "chat", 1), known)
+    figures = store.runs("chat")[0].figures
+    assert figures["requests_per_second"] == pytest.approx(rate)
+    assert figures["generation_tokens_per_second"] == pytest.approx(150 * rate)
+    assert figures["ttft_mean"] == median(minutes)
 
 
 def test_newest_run_has_the_highest_generation_whatever_the_clock(store):
