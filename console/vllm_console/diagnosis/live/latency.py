@@ -55,7 +55,7 @@ STEP_ROUND = 256
 SLOWER_PROMPTS = "TTFT of long prompts rises, and fewer prompt tokens are computed per second."
 
 MOSTLY = 0.5
-"""Fraction of the slow steps that must compute prompts before prefill is their cause."""
+"""Fraction of the slow steps that must compute prompts before prefill is their cause; also of a time."""
 
 OFTEN = 1 / 3
 """Fraction of the slow steps that must exceed a limit of tokens per step before lowering the limit helps."""
@@ -446,12 +446,18 @@ class SlowFirstToken(SlowTokens):
             for key, name in (("queue", "queue time"), ("prefill", "prefill"))
         ]
         if (outside := _outside_engine(evidence, frames)) is not None:
-            measures.append(Measure("outside the engine", seconds(outside)))
+            measures.append(Measure("neither queue nor prefill", seconds(outside)))
+            if _steps_were_short(frames, outside):
+                cause = (
+                    "Most of this time is spent in the API server: before requests reach the engine, or after their "
+                    "tokens left it."
+                )
+                return cause, present((_more_api_servers(evidence), reduce_load(evidence)))
             cause = (
-                "Most of this time is spent in the API server: before requests reach the engine, or after their tokens "
-                "left it."
+                "Most of this time is spent before requests are queued: in the API server, or waiting for a long step, "
+                "as the engine reads new requests only between steps."
             )
-            return cause, present((_more_api_servers(evidence), reduce_load(evidence)))
+            return cause, present((reduce_load(evidence),))
         if queue > prefill:
             running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
             full = evidence.flags_known and running >= AT_THE_LIMIT * evidence.most_running
@@ -477,7 +483,8 @@ def _outside_engine(evidence: Evidence, frames: Sequence[Frame]) -> float | None
     vLLM observes queue and prefill only when a request ends. While a queue grows, those of the requests that get their
     first token now are missing, so waiting requests count too: they take waiting / rate seconds (Little's law). So do
     requests that waited before ``frames``, as they may have been answered since. Before it counts as queued, a request
-    also waits for the end of the running step: that takes up to a gap between tokens.
+    also waits for the end of the running step: that takes up to a gap between tokens, and longer if the engine made no
+    progress in a whole frame.
     """
     ttft, queue, prefill = (merged(frames, key) for key in ("ttft", "queue", "prefill"))
     whole, queued, computed = mean(ttft), mean(queue), mean(prefill)
@@ -487,11 +494,25 @@ def _outside_engine(evidence: Evidence, frames: Sequence[Frame]) -> float | None
     since = frames[0].start - whole
     waiting = [one.waiting_max for one in evidence.frames if one.end > since and one.waiting_max is not None]
     gap = p99(merged(frames, "itl"))
+    if any(one.still for one in evidence.frames if one.end > since):
+        return None
     if not waiting or gap is None or span <= 0 or queue.count < ttft.count / 2:
         return None
     inside = max(queued, sum(waiting) / len(waiting) * span / ttft.count) + computed
     outside = whole - inside
     return outside if outside > inside and gap.within(outside / 2) else None
+
+
+def _steps_were_short(frames: Sequence[Frame], outside: float) -> bool:
+    """Whether tokens show that requests can't have spent most of ``outside`` (seconds) waiting for the end of a step.
+
+    A step without running streams shows in no gap, so there must have been some most of the time.
+    """
+    itl = merged(frames, "itl")
+    _, longest = longest_of(itl)
+    running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
+    streamed = itl.sum / running if itl is not None and running else 0.0
+    return longest <= outside / 2 and streamed >= MOSTLY * sum(frame.seconds for frame in frames)
 
 
 def _more_api_servers(evidence: Evidence) -> Fix | None:

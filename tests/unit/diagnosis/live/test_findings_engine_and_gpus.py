@@ -655,7 +655,7 @@ def busy_api_server(waiting: float) -> tuple[Frame, ...]:
 def test_ttft_outside_the_engine_is_due_to_the_api_server() -> None:
     finding = find(evidence(frames=busy_api_server(0)), "slow_first_token")
     assert finding.cause.startswith("Most of this time is spent in the API server")
-    assert ("outside the engine", "1.8s") in [(one.name, one.value) for one in finding.measures]
+    assert ("neither queue nor prefill", "1.8s") in [(one.name, one.value) for one in finding.measures]
     assert finding.fixes[0].changes.set == {"api-server-count": 2}
     two = find(evidence(frames=busy_api_server(0), flags={"api-server-count": 2}), "slow_first_token")
     assert all(not fix.changes.set for fix in two.fixes)
@@ -672,6 +672,29 @@ def test_earlier_engine_queue_is_not_blamed_on_the_api_server() -> None:
     frames = busy_api_server(0)
     earlier = [replace(one, waiting_max=40.0) for one in frames[:-6]]
     assert "API server" not in find(evidence(frames=(*earlier, *frames[-6:])), "slow_first_token").cause
+
+
+@pytest.mark.parametrize(("gap", "count"), [(1.2, 1.0), (0.02, 500.0)])
+def test_api_server_is_not_the_only_cause_if_steps_may_have_been_long(gap: float, count: float) -> None:
+    """A long gap is one of a long step; with few tokens, no stream may have run during one."""
+    frames = busy_api_server(0)
+    itl = frames[-1].grown.histograms["itl"]
+    more = Histogram(itl.bounds, tuple(count if gap <= bound else 0.0 for bound in itl.bounds), gap * count)
+    if count < 500.0:
+        more = Histogram(itl.bounds, tuple(map(sum, zip(itl.counts, more.counts, strict=True))), itl.sum + more.sum)
+    frames = tuple(
+        replace(one, grown=replace(one.grown, histograms={**one.grown.histograms, "itl": more})) for one in frames
+    )
+    finding = find(evidence(frames=frames), "slow_first_token")
+    assert "in the API server, or waiting for a long step" in finding.cause
+    assert all(not fix.changes.set for fix in finding.fixes)
+
+
+def test_api_server_is_not_blamed_for_a_step_that_takes_whole_frames() -> None:
+    """Seven requests came during a step of 91 s: vLLM reads and queues them only at its end."""
+    frames = [replace(one, still=("0",)) if at == 2 else one for at, one in enumerate(busy_api_server(0))]
+    finding = find(evidence(frames=frames), "slow_first_token")
+    assert finding.cause.startswith("Prefill is slow, of the request's own prompt or of those ahead of it.")
 
 
 @pytest.mark.parametrize(
