@@ -18,6 +18,7 @@ from vllm_console.alerts.prometheus import (
     scrape_yaml,
 )
 from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.left_out import tell_left_out
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
 from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES, objectives_of
@@ -89,6 +90,10 @@ def _export_for_proxy(args: argparse.Namespace) -> int:
         raise OperationError(f"export {args.form}: {error}") from error
     if warning := proxy_warning(servers, ProxyForm(args.form)):
         complain(warning)
+    if args.form == ProxyForm.LLAMA_SWAP:
+        # It starts the servers; other proxies only find them.
+        how = "set those that they need in the environment of llama-swap, from which its servers inherit"
+        tell_left_out((server.plan for server in servers), how)
     if args.json:
         names = [server.name for server in servers]
         print_json({"form": args.form, "servers": names, "warning": warning or None, "text": text})

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import add_host
+from vllm_console.cli.left_out import tell_left_out
 from vllm_console.cli.options import (
     add_changes,
     add_json,
@@ -27,7 +28,6 @@ from vllm_console.cli.output import complain, show
 from vllm_console.text import plain
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.errors import NoPlaceError
-from vllm_launchers.secrets import is_secret_name
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -75,9 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print(_exported(plan, args.export, args.name or ""), end="")
         if args.export == "systemd":
             _tell_closed(plan)
-        if left_out := _left_out(plan):
-            words = f"this shell sets {', '.join(left_out)}, the export does not; add those it needs with --env"
-            print(f"vllm-console: note: {words}", file=sys.stderr)
+        tell_left_out((plan,), "add those it needs with --env")
         everywhere = errors_anywhere(plan.findings)
         failed = bool(everywhere)
         for finding in errors(plan.findings):
@@ -120,15 +118,6 @@ def _judged(fleet: LocalFleet, request: LaunchRequest) -> Plan:
     judged = fleet.judged_plan(request)
     assert judged is not None, "nothing else is asked here"
     return judged
-
-
-def _left_out(plan: Plan) -> list[str]:
-    """Variables of this shell that vLLM reads and would inherit here, but that an export does not contain."""
-    reads = ["VLLM_", "HF_", "TRANSFORMERS_", "NCCL_", "CUDA_", "TORCH_"]
-    if plan.engine.build == "cpu":
-        reads.append("OMP_")
-    held = {*plan.environment, *plan.secrets}
-    return sorted(n for n in os.environ if n.startswith(tuple(reads)) and n not in held and not is_secret_name(n))
 
 
 def _tell_closed(plan: Plan) -> None:
