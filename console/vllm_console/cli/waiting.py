@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.output import complain, print_json
-from vllm_console.cli.progress import ProgressLine
+from vllm_console.cli.progress import LINE_SECONDS, ProgressLine
 from vllm_console.cli.servers import server_document
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import duration, plain
@@ -27,25 +26,26 @@ if TYPE_CHECKING:
 def wait_until(
     fleet: LocalFleet, name: str, done: Callable[[ServerView], bool], *, quiet: bool, timeout: float
 ) -> ServerView:
-    """Poll a server until ``done`` returns true; show startup progress on a terminal.
+    """Poll a server until ``done`` returns true; show startup progress, in a file or a pipe only if it takes long.
 
     Raises:
         OperationError: it took longer than ``timeout`` seconds.
     """
-    deadline = time.monotonic() + timeout
-    with ProgressLine(silent=quiet or not sys.stderr.isatty()) as line:
+    begun = time.monotonic()
+    with ProgressLine(silent=quiet) as line:
         while True:
             server = fleet.snapshot().server(name)
             if server is None:
                 raise OperationError(f"{name} was removed while this command waited")
             if done(server):
                 return server
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - begun
+            if waited > timeout:
                 raise OperationError(
                     f"{name} is still {server.state} after {duration(timeout)}, and continues without this command. "
                     f"See 'vllm-console logs {name}', or wait longer with --timeout"
                 )
-            line.show(_progress_text(server), 0.0)
+            line.show(_progress_text(server), waited - LINE_SECONDS)
             time.sleep(0.2)
 
 
