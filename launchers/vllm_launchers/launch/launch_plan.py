@@ -31,7 +31,7 @@ from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import MEMORY_FLAGS, batch_sizes
 from vllm_launchers.plan.build import PlanRequest, make_plan
-from vllm_launchers.plan.checks.check import check_plan
+from vllm_launchers.plan.checks.check import check_plan, refused_flags
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray, visible_gpus
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
@@ -50,8 +50,7 @@ from vllm_launchers.plan.probe import ProbeWish, plan_probe
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, Flags, apply_changes, same_value
-from vllm_launchers.vllm.flags.check_value import problem
+from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import ADDRESS
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
@@ -216,7 +215,8 @@ def _planned(
         check_nodes(request.nodes, request.engine, request.preset, request.changes, inputs.flags)
     choices = _choices(request, seen, budget)
     if request.nodes is not None:
-        check_layout(request.nodes, choices, inputs.facts)
+        flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
+        check_layout(request.nodes, flags, inputs.facts, budget.refusal(flags))
     plan = _sited(request, inputs, choices, budget)
     budget = budget.on(plan)
     kind = gpu_kind(gpus_of(plan, inputs), plan.engine.build)
@@ -490,16 +490,20 @@ class _Budget(msgspec.Struct, frozen=True):
         return memory is None or memory.fits
 
     def refusal(self, flags: Flags) -> str:
-        """The flags, as set, that vLLM refuses and the memory depends on; empty if there are none."""
-        name = next((name for name in self.refused if same_value(flags.get(name), self.refused[name])), None)
-        if name is not None:
-            return f"--{name} {self.refused[name]}"
+        """That vLLM refuses flags, as set, on which the memory depends, as a clause; empty if it refuses none."""
+        table = self.inputs.flags
+        vllm = f"vLLM {table.version}" if table.assumed else "vLLM"
+        found = [f"--{name} {value}" for name, value in self.refused.items() if same_value(flags.get(name), value)]
+        if found:
+            return f"{vllm} refuses {' '.join(found)}"
         on_cpu, gpu = self.request.engine.build == "cpu", next(iter(shapes(self.gpus, 1)), None)
         if gpu is None and not on_cpu:
             return ""
         release = self.request.engine.release
         sequences, step = batch_sizes(self.inputs.facts, flags, release, None if on_cpu else gpu)
-        return f"--{SEQUENCES} {sequences} with steps of {step:,} tokens" if sequences > step else ""
+        if sequences <= step:
+            return ""
+        return f"{vllm} refuses --{SEQUENCES} {sequences} with steps of {step:,} tokens"
 
     def __call__(self, flags: Flags, /) -> MemoryBudget | None:
         facts = self.inputs.facts
@@ -536,12 +540,10 @@ def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
 
 
 def _refused(request: ResolvedRequest, inputs: PlanInputs) -> Flags:
-    """The values of memory flags that this vLLM is known to refuse."""
-    flags = apply_changes({name: setting.value for name, setting in request.preset.flags.items()}, request.changes)
-    given = {name: value for name, value in flags.items() if name.partition(".")[0] in MEMORY_FLAGS}
-    if inputs.flags.assumed:
-        return {}
-    return {name: value for name, value in given.items() if problem(inputs.flags, name, value) is not None}
+    """The values of memory flags that vLLM refuses, whatever else is chosen."""
+    given = make_plan(request, tuple(overlay(request.preset.flags, request.changes).values()))
+    names = {name for name in refused_flags(given, inputs) if name.partition(".")[0] in MEMORY_FLAGS}
+    return {name: value for name, value in given.flags.items() if name in names or name.partition(".")[0] in names}
 
 
 def _by_free_memory(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:

@@ -26,7 +26,8 @@ class PlanFinding(msgspec.Struct, frozen=True):
     """``message`` is one sentence: what, where, and what to do. ``fix`` is the flag change that fixes it, if any.
 
     ``surely`` is False for an error that is based on an estimate or may be temporary, so that ``--force`` may override
-    it. It is True for errors that vLLM would certainly exit with.
+    it. It is True for errors that vLLM would certainly exit with. ``refused``: the flag that an error is about if vLLM
+    refuses it, as it is set, whatever the other flags are; empty for other findings.
     """
 
     code: str
@@ -34,6 +35,7 @@ class PlanFinding(msgspec.Struct, frozen=True):
     message: str
     fix: Changes | None = None
     surely: bool = True
+    refused: str = ""
 
 
 def by_weight(findings: Iterable[PlanFinding]) -> tuple[PlanFinding, ...]:

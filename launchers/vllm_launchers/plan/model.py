@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
     memory: MemoryBudget | None = None
     """Its memory budget; None if too little is known about model or GPU, or if flags that it depends on are refused."""
     refused: str = ""
-    """The flags that vLLM refuses, as set, because of which there is no memory budget; empty if there are none."""
+    """Which flags vLLM refuses, as a clause, because of which there is no memory budget; empty if there are none."""
     estimated: MemoryBudget | None = None
     """The memory estimate before the report of an earlier start corrected or replaced it."""
     paces: Paces | None = None

@@ -103,16 +103,45 @@ def test_no_more_gpus_than_the_model_needs(ask: Callable[..., ResolvedRequest]) 
         ({"gpu-memory-utilization": 9}, "--gpu-memory-utilization 9"),
         ({"max-num-seqs": 99999999999}, "--max-num-seqs 99999999999 with steps of 4,096 tokens"),
         ({"kv-cache-dtype": True}, "--kv-cache-dtype True"),
+        ({"kv-cache-dtype": "foo"}, "--kv-cache-dtype foo"),
+        ({"num-gpu-blocks-override": -1}, "--num-gpu-blocks-override -1"),
+        ({"kv-cache-memory-bytes": -1}, "--kv-cache-memory-bytes -1"),
+        ({"quantization": "foo"}, "--quantization foo"),
+        ({"quantization": "awq"}, "--quantization awq"),
+        ({"max-model-len": 10**6}, "--max-model-len 1000000"),
+        ({"kv-transfer-config": "{bad"}, "--kv-transfer-config {bad"),
+        (
+            {"speculative-config.method": "ngram", "speculative-config.num_speculative_tokens": -4},
+            "--speculative-config.method ngram --speculative-config.num_speculative_tokens -4",
+        ),
     ],
 )
 def test_no_memory_is_planned_for_a_refused_flag(
     ask: Callable[..., ResolvedRequest], flags: dict[str, Any], refused: str
 ) -> None:
     plan = plan_launch(ask(set=flags), PlanInputs(EIGHT, known_or_assumed("0.33.0"), host("8xh100"))).plan
-    assert (plan.memory, plan.paces, plan.alternatives, plan.refused) == (None, None, (), refused)
+    assert (plan.memory, plan.paces, plan.alternatives, plan.refused) == (None, None, (), f"vLLM refuses {refused}")
     assert len(plan.gpus) == 1, "no GPUs are taken for an amount that nobody needs"
     found = [one for one in plan.findings if one.level is Level.ERROR]
-    assert {one.code for one in found} <= {"flag_value", "batch_too_small"}
+    allowed = {"flag_value", "batch_too_small", "context_over_model", "quantization_without_checkpoint"}
+    assert {one.code for one in found} <= allowed
+
+
+def test_no_memory_is_planned_for_what_the_assumed_release_refuses(ask: Callable[..., ResolvedRequest]) -> None:
+    unknown = Engine(EngineKind.VLLM, ("vllm",), None, None, "")
+    plan = plan_launch(ask(set={"block-size": 0}, engine=unknown), PlanInputs(EIGHT, host=host("8xh100"))).plan
+    assert (plan.memory, plan.refused) == (None, "vLLM 0.33.0 refuses --block-size 0")
+    warnings = {one.code: one.message for one in plan.findings if one.level is Level.WARNING}
+    assert warnings["flag_value"].endswith("(another release may differ)")
+    assert warnings["engine_version_unknown"].startswith("no vLLM was found")
+
+
+def test_memory_is_planned_if_a_value_is_refused_only_with_other_flags(ask: Callable[..., ResolvedRequest]) -> None:
+    """The tensor parallel size is chosen later."""
+    inputs = PlanInputs(SEVENTY, known_or_assumed("0.33.0"), host("8xh100"))
+    plan = plan_launch(ask(set={"decode-context-parallel-size": 2}, model="/models/seventy"), inputs).plan
+    assert plan.memory is not None
+    assert not plan.refused
 
 
 def test_memory_is_planned_in_spite_of_a_refused_flag_that_needs_none(ask: Callable[..., ResolvedRequest]) -> None:

@@ -161,6 +161,7 @@ def test_cpu_build_nodes_share_each_layer() -> None:
         ({"changes": {"data-parallel-size": 2}}, "leave out --data-parallel"),
         ({"changes": {"tensor-parallel-size": 1, "pipeline-parallel-size": 3}}, "are not divisible"),
         ({"facts": None}, "too little is known"),
+        ({"changes": {"kv-cache-dtype": "foo"}}, "no layout was chosen, because vLLM refuses --kv-cache-dtype foo"),
         ({"nodes": NodesRequest(61)}, "has 60 layers, fewer than nodes"),
     ],
 )

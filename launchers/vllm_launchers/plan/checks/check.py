@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.environment import engine_findings, machine_findings, network_findings
-from vllm_launchers.plan.checks.flags import EngineFacts, flag_findings, value_findings, variable_value_findings
+from vllm_launchers.plan.checks.flags import (
+    EngineFacts,
+    flag_findings,
+    refused_by_all,
+    value_findings,
+    variable_value_findings,
+)
 from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import adapter_findings, model_findings
@@ -64,19 +70,12 @@ def check_plan(
 
 def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) -> Iterator[PlanFinding]:
     yield from engine_findings(plan)
-    facts, build = inputs.facts, plan.engine.build
-    engine = EngineFacts(
-        inputs.flags,
-        plan.engine.release,
-        plan.engine.plugins,
-        multimodal=facts is not None and facts.multimodal,
-        own_draft=facts.own_draft if facts is not None and facts.source != "table" else None,
-    )
+    engine = _engine_facts(plan, inputs)
     by_table = flag_findings(plan.flags, plan.environment, engine)
     if not simulated(plan):
-        by_table += variable_value_findings(variables(plan, inputs), plan.environment, engine, build)
+        by_table += variable_value_findings(variables(plan, inputs), plan.environment, engine, plan.engine.build)
     by_table += [*cpu_findings(plan, inputs), *hardware_findings(plan, inputs)]
-    yield from map(_uncertain, by_table) if inputs.flags.assumed else by_table
+    yield from _by_assumed_flags(by_table, plan, engine) if inputs.flags.assumed else by_table
     yield from value_findings(plan, inputs, budget)
     yield from model_findings(plan, inputs)
     yield from speculation_findings(plan, inputs)
@@ -93,10 +92,42 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) 
     yield from machine_findings(plan, inputs)
 
 
-def _uncertain(finding: PlanFinding) -> PlanFinding:
-    """A finding by another vLLM's flags: not an error, and without changes that this vLLM may not accept."""
-    level = Level.WARNING if finding.level is Level.ERROR else finding.level
-    return replace(finding, level=level, message=f"{finding.message} (the version of this vLLM is unknown)", fix=None)
+def refused_flags(plan: Plan, inputs: PlanInputs) -> frozenset[str]:
+    """The flags that vLLM refuses as they are set, whatever the others are; for unknown flags, the assumed release."""
+    found = flag_findings(plan.flags, {}, _engine_facts(plan, inputs))
+    found += value_findings(plan, inputs, lambda _: None)
+    found += model_findings(plan, inputs)
+    return frozenset(finding.refused for finding in found if finding.refused)
+
+
+def _engine_facts(plan: Plan, inputs: PlanInputs) -> EngineFacts:
+    facts = inputs.facts
+    return EngineFacts(
+        inputs.flags,
+        plan.engine.release,
+        plan.engine.plugins,
+        multimodal=facts is not None and facts.multimodal,
+        own_draft=facts.own_draft if facts is not None and facts.source != "table" else None,
+    )
+
+
+def _by_assumed_flags(found: Sequence[PlanFinding], plan: Plan, engine: EngineFacts) -> Iterator[PlanFinding]:
+    """Findings by another vLLM's flags, without changes that this vLLM may not accept.
+
+    An error remains one only if every recorded release refuses the flag, too.
+    """
+    by_all = refused_by_all(plan.flags, filter(None, (finding.refused for finding in found)), engine)
+    if plan.engine.release is not None:
+        doubt = f"vLLM {plan.engine.public_version} may differ"
+    else:
+        doubt = "the version of this vLLM is unknown" if plan.engine.path else "another release may differ"
+    for finding in found:
+        if finding.refused in by_all:
+            message = f"{finding.message} (true of every known release)"
+            yield replace(finding, message=message, fix=None, surely=False)
+        else:
+            level = Level.WARNING if finding.level is Level.ERROR else finding.level
+            yield replace(finding, level=level, message=f"{finding.message} ({doubt})", fix=None)
 
 
 def _with_accepted_fix(finding: PlanFinding, target: Target, plan: Plan) -> PlanFinding:

@@ -86,7 +86,7 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
             at_once = _OVERRIDES in plan.flags and not by_keys
             raised = {_OVERRIDES: whole} if at_once else {f"{_OVERRIDES}.{_POSITIONS}": asked}
             fix = Changes(set=dict(raised))
-    yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely)
+    yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely, refused=LENGTH)
 
 
 def _overridden(changed: Mapping[str, Any], facts: ModelFacts) -> int | None:

@@ -94,7 +94,7 @@ def engine_findings(plan: Plan) -> Iterator[PlanFinding]:
         return
     release = engine.release
     if engine.kind is EngineKind.VLLM and release is None:
-        note = engine.note or "the version of this vLLM is unknown"
+        note = engine.note or ("the version of this vLLM is unknown" if engine.path else "no vLLM was found")
         text = f"{note}: the flags and defaults of the newest release are assumed"
         yield PlanFinding("engine_version_unknown", Level.WARNING, text)
     elif engine.note:

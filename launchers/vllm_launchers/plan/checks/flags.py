@@ -7,7 +7,7 @@ Codes: ``flag_unknown``, ``flag_dead``, ``flag_too_new``, ``flag_value``, ``flag
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher, get_close_matches
 
 import msgspec
@@ -43,7 +43,7 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_c
 from vllm_launchers.vllm.flags.check_nested import part_at
 from vllm_launchers.vllm.flags.check_value import Given, problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.vllm.flags.releases import first_release, variable_releases
+from vllm_launchers.vllm.flags.releases import first_release, newest_first, variable_releases
 from vllm_launchers.vllm.flags.search import resolve_flag_name
 from vllm_launchers.vllm.flags.wording import listed
 from vllm_launchers.vllm.release_defaults import Release, default_utilization, parse_release
@@ -109,7 +109,7 @@ def flag_findings(flags: Flags, environment: Mapping[str, str], engine: EngineFa
     found: list[PlanFinding] = []
     known: dict[str, FlagValue] = {}
     for name, value in flags.items():
-        of_name = list(_flag(name, value, flags, engine))
+        of_name = [_refusing(name, one) for one in _flag(name, value, flags, engine)]
         found += of_name
         if not any(finding.level is Level.ERROR for finding in of_name):
             known[name] = value
@@ -118,6 +118,21 @@ def flag_findings(flags: Flags, environment: Mapping[str, str], engine: EngineFa
         if name.startswith("VLLM_"):
             found += _variable(name, value, flags, engine)
     return found
+
+
+def _refusing(name: str, finding: PlanFinding) -> PlanFinding:
+    return replace(finding, refused=name) if finding.level is Level.ERROR else finding
+
+
+def refused_by_all(flags: Flags, names: Iterable[str], engine: EngineFacts) -> frozenset[str]:
+    """Those of the flags ``names`` that every recorded release refuses as they are set."""
+    left = frozenset(names)
+    for table in newest_first():
+        if not left:
+            break
+        found = flag_findings(flags, {}, replace(engine, table=table, release=None))
+        left &= {finding.refused for finding in found}
+    return left
 
 
 def variable_value_findings(
@@ -203,7 +218,7 @@ def _values(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
     for name, value in flags.items():
         if (finding := _value(name, value, engine) or _broken_json(name, value, engine)) is not None:
             del known[name]
-            yield finding
+            yield _refusing(name, finding)
     if (finding := _connector(known, engine)) is not None:
         yield finding
     yield from _dropped_objects(known, engine)
@@ -217,13 +232,14 @@ def _values(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
                 f"{sentence}: {engine.name} will not start, unless the model's own config names a draft (speculators)"
             )
             yield PlanFinding("flag_value", Level.WARNING, text)
+    alone = refused_together(engine.table, known, multimodal=engine.multimodal, alone=True)
     for name, sentence in sure:
         own = problem(engine.table, name, known[name], multimodal=engine.multimodal) if name in known else None
-        alone = own == sentence
-        if name in _BATCHING and not alone:
+        if name in _BATCHING and own != sentence:
             continue
-        fix = _right_value(name, str(known[name]), engine) if alone else None
-        yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
+        fix = _right_value(name, str(known[name]), engine) if own == sentence else None
+        text = f"{engine.name} will not start: {sentence}"
+        yield PlanFinding("flag_value", Level.ERROR, text, fix, refused=name if (name, sentence) in alone else "")
 
 
 def _dropped_objects(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
@@ -451,7 +467,7 @@ def _cache_blocks(plan: Plan) -> Iterator[PlanFinding]:
     blocks = plan.flags.get(BLOCKS)
     if isinstance(blocks, int) and not isinstance(blocks, bool) and blocks < 1:
         text = f"--{BLOCKS} {blocks} leaves no block for the KV cache, so vLLM will not start: expected 1 or more"
-        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(BLOCKS,)))
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(BLOCKS,)), refused=BLOCKS)
 
 
 def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
@@ -462,7 +478,7 @@ def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
         return  # with a unit, or not a number: reported elsewhere
     if size < 0 or (size == 0 and plan.engine.build == "cpu"):
         text = f"--{BYTES} {size} leaves no memory for the KV cache, so vLLM will not start: expected bytes above 0"
-        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(BYTES,)))
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(BYTES,)), refused=BYTES)
     elif size == 0:
         text = f"--{BYTES} 0 counts as unset: --{UTILIZATION} decides"
         yield PlanFinding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))

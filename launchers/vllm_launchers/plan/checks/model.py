@@ -186,7 +186,8 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
                 f"--quantization {asked} needs a checkpoint in that format, and {facts.model} is not quantized; leave "
                 f"the flag out or use a model quantized as {asked}"
             )
-            yield PlanFinding("quantization_without_checkpoint", Level.ERROR, text, fix, surely=_sure(facts))
+            code = "quantization_without_checkpoint"
+            yield PlanFinding(code, Level.ERROR, text, fix, surely=_sure(facts), refused="quantization")
         return
     stored = facts.quantization.method
     if stored == UNKNOWN_FORMAT or _reads(asked.lower(), stored, plan, facts):
@@ -198,7 +199,8 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         yield PlanFinding("quantization_mismatch", Level.WARNING, text, fix)
     else:
         text = f"{detected}; vLLM detects it automatically"
-        yield PlanFinding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
+        code = "quantization_mismatch"
+        yield PlanFinding(code, Level.ERROR, text, fix, surely=_sure(facts), refused="quantization")
 
 
 def _described(flags: Flags, asked: str) -> bool:

@@ -7,7 +7,7 @@ send only the activations of a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -21,7 +21,7 @@ from vllm_launchers.plan.flags import BACKEND, DATA, PIPELINE, TENSOR
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, FlagValue, whole_number
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, whole_number
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.flags.releases import first_release
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
@@ -160,16 +160,17 @@ def _check_numbers(nodes: NodesRequest) -> None:
         raise PlanError("--network: expected Gbit/s between two nodes, such as 100")
 
 
-def check_layout(nodes: NodesRequest, choices: Sequence[Choice], facts: ModelFacts | None) -> None:
-    """Check that the machines can share the sizes evenly.
+def check_layout(nodes: NodesRequest, flags: Flags, facts: ModelFacts | None, refused: str = "") -> None:
+    """Check that the machines can share the sizes evenly. ``refused`` as in `Plan`.
 
     Raises:
         PlanError: they cannot, or no sizes could be chosen.
     """
-    flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
     total = math.prod(whole_number(flags, name) for name in PARALLEL_FLAGS)
     if total == 1 and facts is not None and 0 < len(facts.layers) < nodes.count:
         raise PlanError(f"--nodes {nodes.count}: {facts.model} has {len(facts.layers)} layers, fewer than nodes")
+    if total == 1 and refused:
+        raise PlanError(f"--nodes {nodes.count}: no layout was chosen, because {refused}")
     if total == 1:
         raise PlanError(
             f"--nodes {nodes.count}: too little is known about the model or the GPUs to choose a layout; specify "

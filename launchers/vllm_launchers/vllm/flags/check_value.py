@@ -47,6 +47,7 @@ def refused_together(
     *,
     multimodal: bool = False,
     own_draft: bool = False,
+    alone: bool = False,
 ) -> list[tuple[str, str]]:
     """Return what vLLM would reject among these flags, as ``(flag, sentence)``, in the flags' order.
 
@@ -55,7 +56,7 @@ def refused_together(
     model for unset flags, as far as the caller knows them: ``max-num-seqs``, ``max-num-batched-tokens``,
     ``max-model-len``.
     ``multimodal``: the model is known to accept more than text. ``own_draft``: the model's config is in the speculators
-    format, so vLLM takes the draft model from it.
+    format, so vLLM takes the draft model from it. ``alone``: only flags that are rejected whatever the others are.
     """
     found: list[tuple[str, str]] = []
     bad: set[str] = set()
@@ -67,7 +68,7 @@ def refused_together(
             found.append((name, sentence))
             bad.add(name)
     valid = {name: flags[name] for name in flags if name not in bad}
-    return found + broken_conditions(table, valid, resolved, own_draft=own_draft)
+    return found + broken_conditions(table, valid, resolved, own_draft=own_draft, alone=alone)
 
 
 def problem(table: FlagTable, name: str, value: FlagValue, *, multimodal: bool = False) -> str | None:
@@ -319,7 +320,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def broken_conditions(
-    table: FlagTable, flags: Flags, resolved: Flags | None = None, *, own_draft: bool = False
+    table: FlagTable, flags: Flags, resolved: Flags | None = None, *, own_draft: bool = False, alone: bool = False
 ) -> list[tuple[str, str]]:
     """Return violated conditions between flags as ``(flag, sentence)``. Parameters as in `refused_together`."""
     given = Given(table, flags, resolved or {}, own_draft=own_draft)
@@ -327,6 +328,8 @@ def broken_conditions(
     for condition in CONDITIONS:
         known = all(table.get(name) is not None for name in condition.flags)
         in_force = known and (given.release is None or given.release >= condition.since)
+        if alone and len(condition.flags) > 1:
+            continue
         if in_force and (sentence := condition.broken(given)) is not None:
             found.append((condition.flags[0], sentence))
     return found

@@ -149,7 +149,7 @@ class FlagTable(msgspec.Struct, frozen=True):
 
     @property
     def assumed(self) -> bool:
-        """Whether these are another vLLM's flags, since this one's are unknown: a reason to warn, never to refuse."""
+        """Whether these are another vLLM's flags, since this one's are unknown."""
         return self.source == "assumed"
 
     def get(self, name: str) -> FlagSpec | None:

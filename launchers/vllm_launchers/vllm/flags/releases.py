@@ -11,8 +11,8 @@ etc.) are those of 0.32 and 0.33; earlier releases have only the few that always
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,11 @@ def assumed_table() -> FlagTable:
     return replace(_table(len(RELEASES) - 1), source="assumed")
 
 
+def newest_first() -> Iterator[FlagTable]:
+    """The flags of every recorded release."""
+    return map(_table, reversed(range(len(RELEASES))))
+
+
 def known_or_assumed(version: str | None) -> FlagTable:
     """The flags of a version, if it is one of the examined minor releases or between them, else assumed ones."""
     wanted = parse_release(version or "")
@@ -99,7 +104,7 @@ def variable_releases(name: str) -> tuple[str, str | None] | None:
     return RELEASES[span[0]], (RELEASES[span[1] - 1] if len(span) > 1 else None)
 
 
-@lru_cache(maxsize=4)
+@cache
 def _table(index: int) -> FlagTable:
     data = _data()
     flags: dict[str, FlagSpec] = {}

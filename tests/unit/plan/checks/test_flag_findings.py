@@ -407,10 +407,8 @@ def test_vllm_port_is_not_the_http_port() -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "part"),
     [
-        ({"max-num-sequences": 8}, "flag_unknown", "vLLM 0.33.0 has no --max-num-sequences; did you mean"),
         ({"swap-space": 4}, "flag_dead", "vLLM 0.33.0 refuses --swap-space"),
-        ({"gpu-memory-utilization": 1.5}, "flag_value", "vLLM 0.33.0 will not start"),
-        ({"seed": "many"}, "flag_value", "vLLM 0.33.0 will not start"),
+        ({"block-size": 0}, "flag_value", "vLLM 0.33.0 will not start"),
     ],
 )
 def test_assumed_flags_are_a_reason_to_warn_without_a_fix(
@@ -422,6 +420,35 @@ def test_assumed_flags_are_a_reason_to_warn_without_a_fix(
     assert (one.level, one.fix) == (WARNING, None)
     assert part in one.message
     assert not errors(tuple(found))
+
+
+@pytest.mark.parametrize("version", [None, "nightly", "0.6.3", "0.99.0"])
+@pytest.mark.parametrize(
+    ("flags", "code", "part"),
+    [
+        ({"max-num-sequences": 8}, "flag_unknown", "vLLM 0.33.0 has no --max-num-sequences; did you mean"),
+        ({"gpu-memory-utilization": 1.5}, "flag_value", "vLLM 0.33.0 will not start"),
+        ({"seed": "many"}, "flag_value", "vLLM 0.33.0 will not start"),
+        ({"kv-cache-dtype": "foo"}, "flag_value", "vLLM 0.33.0 does not support --kv-cache-dtype foo"),
+    ],
+)
+def test_what_every_known_release_refuses_is_an_error_that_can_be_forced(
+    find: Callable[..., list[PlanFinding]], flags: dict[str, Any], code: str, part: str, version: str | None
+) -> None:
+    (one,) = errors(tuple(find(set=flags, version=version)))
+    assert (one.code, one.fix, one.surely) == (code, None, False)
+    assert part in one.message
+    assert one.message.endswith("(true of every known release)")
+
+
+@pytest.mark.parametrize(
+    ("version", "doubt"), [("0.99.0", "vLLM 0.99.0 may differ"), (None, "the version of this vLLM is unknown")]
+)
+def test_why_findings_by_assumed_flags_are_uncertain(
+    find: Callable[..., list[PlanFinding]], version: str | None, doubt: str
+) -> None:
+    (one,) = [one for one in find(set={"swap-space": 4}, version=version) if one.code == "flag_dead"]
+    assert one.message.endswith(f"({doubt})")
 
 
 def test_contradicting_flags() -> None:
