@@ -17,7 +17,7 @@ from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import loaded_weights
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
-from vllm_launchers.plan.budget.weights import bits_per_weight, parameters
+from vllm_launchers.plan.budget.weights import bits_per_weight, offloads, parameters
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
@@ -102,14 +102,14 @@ def timing_of(
     tensor_link: Interconnect | None = None,
     stage_link: Interconnect | None = None,
 ) -> Timing | None:
-    """The timing model of a launch; None if too little is known about model or GPU.
+    """The timing model of a launch; None if too little is known about model or GPU, or weights are in main memory.
 
     ``memory`` is its memory budget. For links that are None, the typical ones of this GPU model are assumed.
     """
     gpu = find_model(gpu_name) if gpu_name else None
     tensor, pipeline, data = (whole_number(flags, f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
     geometry = geometry_of(facts, flags, memory, release)
-    if gpu is None or gpu.bf16_flops is None or geometry is None or _is_part(gpu, memory):
+    if gpu is None or gpu.bf16_flops is None or geometry is None or _is_part(gpu, memory) or offloads(flags):
         return None
     roofline = Roofline(
         gpu=gpu,

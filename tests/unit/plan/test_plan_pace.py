@@ -108,6 +108,16 @@ def test_unknown_gpu_or_model_has_no_pace() -> None:
     assert timing_of(facts, {}, memory, "NVIDIA RTX A6000") is not None
 
 
+@pytest.mark.parametrize("flags", [{"cpu-offload-gb": 2.5}, {"offload-group-size": 8}])
+def test_weights_in_main_memory_have_no_pace(flags: Flags) -> None:
+    facts = known_facts("Qwen/Qwen3-8B-AWQ")
+    assert facts is not None
+    memory = estimate(facts, flags, [GpuShape("NVIDIA RTX A6000", 48.0)], release=(0, 33, 0))
+    assert memory is not None
+    assert timing_of(facts, flags, memory, "NVIDIA RTX A6000") is None
+    assert timing_of(facts, dict.fromkeys(flags, 0), memory, "NVIDIA RTX A6000") is not None
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "gib", "release", "flags", "tokens"),
     [

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, whole
+from vllm_launchers.plan.flags import OFFLOAD, OFFLOAD_GROUPS
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import BYTES, UNKNOWN_FORMAT, ModelFacts, parameters_in, split_quantization
@@ -120,8 +121,13 @@ def bits_per_weight(facts: ModelFacts, flags: Flags) -> float:
 
 def offloaded_bytes(flags: Flags) -> float:
     """Bytes per GPU that ``cpu-offload-gb`` keeps in main memory (the flag is in GiB)."""
-    gib = decimal(flags.get("cpu-offload-gb")) or 0.0
+    gib = decimal(flags.get(OFFLOAD)) or 0.0
     return max(0.0, gib) * GIB
+
+
+def offloads(flags: Flags) -> bool:
+    """Whether weights are kept in main memory and read over PCIe in each step."""
+    return offloaded_bytes(flags) > 0 or whole(flags, OFFLOAD_GROUPS, 0) > 0
 
 
 def _bits(facts: ModelFacts) -> float:

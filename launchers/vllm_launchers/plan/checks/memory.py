@@ -25,16 +25,19 @@ from vllm_launchers.plan.checks.request import (
     fixed_size,
     fp8_cache_of,
     gpus_of,
+    local_ranks,
     most_gpus,
     on_slice,
     ranks,
+    simulated,
+    spread,
     utilization,
     way_without_flags,
     without_fixed_size,
 )
 from vllm_launchers.plan.choices.choice import BudgetFor, fits_with
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
+from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, OFFLOAD, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import SLACK_GIB, UUID_SINCE, format_held, format_needs, takes_uuids
@@ -63,6 +66,7 @@ def memory_findings(plan: Plan, inputs: PlanInputs, workload: Workload, budget: 
         yield from _held(plan, inputs, gpu, share, budget)
     if plan.memory is not None:
         yield from _room(plan, inputs, plan.memory, workload, budget)
+        yield from _offloaded(plan, inputs, budget)
 
 
 def _claimed(gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
@@ -121,6 +125,28 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
         f"{CONTEXT_GIB:.1f} for CUDA itself), so vLLM will not start"
     )
     yield PlanFinding("memory_held", Level.ERROR, text, fix, surely=False)
+
+
+def _offloaded(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[PlanFinding]:
+    """Weights in main memory, which the GPUs read over PCIe in each step."""
+    if OFFLOAD not in plan.flags or simulated(plan):
+        return
+    left = budget(plan.flags)
+    all_weights = budget({name: value for name, value in plan.flags.items() if name != OFFLOAD})
+    each = all_weights.weights_gib - left.weights_gib if left is not None and all_weights is not None else 0.0
+    if each <= 0:
+        return
+    read = "up to that much" if inputs.facts is not None and inputs.facts.experts else "them"
+    text = (
+        f"--{OFFLOAD} keeps about {each:.1f} GiB of each GPU's weights in main memory, and each step reads {read} over "
+        "PCIe, which is slower than GPU memory; the speed is not estimated"
+    )
+    yield PlanFinding("weights_offloaded", Level.WARNING, text)
+    total = inputs.host.memory_gib if inputs.host is not None else None
+    needed = each * local_ranks(plan.flags)
+    if total is not None and needed > total and not spread(plan.flags):
+        text = f"--{OFFLOAD} needs about {needed:.1f} GiB of main memory, and the machine has {total:.1f} GiB in all"
+        yield PlanFinding("offload_over_memory", Level.WARNING, text)
 
 
 def _room(

@@ -119,6 +119,9 @@ GOOD: list[dict[str, Any]] = [
 MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("engine_version_unknown", Level.WARNING, {"version": None, "note": "a wrapper"}),
     ("engine_note", Level.ADVICE, {"note": "an editable install"}),
+    ("weights_offloaded", Level.WARNING, {"set": {"cpu-offload-gb": 3}}),
+    ("offload_over_memory", Level.WARNING, {"set": {"cpu-offload-gb": 3},
+                                            "host": replace(machine(gpu()), memory_gib=2.5)}),
     ("engine_old", Level.WARNING, {"version": "0.9.2"}),
     ("engine_new", Level.ADVICE, {"version": "0.34.0"}),
     ("flag_unknown", Level.ERROR, {"set": {"max-num-sequences": 3}}),
