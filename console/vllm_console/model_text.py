@@ -72,8 +72,8 @@ def fit_text(fit: MemoryFit | None) -> str:
 
 def no_estimate(plan: Plan) -> str:
     """Why a plan has no memory estimate."""
-    if plan.refused:
-        return f"No memory estimate: {plain(plan.refused)}"
+    if plan.unestimated:
+        return f"No memory estimate: {plain(plan.unestimated)}"
     if plan.engine.build == "cpu":
         return "Memory: a CPU build uses RAM, VLLM_CPU_KVCACHE_SPACE GiB for its KV cache, and no GPU"
     if not plan.sets and not plan.gpus:

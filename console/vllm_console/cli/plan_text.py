@@ -295,7 +295,7 @@ LEAST_GIB = 0.05
 def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
     memory, nodes = plan.memory, plan.nodes
     if memory is None:
-        more = "" if plan.refused else " (--host plans for another machine, --hub reads models from the hub)"
+        more = "" if plan.unestimated else " (--host plans for another machine, --hub reads models from the hub)"
         yield from _wrapped("", f"{no_estimate(plan)}{more}")
         return
     marks = ASCII_MARKS if ascii_only else MARKS

@@ -32,6 +32,7 @@ from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import MEMORY_FLAGS, batch_sizes
 from vllm_launchers.plan.build import PlanRequest, make_plan
 from vllm_launchers.plan.checks.check import check_plan, refused_flags
+from vllm_launchers.plan.checks.context import unestimated_override
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray, visible_gpus
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
@@ -216,7 +217,7 @@ def _planned(
     choices = _choices(request, seen, budget)
     if request.nodes is not None:
         flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
-        check_layout(request.nodes, flags, inputs.facts, budget.refusal(flags))
+        check_layout(request.nodes, flags, inputs.facts, budget.unestimated(flags))
     plan = _sited(request, inputs, choices, budget)
     budget = budget.on(plan)
     kind = gpu_kind(gpus_of(plan, inputs), plan.engine.build)
@@ -232,7 +233,7 @@ def _planned(
     plan = replace(
         plan,
         memory=memory,
-        refused=budget.refusal(plan.flags),
+        unestimated=budget.unestimated(plan.flags),
         estimated=estimated if memory is not estimated else None,
         findings=(*request.found, *plan.findings, *filter(None, [fixed])),
     )
@@ -489,14 +490,16 @@ class _Budget(msgspec.Struct, frozen=True):
         memory = self(flags)
         return memory is None or memory.fits
 
-    def refusal(self, flags: Flags) -> str:
-        """That vLLM refuses flags, as set, on which the memory depends, as a clause; empty if it refuses none."""
+    def unestimated(self, flags: Flags) -> str:
+        """Why there is no budget with these flags, as in `Plan`."""
         table = self.inputs.flags
         vllm = f"vLLM {table.version}" if table.assumed else "vLLM"
         found = [f"--{name} {value}" for name, value in self.refused.items() if same_value(flags.get(name), value)]
         if found:
             return f"{vllm} refuses {' '.join(found)}"
         on_cpu, gpu = self.request.engine.build == "cpu", next(iter(shapes(self.gpus, 1)), None)
+        if self.inputs.facts is not None and (changed := unestimated_override(flags)):
+            return changed
         if gpu is None and not on_cpu:
             return ""
         release = self.request.engine.release
@@ -511,7 +514,7 @@ class _Budget(msgspec.Struct, frozen=True):
 
     def of(self, facts: ModelFacts, flags: Flags) -> MemoryBudget | None:
         """The memory budget of another checkpoint."""
-        if self.refusal(flags):
+        if self.unestimated(flags):
             return None
         found = estimate(
             facts,

@@ -52,9 +52,9 @@ class Plan(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     """All flags that are set, each with reason, trade-off, and source."""
     memory: MemoryBudget | None = None
-    """Its memory budget; None if too little is known about model or GPU, or if flags that it depends on are refused."""
-    refused: str = ""
-    """Which flags vLLM refuses, as a clause, because of which there is no memory budget; empty if there are none."""
+    """Its memory budget; None if too little is known about model or GPU, or as in ``unestimated``."""
+    unestimated: str = ""
+    """Why there is no memory budget, as a clause: flags that vLLM refuses or whose effect is unknown; else empty."""
     estimated: MemoryBudget | None = None
     """The memory estimate before the report of an earlier start corrected or replaced it."""
     paces: Paces | None = None

@@ -110,6 +110,8 @@ def test_no_more_gpus_than_the_model_needs(ask: Callable[..., ResolvedRequest]) 
         ({"quantization": "awq"}, "--quantization awq"),
         ({"max-model-len": 10**6}, "--max-model-len 1000000"),
         ({"kv-transfer-config": "{bad"}, "--kv-transfer-config {bad"),
+        ({"hf-overrides": "{bad"}, "--hf-overrides {bad"),
+        ({"hf-overrides": "[1]"}, "--hf-overrides [1]"),
         (
             {"speculative-config.method": "ngram", "speculative-config.num_speculative_tokens": -4},
             "--speculative-config.method ngram --speculative-config.num_speculative_tokens -4",
@@ -120,7 +122,7 @@ def test_no_memory_is_planned_for_a_refused_flag(
     ask: Callable[..., ResolvedRequest], flags: dict[str, Any], refused: str
 ) -> None:
     plan = plan_launch(ask(set=flags), PlanInputs(EIGHT, known_or_assumed("0.33.0"), host("8xh100"))).plan
-    assert (plan.memory, plan.paces, plan.alternatives, plan.refused) == (None, None, (), f"vLLM refuses {refused}")
+    assert (plan.memory, plan.paces, plan.alternatives, plan.unestimated) == (None, None, (), f"vLLM refuses {refused}")
     assert len(plan.gpus) == 1, "no GPUs are taken for an amount that nobody needs"
     found = [one for one in plan.findings if one.level is Level.ERROR]
     allowed = {"flag_value", "batch_too_small", "context_over_model", "quantization_without_checkpoint"}
@@ -130,10 +132,38 @@ def test_no_memory_is_planned_for_a_refused_flag(
 def test_no_memory_is_planned_for_what_the_assumed_release_refuses(ask: Callable[..., ResolvedRequest]) -> None:
     unknown = Engine(EngineKind.VLLM, ("vllm",), None, None, "")
     plan = plan_launch(ask(set={"block-size": 0}, engine=unknown), PlanInputs(EIGHT, host=host("8xh100"))).plan
-    assert (plan.memory, plan.refused) == (None, "vLLM 0.33.0 refuses --block-size 0")
+    assert (plan.memory, plan.unestimated) == (None, "vLLM 0.33.0 refuses --block-size 0")
     warnings = {one.code: one.message for one in plan.findings if one.level is Level.WARNING}
     assert warnings["flag_value"].endswith("(another release may differ)")
     assert warnings["engine_version_unknown"].startswith("no vLLM was found")
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ({"hf-overrides": '{"rope_theta": 1e6, "num_hidden_layers": 2}'}, "num_hidden_layers"),
+        ({"hf-overrides.text_config.hidden_size": 64}, "text_config"),
+        ({"hf-overrides": '{"max_position_embeddings": 4096}'}, "max_position_embeddings"),
+    ],
+)
+def test_no_memory_is_planned_for_a_changed_config(
+    ask: Callable[..., ResolvedRequest], flags: dict[str, Any], key: str
+) -> None:
+    inputs = PlanInputs(EIGHT, known_or_assumed("0.33.0"), host("8xh100"))
+    plan = plan_launch(ask(set=flags, unset=("max-model-len",)), inputs).plan
+    assert (plan.memory, plan.paces) == (None, None)
+    assert plan.unestimated == f"the effect of {key} in --hf-overrides is not considered"
+    assert not [one for one in plan.findings if one.level is Level.ERROR]
+
+
+@pytest.mark.parametrize("changed", ['{"architectures": ["Other"]}', '{"rope_scaling": {}}', '{"n_positions": 9000}'])
+def test_memory_is_planned_for_a_config_whose_changes_need_none(
+    ask: Callable[..., ResolvedRequest], changed: str
+) -> None:
+    inputs = PlanInputs(EIGHT, known_or_assumed("0.33.0"), host("8xh100"))
+    plan = plan_launch(ask(set={"hf-overrides": changed}), inputs).plan
+    assert plan.memory is not None
+    assert not plan.unestimated
 
 
 def test_memory_is_planned_if_a_value_is_refused_only_with_other_flags(ask: Callable[..., ResolvedRequest]) -> None:
@@ -141,7 +171,7 @@ def test_memory_is_planned_if_a_value_is_refused_only_with_other_flags(ask: Call
     inputs = PlanInputs(SEVENTY, known_or_assumed("0.33.0"), host("8xh100"))
     plan = plan_launch(ask(set={"decode-context-parallel-size": 2}, model="/models/seventy"), inputs).plan
     assert plan.memory is not None
-    assert not plan.refused
+    assert not plan.unestimated
 
 
 def test_memory_is_planned_in_spite_of_a_refused_flag_that_needs_none(ask: Callable[..., ResolvedRequest]) -> None:
@@ -149,7 +179,7 @@ def test_memory_is_planned_in_spite_of_a_refused_flag_that_needs_none(ask: Calla
     plan = plan_launch(ask(set={"uvicorn-log-level": "loud"}), inputs).plan
     assert [one.code for one in plan.findings if one.level is Level.ERROR] == ["flag_value"]
     assert plan.memory is not None
-    assert not plan.refused
+    assert not plan.unestimated
 
 
 def test_measured_traffic_replaces_the_presets(ask: Callable[..., ResolvedRequest]) -> None:

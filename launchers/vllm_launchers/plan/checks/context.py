@@ -9,7 +9,7 @@ from typing import Any
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.checks.request import on, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import LENGTH, token_count
+from vllm_launchers.plan.flags import LENGTH, OVERRIDES, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, Flags, json_object
@@ -19,12 +19,17 @@ from vllm_launchers.vllm.release_defaults import scales_yarn
 
 LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
-_OVERRIDES = "hf-overrides"
 _NO_WINDOW, _WINDOW = "disable-sliding-window", "sliding_window"
 _POSITIONS, _DECIDES = "max_position_embeddings", "model_max_length"
 _MAY_MATTER = lazy_pattern(r"len|rope|pos|ctx|context|seq|window|max|config|type|arch")
 """Matches keys of a config that may affect its context."""
 _ROPE = ("rope_parameters", "rope_scaling")
+_NO_MEMORY = frozenset(
+    {"architectures", "bos_token_id", "classifier_from_token", "eos_token_id", "hidden_act", "id2label",
+     "initializer_range", "is_matryoshka", "label2id", "layer_norm_eps", "matryoshka_dimensions", "method",
+     "pad_token_id", "problem_type", "rms_norm_eps", "rope_theta", "transformers_version", "use_cache"}
+)  # fmt: skip
+"""Keys of a config that do not affect memory."""
 _YARN = ("yarn", "deepseek_yarn")
 _NOT_STRETCHED = frozenset({*_YARN, "llama3", "deepseek_llama_scaling"})
 
@@ -72,19 +77,19 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
     fix = Changes(set={LENGTH: most})
     changed = config_overrides(plan.flags) or {}
     if any(key in changed for key in LENGTHS):
-        text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that --{_OVERRIDES} sets; vLLM will refuse it"
+        text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that --{OVERRIDES} sets; vLLM will refuse it"
     elif most == _only_window(plan, facts):
         text = (
             f"--{LENGTH} {asked:,} exceeds the sliding window of {facts.model}, {most:,} tokens; with "
             f"--{_NO_WINDOW} vLLM will refuse it"
         )
     elif any(changed[key].get("rope_type") in _YARN for key in _ROPE if key in changed):
-        text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{_OVERRIDES} as well"
+        text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{OVERRIDES} as well"
         whole = json.dumps({**changed, _POSITIONS: asked})
         if not facts.multimodal:  # a multimodal model has them in a nested config
-            by_keys = any(name.startswith(f"{_OVERRIDES}.") for name in plan.flags)  # then vLLM ignores the object
-            at_once = _OVERRIDES in plan.flags and not by_keys
-            raised = {_OVERRIDES: whole} if at_once else {f"{_OVERRIDES}.{_POSITIONS}": asked}
+            by_keys = any(name.startswith(f"{OVERRIDES}.") for name in plan.flags)  # then vLLM ignores the object
+            at_once = OVERRIDES in plan.flags and not by_keys
+            raised = {OVERRIDES: whole} if at_once else {f"{OVERRIDES}.{_POSITIONS}": asked}
             fix = Changes(set=dict(raised))
     yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely, refused=LENGTH)
 
@@ -105,7 +110,7 @@ def config_overrides(flags: Flags) -> Mapping[str, Any] | None:
     keys: dict[str, Any] = {}
     for name, value in flags.items():
         head, dot, path = name.partition(".")
-        if head == _OVERRIDES and dot:
+        if head == OVERRIDES and dot:
             *outer, last = path.split(".")
             place = keys
             for key in outer:
@@ -113,9 +118,22 @@ def config_overrides(flags: Flags) -> Mapping[str, Any] | None:
                 if not isinstance(place, dict):
                     return None
             place[last] = value
-    if keys or _OVERRIDES not in flags:
+    if keys or OVERRIDES not in flags:
         return keys
-    return json_object(flags[_OVERRIDES])
+    return json_object(flags[OVERRIDES])
+
+
+def unestimated_override(flags: Flags) -> str:
+    """A change by ``--hf-overrides`` that may affect memory but is not estimated, as a clause; empty if there is none.
+
+    Lengths affect it if they determine ``max-model-len``.
+    """
+    changed = config_overrides(flags)
+    if changed is None:
+        return f"--{OVERRIDES} is not readable"
+    lengths = (*LENGTHS, *_ROPE) if LENGTH in flags else ()
+    name = next((key for key in changed if key not in _NO_MEMORY and key not in lengths), None)
+    return f"the effect of {name} in --{OVERRIDES} is not considered" if name is not None else ""
 
 
 def _unstretched(plan: Plan, changed: Mapping[str, Any]) -> bool:

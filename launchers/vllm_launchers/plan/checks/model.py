@@ -96,7 +96,7 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if facts.missing:
         way = " ('plan --hub' queries the hub)" if facts.source == "table" else ""
         memory = "; memory can't be estimated" if plan.memory is None else "; memory is an estimate"
-        text = f"incomplete data on {facts.model}: {'; '.join(facts.missing)}{'' if plan.refused else memory}{way}"
+        text = f"incomplete data on {facts.model}: {'; '.join(facts.missing)}{'' if plan.unestimated else memory}{way}"
         yield PlanFinding("facts_missing", Level.ADVICE, text)
     if facts.needs_remote_code and plan.flags.get("trust-remote-code") is not True:
         text = (

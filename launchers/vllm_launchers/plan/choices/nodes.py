@@ -160,8 +160,8 @@ def _check_numbers(nodes: NodesRequest) -> None:
         raise PlanError("--network: expected Gbit/s between two nodes, such as 100")
 
 
-def check_layout(nodes: NodesRequest, flags: Flags, facts: ModelFacts | None, refused: str = "") -> None:
-    """Check that the machines can share the sizes evenly. ``refused`` as in `Plan`.
+def check_layout(nodes: NodesRequest, flags: Flags, facts: ModelFacts | None, unestimated: str = "") -> None:
+    """Check that the machines can share the sizes evenly. ``unestimated`` as in `Plan`.
 
     Raises:
         PlanError: they cannot, or no sizes could be chosen.
@@ -169,8 +169,8 @@ def check_layout(nodes: NodesRequest, flags: Flags, facts: ModelFacts | None, re
     total = math.prod(whole_number(flags, name) for name in PARALLEL_FLAGS)
     if total == 1 and facts is not None and 0 < len(facts.layers) < nodes.count:
         raise PlanError(f"--nodes {nodes.count}: {facts.model} has {len(facts.layers)} layers, fewer than nodes")
-    if total == 1 and refused:
-        raise PlanError(f"--nodes {nodes.count}: no layout was chosen, because {refused}")
+    if total == 1 and unestimated:
+        raise PlanError(f"--nodes {nodes.count}: no layout was chosen, because {unestimated}")
     if total == 1:
         raise PlanError(
             f"--nodes {nodes.count}: too little is known about the model or the GPUs to choose a layout; specify "
