@@ -111,6 +111,7 @@ def test_no_more_gpus_than_the_model_needs(ask: Callable[..., ResolvedRequest]) 
         ({"max-model-len": 10**6}, "--max-model-len 1000000"),
         ({"kv-transfer-config": "{bad"}, "--kv-transfer-config {bad"),
         ({"hf-overrides": "{bad"}, "--hf-overrides {bad"),
+        ({"block-size": 7}, "--block-size 7"),
         ({"hf-overrides": "[1]"}, "--hf-overrides [1]"),
         (
             {"speculative-config.method": "ngram", "speculative-config.num_speculative_tokens": -4},
@@ -125,7 +126,7 @@ def test_no_memory_is_planned_for_a_refused_flag(
     assert (plan.memory, plan.paces, plan.alternatives, plan.unestimated) == (None, None, (), f"vLLM refuses {refused}")
     assert len(plan.gpus) == 1, "no GPUs are taken for an amount that nobody needs"
     found = [one for one in plan.findings if one.level is Level.ERROR]
-    allowed = {"flag_value", "batch_too_small", "context_over_model", "quantization_without_checkpoint"}
+    allowed = {"flag_value", "batch_too_small", "block_size", "context_over_model", "quantization_without_checkpoint"}
     assert {one.code for one in found} <= allowed
 
 

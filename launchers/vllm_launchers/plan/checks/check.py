@@ -14,7 +14,7 @@ from vllm_launchers.plan.checks.flags import (
     value_findings,
     variable_value_findings,
 )
-from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
+from vllm_launchers.plan.checks.hardware import block_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import adapter_findings, model_findings
 from vllm_launchers.plan.checks.model_runner import model_runner_findings
@@ -74,7 +74,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) 
     by_table = flag_findings(plan.flags, plan.environment, engine)
     if not simulated(plan):
         by_table += variable_value_findings(variables(plan, inputs), plan.environment, engine, plan.engine.build)
-    by_table += [*cpu_findings(plan, inputs), *hardware_findings(plan, inputs)]
+    by_table += [*block_findings(plan, inputs), *hardware_findings(plan, inputs)]
     yield from _by_assumed_flags(by_table, plan, engine) if inputs.flags.assumed else by_table
     yield from value_findings(plan, inputs, budget)
     yield from model_findings(plan, inputs)
@@ -96,7 +96,7 @@ def refused_flags(plan: Plan, inputs: PlanInputs) -> frozenset[str]:
     """The flags that vLLM refuses as they are set, whatever the others are; for unknown flags, the assumed release."""
     found = flag_findings(plan.flags, {}, _engine_facts(plan, inputs))
     found += value_findings(plan, inputs, lambda _: None)
-    found += model_findings(plan, inputs)
+    found += [*block_findings(plan, inputs), *model_findings(plan, inputs)]
     return frozenset(finding.refused for finding in found if finding.refused)
 
 

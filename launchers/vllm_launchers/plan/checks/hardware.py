@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.attention import is_fp8
-from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, simulated
+from vllm_launchers.plan.attention import is_fp8, selected_backend
+from vllm_launchers.plan.budget.memory_flags import pools
+from vllm_launchers.plan.checks.architectures import is_plain
+from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import KV_DTYPE, token_count
 from vllm_launchers.plan.inputs import PlanInputs
@@ -141,7 +143,7 @@ def _least(method: str, stored: Quantization | None, table: FlagTable) -> int | 
     return known.get(method)
 
 
-# -- what the CPU build accepts and rejects. Pure ---------------------------------------------------------------------
+# -- sizes of a KV cache block. Pure -----------------------------------------------------------------------------------
 
 
 BLOCK = "block-size"
@@ -150,15 +152,46 @@ FAST = 32
 
 _PREFERRED_SINCE = (0, 11, 0)
 
+GPU_BLOCK = 16
+"""Block sizes of all attention backends that vLLM chooses from for plain models on a CUDA GPU are multiples of this."""
 
-def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """Block sizes: since 0.29 only multiples of 32 are accepted, since 0.21 multiples of 16.
+_GPU_BLOCK_SINCE = (0, 24, 0)
+"""First release in which that is known. In 0.20 FlexAttention accepts any size."""
+
+
+def block_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
+    """Block sizes that the chosen build refuses."""
+    size = token_count(plan.flags.get(BLOCK))
+    if plan.engine.kind is not EngineKind.VLLM or size is None or size <= 0:
+        return
+    if plan.engine.build == "cpu":
+        yield from _cpu_block(plan, inputs, size)
+    elif plan.engine.build == "cuda":
+        yield from _gpu_block(plan, inputs, size)
+
+
+def _gpu_block(plan: Plan, inputs: PlanInputs, size: int) -> Iterator[PlanFinding]:
+    """Without a backend for that size, vLLM finds none (``CudaPlatform.get_attn_backend_cls``)."""
+    facts, release = inputs.facts, plan.engine.release
+    if facts is None or not is_plain(facts) or release is None or release < _GPU_BLOCK_SINCE or size % GPU_BLOCK == 0:
+        return
+    if pools(plan.flags) or selected_backend(plan.flags, variables(plan, inputs), release) is not None:
+        return
+    more = -(-size // GPU_BLOCK) * GPU_BLOCK
+    text = (
+        f"vLLM will refuse --{BLOCK} {size}: no attention backend supports it for {facts.model}; use a multiple of "
+        f"{GPU_BLOCK}"
+    )
+    yield PlanFinding(
+        "block_size", Level.ERROR, text, Changes(set={BLOCK: more}), surely=facts.source != "table", refused=BLOCK
+    )
+
+
+def _cpu_block(plan: Plan, inputs: PlanInputs, size: int) -> Iterator[PlanFinding]:
+    """Since 0.29 only multiples of 32 are accepted, since 0.21 multiples of 16.
 
     MLA models and those with linear layers get their own size, whatever is requested.
     """
-    size = token_count(plan.flags.get(BLOCK))
-    if plan.engine.kind is not EngineKind.VLLM or plan.engine.build != "cpu" or size is None or size <= 0:
-        return
     facts, release = inputs.facts, plan.engine.release
     if facts is not None and (facts.mla or LayerKind.LINEAR in facts.layers):
         return
@@ -167,7 +200,7 @@ def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if step is not None and size % step:
         more = -(-size // step) * step
         text = f"{engine} will refuse --{BLOCK} {size}: the CPU build needs a multiple of {step}; {more} works"
-        yield PlanFinding("block_size", Level.ERROR, text, Changes(set={BLOCK: more}))
+        yield PlanFinding("block_size", Level.ERROR, text, Changes(set={BLOCK: more}), refused=BLOCK)
     elif size % FAST and release is not None and release >= _PREFERRED_SINCE:
         more = -(-size // FAST) * FAST
         text = f"--{BLOCK} {size} is slow on the CPU: fast kernels need a multiple of {FAST}"
