@@ -222,7 +222,8 @@ class LoadReport(msgspec.Struct, frozen=True):
         rows = (("TTFT", self.ttft), ("TPOT", self.tpot), ("ITL", self.itl), ("end-to-end", self.e2e))
         for title, latency in (*rows, ("send delay", self.send_delay)):
             cells = (latency_text(latency.mean), *(latency.cell(name) for name in ("p50", "p90", "p99")))
-            lines.append(f"{title:12} {' '.join(f'{cell:>8}' for cell in cells)}")
+            line = f"{title:12} {' '.join(f'{cell:>8}' for cell in cells)}"
+            lines.append(f"{line}  between events, which may have several tokens" if title == "ITL" else line)
         return "\n".join(lines + self._remarks())
 
     def _remarks(self) -> list[str]:

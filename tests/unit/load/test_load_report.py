@@ -185,7 +185,10 @@ def test_failure_kinds_are_bounded_and_none_is_lost() -> None:
 
 
 def test_summary_shows_unknown_as_a_dash() -> None:
-    assert "–" in Tally().report(0.0, 0).summary()
+    summary = Tally().report(0.0, 0).summary()
+    assert "–" in summary
+    (gaps,) = [line for line in summary.splitlines() if line.startswith("ITL")]
+    assert gaps.endswith("between events, which may have several tokens")
 
 
 def test_ranked_p99_agrees_with_the_share_within_a_limit():
