@@ -168,6 +168,15 @@ def locked(path: Path, seconds: float, busy: Exception | None = None) -> Iterato
         os.close(opened)
 
 
+def _left_open(state: Path, mode: int, mixed: Sequence[str]) -> str:
+    """Why a folder that others can access is left so; ``mixed`` are names in it that are not ours."""
+    why = f"it also contains {mixed[0]!r}, which is not part of vllm-console" if mixed else "it is a shared folder"
+    return (
+        f"Other users can access {state} (mode {stat.S_IMODE(mode):04o}). It was left unchanged because {why}. "
+        "Choose another with --state"
+    )
+
+
 def check(state: Path, *, fix: bool) -> list[str]:
     """Check that a state folder and everything in it is private; returns sentences about what was not.
 
@@ -187,13 +196,7 @@ def check(state: Path, *, fix: bool) -> list[str]:
     sentences, wide = [], []
     if root.st_mode & OTHERS:
         if mixed or root.st_mode & stat.S_ISVTX:
-            other = f"it also contains {mixed[0]!r}, which is not part of vllm-console"
-            why = other if mixed else "it is a shared folder"
-            mode = f"{stat.S_IMODE(root.st_mode):04o}"
-            sentences.append(
-                f"Other users can access {state} (mode {mode}). It was left unchanged because {why}. "
-                "Choose another with --state"
-            )
+            sentences.append(_left_open(state, root.st_mode, mixed))
         else:
             wide.append(state)
     theirs = []

@@ -228,7 +228,7 @@ class LocalFleet:
         views[len(records) : len(records)] = attached_views
         remote_views, more = self.attached.host_views(selected)
         views, problems = [*views, *remote_views], problems + more
-        lost = {view.lost for view in views if view.lost is not None}
+        lost = {Path(view.lost) for view in views if view.lost and not view.remote}
         lost_text = format_lost_here(self._state, sorted(lost))
         problems += self.leftovers.notices(lost) if self._report_leftovers else filter(None, [lost_text])
         replay = None

@@ -107,7 +107,7 @@ class ObservedWatch:
                 contacted=self._contacted,
                 notice="; ".join(filter(None, (self._exposed, self._whose()))),
                 exposed=self._exposed,
-                lost=self._lost,
+                lost=str(self._lost or ""),
                 sample=latest,
                 window=self._timeline.window(),
                 series=self._series(time_view, now) if selected == name else None,

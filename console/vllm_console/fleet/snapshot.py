@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,8 +24,6 @@ from vllm_launchers.vllm.engines import Engine
 from vllm_launchers.vllm.flags.changes import Flags
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vllm_console.diagnosis.finding import Diagnosis, Finding
     from vllm_console.diagnosis.objectives import Judged
     from vllm_console.fleet.gpu_charts import GpuChart
@@ -210,8 +209,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """Other things to know: adopted by a new keeper, open to others without an API key, …"""
     exposed: str = ""
     """If others can use it: where it listens without an API key (also part of ``notice``); else empty."""
-    lost: Path | None = None
-    """The folder of our server that it is, if that was deleted while the server ran: it has no record now."""
+    lost: str = ""
+    """The folder of our server that it is, if that was deleted while the server ran; else empty. It has no record."""
     attached: Endpoint | None = None
     """Its location, if it is an attached endpoint: read over HTTP, never changed. ``ours`` is then False."""
     remote: str = ""
@@ -345,7 +344,7 @@ class ServerView(msgspec.Struct, frozen=True):
             )
             return f"runs on {self.remote}; {why}"
         if self.lost:
-            return f"is {lost_text(self.lost)}"
+            return f"is {lost_text(Path(self.lost))}"
         if self.attached is not None and self.machine:
             return f"is an attached machine ({self.attached.url}), not a server"
         if self.attached is not None:
@@ -428,7 +427,8 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
             return server
         if broken := next((notice for notice in self.notices if f"/{name}/record.json" in notice), None):
             raise OperationError(broken)
-        if lost := [server.lost for server in self.servers if server.lost is not None and server.lost.name == name]:
+        folders = [Path(server.lost) for server in self.servers if server.lost and not server.remote]
+        if lost := [folder for folder in folders if folder.name == name]:
             raise NotFoundError(format_lost_here(lost[0].parent.parent, lost))
         raise NotFoundError(f"no server is called '{plain(name)}'; see 'vllm-console list'")
 
