@@ -163,7 +163,6 @@ def launch(
     from vllm_launchers.keeper.context import complete_secrets
 
     given = complete_secrets(spec, secrets or {}, os.environ)
-    refuse_lost(root, name)
     with _on_disk(folders.server_folder(root, name)):
         home = folders.prepare(root, name)
         if folders.stamp(home) is not None:
