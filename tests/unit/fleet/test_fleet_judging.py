@@ -572,7 +572,7 @@ def test_hang_of_one_engine_is_reported_without_a_request(answering: Answering) 
     assert found.symptom == "Some engines seem to hang: requests run on engine 1, and no token for 2m00s from there."
     assert seen.requests == []
     well = in_part(150).findings(record(seen.port), Details(objectives=OBJECTIVES), JudgeContext(), NOW, wait=True)
-    assert [one.code for one in well] == ["healthy"], "half a minute may be one long step"
+    assert not well, "half a minute may be one long step, and is not healthy either"
 
 
 def test_active_server_and_read_only_console_send_no_request(answering: Answering) -> None:
