@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -72,6 +73,9 @@ def test_stopped_ramp_keeps_completed_steps(stub, workload):
     assert len(found.steps) == 1
     assert not found.complete
     assert found.sentence.startswith("Canceled.")
+    deadline = time.monotonic() + 60  # the stub notices closed connections in its own thread
+    while stub.in_flight and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert stub.in_flight == 0, "nothing is left on the server"
 
 
