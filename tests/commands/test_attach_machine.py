@@ -30,17 +30,19 @@ def gpubox(program: Any, tmp_path: Path) -> Iterator[Path]:
     home = tmp_path / "hosts" / "gpubox"
     (home / "config").mkdir(parents=True)
     there = {"XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
-    program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", env=there)
-    program.env |= {
-        "FAKE_SSH_HOMES": str(tmp_path / "hosts"),
-        "FAKE_SSH_PATH": str(Path(sys.executable).parent),
-        "PATH": f"{FAKES}{os.pathsep}{os.environ['PATH']}",
-    }
-    attached = program.json("attach", "ssh://gpubox")
-    assert (attached["name"], attached["problem"]) == ("gpubox", None)
-    assert "gpubox/chat" in [server["name"] for server in attached["servers"]]
-    yield home
-    end_servers(home / "state" / "vllm-console")
+    try:
+        program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", env=there)
+        program.env |= {
+            "FAKE_SSH_HOMES": str(tmp_path / "hosts"),
+            "FAKE_SSH_PATH": str(Path(sys.executable).parent),
+            "PATH": f"{FAKES}{os.pathsep}{os.environ['PATH']}",
+        }
+        attached = program.json("attach", "ssh://gpubox")
+        assert (attached["name"], attached["problem"]) == ("gpubox", None)
+        assert "gpubox/chat" in [server["name"] for server in attached["servers"]]
+        yield home
+    finally:
+        end_servers(home / "state" / "vllm-console")
 
 
 def settled(fleet: LocalFleet, done: Callable[[Any], bool]) -> Any:
