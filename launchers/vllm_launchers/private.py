@@ -5,11 +5,13 @@ Standard library only: every package may use it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +35,11 @@ _OUR_FILES = (
 """Name prefixes of the files in a state folder; a folder that contains anything else also serves other purposes."""
 LEFTOVER_SECONDS = 3600.0
 """The age at which a temporary file is taken for one whose writer was killed. A write takes seconds at most."""
+EXIT_SECONDS = 5.0
+"""How long an exiting program waits for files that its daemon threads are writing. A hung file system never answers."""
+
+_writers: set[threading.Thread] = set()
+"""Threads that are writing a file."""
 
 
 def open_standard_streams() -> None:
@@ -91,19 +98,31 @@ def open_file(path: Path, flags: int) -> int:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a private file beside ``path``, sync and rename it; a failure leaves the old file as it was.
 
-    A writer that is killed meanwhile leaves its temporary file; a later one deletes it.
+    A writer that is killed meanwhile leaves its temporary file; a later one deletes it. A program that exits completes
+    the files that its daemon threads are writing.
     """
     _delete_leftovers(path)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    _writers.add(threading.current_thread())
     try:
         with os.fdopen(open_file(fresh, os.O_WRONLY | os.O_EXCL), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-    except OSError:
+    except (OSError, KeyboardInterrupt):
         fresh.unlink(missing_ok=True)
         raise
+    finally:
+        _writers.discard(threading.current_thread())
+
+
+@atexit.register
+def _finish_writes() -> None:
+    """Wait until no thread is writing a file, for a limited time. In a forked child, no other thread is alive."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    while any(thread.is_alive() for thread in list(_writers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _delete_leftovers(path: Path) -> None:
