@@ -121,8 +121,9 @@ def replace_file(path: Path, data: bytes) -> None:
 def _finish_writes() -> None:
     """Wait until no thread is writing a file, for a limited time. In a forked child, no other thread is alive."""
     deadline = time.monotonic() + EXIT_SECONDS
-    while any(thread.is_alive() for thread in list(_writers)) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    with contextlib.suppress(KeyboardInterrupt):
+        while any(thread.is_alive() for thread in list(_writers)) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def _delete_leftovers(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 
 def test_new_generation_serves_alongside_old_one_until_stopped(program):
@@ -98,3 +99,15 @@ def test_only_second_half_of_rolling_update_regains_its_name(program):
     program.json("remove", "llama-2")
     document = program.json("restart", "llama-2-2", "--rolling", "--keep-old")
     assert document["new"]["name"] == "llama-2"
+
+
+def test_name_of_a_second_server_that_runs_without_its_folder_is_refused(program):
+    program.json("start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
+    assert program("restart", "chat", "--rolling").returncode == 0
+    folder = program.home / "state" / "vllm-console" / "servers" / "chat-2"
+    shutil.rmtree(folder)
+    again = program("restart", "chat", "--rolling")
+    assert again.returncode == 1
+    assert "server chat-2 still runs, but its folder was deleted" in again.stderr
+    assert not folder.exists(), "its keeper would write its record into a new folder"
+    assert "Removed" in program("leftovers", "--remove").stdout

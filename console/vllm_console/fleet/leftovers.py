@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.text import size as size_text
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper.folders import command_text
 from vllm_launchers.units import counted
 
@@ -191,7 +192,7 @@ class FleetLeftovers:
         while not self._wake.wait(wait) or not self._ended:
             self._wake.clear()
             wait = SEARCH_SECONDS
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, OperationError):
                 found = find_leftovers(self._state)
                 # Files that any program may have left are no reason for a notice; X and ``leftovers`` list them.
                 self._found = replace(found, files=[file for file in found.files if file.sure])

@@ -15,7 +15,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from vllm_launchers.keeper.lifecycle import HelperFailed, LogLost, LogRecovered, Post
@@ -55,10 +55,7 @@ class Redaction:
         The rest may be the beginning of a secret: pass it again with what follows. ``whole``: nothing follows.
         """
         used = len(data) if whole else self._settled(data)
-        shown = data[:used]
-        for value in self._values:
-            if value in shown:
-                shown = shown.replace(value, HIDDEN.encode())
+        shown = self._hide(data[:used])
         # Latin-1, one character per byte, because the text is only searched.
         if not may_hold_secret(shown.decode("latin-1")):
             return shown, used
@@ -73,6 +70,16 @@ class Redaction:
             lines.pop()
             used = max(data.rfind(b"\n", 0, used), data.rfind(b"\r", 0, used)) + 1
         return b"".join(map(_redacted, lines)), used
+
+    def _hide(self, data: bytes) -> bytes:
+        """Replace known secrets; those that overlap are replaced together."""
+        spans = sorted((at, at + len(one)) for one in self._values if one in data for at in _occurrences(data, one))
+        parts, end = [], 0
+        for begin, past in spans:
+            if begin >= end:
+                parts += [data[end:begin], HIDDEN.encode()]
+            end = max(end, past)
+        return b"".join((*parts, data[end:])) if parts else data
 
     def _settled(self, data: bytes) -> int:
         """Number of bytes at the start before the beginning of a known secret at the end, and of those it overlaps."""
@@ -95,6 +102,14 @@ class Redaction:
             if at >= 0:
                 longest = max(longest, len(tail) - at)
         return longest
+
+
+def _occurrences(data: bytes, value: bytes) -> Iterator[int]:
+    """Where a value begins, also within an earlier occurrence of itself."""
+    at = data.find(value)
+    while at >= 0:
+        yield at
+        at = data.find(value, at + 1)
 
 
 def _redacted(line: bytes) -> bytes:

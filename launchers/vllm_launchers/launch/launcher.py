@@ -224,12 +224,14 @@ class Launcher:
             if record.state is not State.READY:
                 raise OperationError(f"{name} is {record.state}: a rolling update needs a server that is ready")
             self._refuse_third(record)
+            beside = self._name_beside(record)
+            client.refuse_lost(self._state, beside)
             self._refresh()
             taken, starting = self._records.taken_ports(), self._records.starting()
             launch = self.planner.plan_beside(record, changes, options, taken, starting)
             self.planner.refuse_elsewhere(launch.plan)
             refuse_unfit(launch.plan, force=options.force)
-            return self._launch(self._name_beside(record), launch)
+            return self._launch(beside, launch)
 
     def plan_trial(self, name: str, engine: Engine, changes: Changes) -> LaunchPlan:
         """Plan a temporary server with a server's flags on another engine, next to it where it is up.
@@ -255,6 +257,7 @@ class Launcher:
             OperationError: it cannot be launched.
         """
         with launch_lock(self._state):
+            client.refuse_lost(self._state, trial)
             launch = self.plan_trial(name, engine, changes)
             self.planner.refuse_elsewhere(launch.plan)
             refuse_unfit(launch.plan, force=False)

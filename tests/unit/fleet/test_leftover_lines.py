@@ -12,6 +12,7 @@ from vllm_console.fleet import leftovers
 from vllm_console.fleet.leftovers import FleetLeftovers, Leftovers, files_by_reason, format_lost_here, process_lines
 from vllm_launchers.host.shared_memory import LeftFile
 from vllm_launchers.keeper import processes
+from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.folders import STATE_VARIABLE
 from vllm_launchers.keeper.orphans import FOLDER_DELETED, Orphan
 from vllm_launchers.keeper.records import ProcessIdentity
@@ -44,6 +45,26 @@ def test_command_that_ends_lost_servers_names_another_state_folder(
     assert f"'vllm-console --state {tmp_path} leftovers --remove'" in format_lost_here(tmp_path, [lost])
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
     assert "'vllm-console leftovers --remove'" in format_lost_here(tmp_path, [lost])
+
+
+def test_search_goes_on_after_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = processes.identity(os.getpid())
+    assert running is not None
+    found = Leftovers([Orphan(running, "python", str(tmp_path / "servers" / "one"), FOLDER_DELETED)])
+    failing = iter([KeeperError("its lock can't be checked: No locks available"), OSError("stale file handle")])
+
+    def search(_state: Path) -> Leftovers:
+        if (error := next(failing, None)) is not None:
+            raise error
+        return found
+
+    monkeypatch.setattr(leftovers, "find_leftovers", search)
+    monkeypatch.setattr(leftovers, "FIRST_SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(leftovers, "SEARCH_SECONDS", 0.01)
+    fleet = FleetLeftovers(tmp_path, lambda: None)
+    while not fleet.notices([]):
+        time.sleep(0.01)
+    fleet.close()
 
 
 def test_notice_names_servers_that_are_lost_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

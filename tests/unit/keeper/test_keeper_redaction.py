@@ -44,6 +44,12 @@ def test_secret_that_contains_or_overlaps_another_is_found_across_reads(secrets:
             assert redacted([text[:first], text[first:second], text[second:]], *secrets) == whole
 
 
+def test_secrets_that_overlap_are_redacted_together() -> None:
+    assert redacted([b"<abcdefghijklm>"], "abcdefgh", "efghijklm").decode() == "<•••>"
+    assert redacted([b"<1abcd1abcd1a>"], "1abcd1a").decode() == "<•••>"
+    assert redacted([b"<abcdefgh>"], "abcd", "efgh").decode() == "<••••••>"
+
+
 @given(st.lists(st.binary(max_size=40), max_size=8))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_text_without_a_secret_is_unchanged(parts: list[bytes]) -> None:

@@ -157,7 +157,15 @@ def test_no_memory_is_planned_for_a_changed_config(
     assert not [one for one in plan.findings if one.level is Level.ERROR]
 
 
-@pytest.mark.parametrize("changed", ['{"architectures": ["Other"]}', '{"rope_scaling": {}}', '{"n_positions": 9000}'])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        '{"architectures": ["Other"]}',
+        '{"architectures": ["Other"], "is_original_qwen3_reranker": true}',
+        '{"rope_scaling": {}}',
+        '{"n_positions": 9000}',
+    ],
+)
 def test_memory_is_planned_for_a_config_whose_changes_need_none(
     ask: Callable[..., ResolvedRequest], changed: str
 ) -> None:

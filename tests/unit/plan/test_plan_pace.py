@@ -9,9 +9,11 @@ from vllm_launchers.engine_model.gpu_models import over_nvlink, over_pcie_slot
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.budget.weights import offloaded_bytes, offloads
 from vllm_launchers.plan.pace import Timing, geometry_of, timing_of
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.simulated.settings import resolve_model
+from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.known import known_facts
 
@@ -116,6 +118,15 @@ def test_weights_in_main_memory_have_no_pace(flags: Flags) -> None:
     assert memory is not None
     assert timing_of(facts, flags, memory, "NVIDIA RTX A6000") is None
     assert timing_of(facts, dict.fromkeys(flags, 0), memory, "NVIDIA RTX A6000") is not None
+
+
+def test_flag_for_main_memory_that_vllm_ignores_does_not_count() -> None:
+    both: Flags = {"cpu-offload-gb": 2.5, "offload-group-size": 8}
+    assert offloaded_bytes(both) == 0.0
+    assert offloads(both)
+    assert offloaded_bytes({**both, "offload-backend": "uva"}) == 2.5 * GIB
+    assert not offloads({"offload-backend": "uva", "offload-group-size": 8})
+    assert not offloads({"offload-backend": "prefetch", "cpu-offload-gb": 2.5})
 
 
 @pytest.mark.parametrize(

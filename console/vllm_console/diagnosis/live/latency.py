@@ -454,8 +454,8 @@ class SlowFirstToken(SlowTokens):
                 )
                 return cause, present((_more_api_servers(evidence), reduce_load(evidence)))
             cause = (
-                "Most of this time is spent before requests are queued: in the API server, or waiting for a long step, "
-                "as the engine reads new requests only between steps."
+                "Most of this time is spent in the API server, or waiting for the end of a long step, since the engine "
+                "reads new requests only between steps."
             )
             return cause, present((reduce_load(evidence),))
         if queue > prefill:

@@ -10,7 +10,7 @@ import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, whole
-from vllm_launchers.plan.flags import OFFLOAD, OFFLOAD_GROUPS
+from vllm_launchers.plan.flags import OFFLOAD, OFFLOAD_BACKEND, OFFLOAD_GROUPS
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import BYTES, UNKNOWN_FORMAT, ModelFacts, parameters_in, split_quantization
@@ -120,14 +120,23 @@ def bits_per_weight(facts: ModelFacts, flags: Flags) -> float:
 
 
 def offloaded_bytes(flags: Flags) -> float:
-    """Bytes per GPU that ``cpu-offload-gb`` keeps in main memory (the flag is in GiB)."""
+    """Bytes per GPU that ``cpu-offload-gb`` keeps in main memory (the flag is in GiB).
+
+    vLLM ignores it while it prefetches groups of layers instead (``vllm/config/offload.py``).
+    """
+    if flags.get(OFFLOAD_BACKEND) == "prefetch" or _prefetches(flags):
+        return 0.0
     gib = decimal(flags.get(OFFLOAD)) or 0.0
     return max(0.0, gib) * GIB
 
 
 def offloads(flags: Flags) -> bool:
     """Whether weights are kept in main memory and read over PCIe in each step."""
-    return offloaded_bytes(flags) > 0 or whole(flags, OFFLOAD_GROUPS, 0) > 0
+    return offloaded_bytes(flags) > 0 or _prefetches(flags)
+
+
+def _prefetches(flags: Flags) -> bool:
+    return flags.get(OFFLOAD_BACKEND) != "uva" and whole(flags, OFFLOAD_GROUPS, 0) > 0
 
 
 def _bits(facts: ModelFacts) -> float:

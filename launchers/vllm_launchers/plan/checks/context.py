@@ -26,8 +26,9 @@ _MAY_MATTER = lazy_pattern(r"len|rope|pos|ctx|context|seq|window|max|config|type
 _ROPE = ("rope_parameters", "rope_scaling")
 _NO_MEMORY = frozenset(
     {"architectures", "bos_token_id", "classifier_from_token", "eos_token_id", "hidden_act", "id2label",
-     "initializer_range", "is_matryoshka", "label2id", "layer_norm_eps", "matryoshka_dimensions", "method",
-     "pad_token_id", "problem_type", "rms_norm_eps", "rope_theta", "transformers_version", "use_cache"}
+     "initializer_range", "is_matryoshka", "is_original_qwen3_reranker", "label2id", "layer_norm_eps",
+     "matryoshka_dimensions", "method", "pad_token_id", "problem_type", "rms_norm_eps", "rope_theta",
+     "transformers_version", "use_cache"}
 )  # fmt: skip
 """Keys of a config that do not affect memory."""
 _YARN = ("yarn", "deepseek_yarn")
@@ -91,7 +92,8 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
             at_once = OVERRIDES in plan.flags and not by_keys
             raised = {OVERRIDES: whole} if at_once else {f"{OVERRIDES}.{_POSITIONS}": asked}
             fix = Changes(set=dict(raised))
-    yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely, refused=LENGTH)
+    refused = LENGTH if surely else ""
+    yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely, refused=refused)
 
 
 def _overridden(changed: Mapping[str, Any], facts: ModelFacts) -> int | None:

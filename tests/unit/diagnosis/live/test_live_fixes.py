@@ -144,7 +144,14 @@ def test_expandable_segments_help_if_enough_is_reserved_but_unused() -> None:
     assert "sleep mode" in of(out_of_memory()).fixes[0].tradeoff, "its flags are unknown"
     assert of(out_of_memory(), {"max-num-seqs": 64}).fixes[0].tradeoff == ""
     assert segments not in reasons(out_of_memory(unused="1.20"))
-    for refusing in ({"enable-sleep-mode": True}, {"kv-transfer-config": "{}"}, {"tensor-parallel-size": 2}):
+    refused: tuple[Flags, ...] = (
+        {"enable-sleep-mode": True},
+        {"kv-transfer-config": "{}"},
+        {"kv-transfer-config.kv_connector": "NixlConnector"},
+        {"kv-offloading-size": 8},
+        {"tensor-parallel-size": 2},
+    )
+    for refusing in refused:
         assert segments not in reasons(out_of_memory(), refusing), refusing
 
 

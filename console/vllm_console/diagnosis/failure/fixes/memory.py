@@ -31,7 +31,9 @@ WEIGHTS_SHARE = 0.85
 
 MOST_GPUS = 64
 
-_REFUSE_SEGMENTS = ("enable-sleep-mode", "enable-cumem-allocator", "kv-transfer-config")
+_REFUSE_SEGMENTS = frozenset(
+    {"enable-sleep-mode", "enable-cumem-allocator", "kv-transfer-config", "kv-offloading-size"}
+)
 """With one of these flags, some releases don't start with expandable segments, or turn them off."""
 
 BLOCK = 16
@@ -402,7 +404,8 @@ def _expandable_segments(case: Case) -> list[Fix]:
     found = _FRAGMENTED.search(case.text)
     if found is None or "expandable_segments" in " ".join(case.environment.values()):
         return []
-    if any(case.flags.get(name) for name in _REFUSE_SEGMENTS) or case.number(TENSOR, 1) > 1:
+    refusing = (value for name, value in case.flags.items() if name.partition(".")[0] in _REFUSE_SEGMENTS)
+    if any(refusing) or case.number(TENSOR, 1) > 1:
         return []
     left = float(found["left"]) * _GIB[found["left_unit"]]
     if left < float(found["asked"]) * _GIB[found["unit"]]:
@@ -412,5 +415,5 @@ def _expandable_segments(case: Case) -> list[Fix]:
         f"Fragmentation: PyTorch reserves {found['left']} {found['left_unit']}iB without using it, but no piece of "
         f"{found['asked']} {found['unit']}iB. --env {name}=expandable_segments:True lets it join the pieces."
     )
-    unless = "" if case.flags else "Not with sleep mode, a KV connector or tensor parallelism."
+    unless = "" if case.flags else "Not with sleep mode, a KV connector, KV offloading or tensor parallelism."
     return [Fix(Changes(), why, unless)]
