@@ -243,3 +243,9 @@ def shortened(text: str) -> list[str]:
 def sourced(source: str, reason: str) -> str:
     """A reason with its source, unless it names that itself: ``preset: …``, ``set by you``."""
     return reason if not source or reason.endswith(f" by {source}") else f"{source}: {reason}"
+
+
+def error_sentence(error: BaseException) -> str:
+    """The first line of an error, or its type name if it has no text."""
+    first = str(error).strip().splitlines()[:1]
+    return plain(first[0]) if first else type(error).__name__

@@ -218,7 +218,7 @@ class Webhook:
             except TimeoutError:
                 trouble = f"did not answer within {DEADLINE_SECONDS:g}s"
                 continue
-            except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and further messages are sent
                 trouble = f"can't be reached ({type(error).__name__})"
                 continue
             if 200 <= status < 300:

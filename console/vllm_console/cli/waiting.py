@@ -150,16 +150,17 @@ class Canceling:
             raise KeyboardInterrupt
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a program besides Ctrl-C. A SIGHUP that is ignored, as under nohup, stays ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
+
+
 @contextlib.contextmanager
 def undone_at_end(undo: Callable[[], None]) -> Iterator[Canceling]:
-    """SIGINT, SIGTERM and SIGHUP end the block like Ctrl-C; then call ``undo``, which no signal interrupts.
-
-    A SIGHUP that is ignored, as under nohup, stays ignored.
-    """
+    """SIGINT and the `ending_signals` end the block like Ctrl-C; then call ``undo``, which no signal interrupts."""
     cancel = Canceling()
-    handled = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        handled.append(signal.SIGHUP)
+    handled = (*ending_signals(), signal.SIGINT)
     before = {number: signal.signal(number, cancel.handle) for number in handled}
     try:
         yield cancel

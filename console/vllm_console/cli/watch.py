@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_json
-from vllm_console.text import plain
-from vllm_launchers.errors import OperationError
+from vllm_console.cli.waiting import ending_signals
+from vllm_console.text import error_sentence, plain
 
 if TYPE_CHECKING:
     from vllm_console.alerts.findings import Alert
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = settings_from(args)
     ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         signal.signal(number, lambda *_: ended.set())
     terminal = sys.stderr.isatty()
     fleet = open_fleet(args, config, interactive=True, observe=False)
@@ -63,12 +64,14 @@ def run(args: argparse.Namespace) -> int:
 def _watch(fleet: LocalFleet, notifier: Notifier, ended: threading.Event, *, as_json: bool) -> None:
     reported = ""
     while True:
+        alerts: Sequence[Alert] = ()
         try:
-            for alert in notifier.update(fleet.snapshot()):
-                print(_line(alert, as_json=as_json), flush=True)
+            alerts = notifier.update(fleet.snapshot())
             trouble = notifier.trouble
-        except OperationError as error:  # the next poll may succeed
-            trouble = str(error)
+        except Exception as error:  # noqa: BLE001 - the poll's boundary: reported, and tried again
+            trouble = error_sentence(error)
+        for alert in alerts:
+            print(_line(alert, as_json=as_json), flush=True)
         if trouble and trouble != reported:
             print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)
         reported = trouble

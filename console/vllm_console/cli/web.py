@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import read_only_by, settings_from
+from vllm_console.cli.waiting import ending_signals
 from vllm_launchers.errors import OperationError, UsageError
 
 if TYPE_CHECKING:
@@ -111,6 +112,6 @@ def _explanation(link: str, port: int, read_only: str) -> str:
 
 async def _serve(server: ConsoleServer, listening: socket.socket, explanation: str) -> None:
     ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, *ending_signals()):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await server.serve(listening, lambda: print(explanation, flush=True), ended)

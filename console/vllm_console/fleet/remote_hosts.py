@@ -7,6 +7,7 @@ delays only itself; a lost connection is retried with increasing pauses.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shlex
@@ -33,7 +34,7 @@ from vllm_console.fleet.remote_protocol import (
     views_of,
 )
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.text import plain
+from vllm_console.text import error_sentence, plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper.folders import NAME
 from vllm_launchers.keeper.records import State
@@ -166,8 +167,13 @@ class Session:
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
-        for thread in (threading.Thread(target=self._read, daemon=True), self._errors):
-            thread.start()
+        try:
+            for thread in (threading.Thread(target=self._read, daemon=True), self._errors):
+                thread.start()
+        except RuntimeError as error:  # a shortage of threads
+            self._process.kill()
+            self._process.wait()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def greet(self) -> None:
         """Wait for the greeting, and check that both sides use the same protocol.
@@ -337,7 +343,10 @@ class Connection:
         failures = 0
         while not self._ended.is_set():
             began = time.monotonic()
-            problem = self._converse()
+            try:
+                problem = self._converse()
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in its row, and tried again
+                problem = f"unexpected error: {error_sentence(error)}"
             if self._ended.is_set():
                 return
             failures = 1 if time.monotonic() - began > LONGEST_PAUSE_SECONDS else failures + 1

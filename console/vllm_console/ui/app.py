@@ -29,7 +29,7 @@ from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView
 from vllm_console.history.time_view import TimeView
-from vllm_console.text import plain
+from vllm_console.text import error_sentence, plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import chosen_keys, key_of, use_keys
 from vllm_console.ui.panes.bars import Polling
@@ -716,9 +716,3 @@ async def _settled(field: Input) -> None:
                 if isinstance(node, App) or not isinstance(node, MessagePump) or not node.call_later(heard.set):
                     return
                 await heard.wait()
-
-
-def error_sentence(error: BaseException) -> str:
-    """The first line of an error, or its type name if it has no text."""
-    first = str(error).strip().splitlines()[:1]
-    return plain(first[0]) if first else type(error).__name__

@@ -336,9 +336,9 @@ class RestartPreparation:
         if process is None:
             return
         if process.overdue(now) and not process.why_not:
+            process.end()
             process.why_not = OVERDUE
             self.killed = process.process
-            process.end()
         elif not self.waits or preparation is None:
             return
         elif process.too_much_output:
@@ -373,7 +373,10 @@ class RestartPreparation:
             return
         output = process.output()
         process.close()  # first, because a waiting process ends when its socket closes
-        process.end()
+        try:
+            process.end()
+        except OSError as error:  # a shortage of descriptors must not keep its end from being recorded
+            self._note(f"its process {process.process.pid} was not killed ({error}); it ends with its socket")
         if self._record_writer.record.preparation is None and self._recorded is not None:  # it was about to take over
             self._record_writer.change(preparation=self._recorded)
         self.record(step, self._shown(message.encode(errors="replace"))[:KEPT_MESSAGE],

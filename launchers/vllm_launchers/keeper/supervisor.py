@@ -68,6 +68,8 @@ ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
 WARMING_UP = "/health answers; ready after a first completed request"
 JOINED = f"{NODES_JOINED}; ready once node 0 has completed a request"
 LINK_LOST = "its keeper ended, and with it the link to the other nodes"
+STOPPING, STOPPING_FOR_RESTART = "stopping as requested", "stopping for a restart"
+SURVIVES = "survives SIGKILL"
 UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
 """Outcomes of sleep or wake-up after which the server must be restarted."""
 DRAIN_SECONDS = 30.0
@@ -77,6 +79,18 @@ DRAIN_SECONDS = 30.0
 def unfit(report: WarmUpReport) -> str:
     """Why a server whose warm-up failed is stopped."""
     return f"/health answered, but the first request failed: {report.detail}"
+
+
+def failed_warm_up(record: ServerRecord) -> bool:
+    """Whether a stopping server ends because its warm-up failed."""
+    report = record.current.warm_up
+    return report is not None and report.outcome is WarmUpOutcome.FAILED and record.next_spec is None
+
+
+def lost_node(record: ServerRecord) -> str:
+    """If a stopping server ends because another node was lost: why. Otherwise empty."""
+    asked = record.reason.startswith((STOPPING, STOPPING_FOR_RESTART, SURVIVES))
+    return "" if asked or failed_warm_up(record) or record.current.spec.node is None else record.reason
 
 
 class MissedExit(Value):
@@ -109,7 +123,9 @@ def missed_exit(record: ServerRecord, ended_with: str, now: float, *, foreign: b
     elif foreign:
         pid = record.server.pid
         why = f"pid {pid} is not this server's process (it does not have its output open) and was left alone"
-    exit_ = record.current.exit or exit_unknown(record.state is State.STOPPING, why, now)
+    stopping = record.state is State.STOPPING
+    lost = lost_node(record) if stopping else ""
+    exit_ = record.current.exit or exit_unknown(stopping and not lost, f"{lost}; {why}" if lost else why, now)
     # The policy applies only to an exit that a keeper saw: for any other, it is unknown whether it was requested.
     return MissedExit(exit_, next_spec, start_pending, retry=record.current.exit is not None and not exit_.requested)
 
@@ -238,10 +254,10 @@ class Supervisor:
         self.record_writer.change(**_this_keeper(), adopted=True, start_pending=False, reason=reason)
         self._adopt_sidecar()
         if record.state is State.STOPPING:
-            report = record.current.warm_up
-            unserved = report is not None and report.outcome is WarmUpOutcome.FAILED and record.next_spec is None
+            unserved, self._node_lost = failed_warm_up(record), lost_node(record)
             sequence = self._new_stop_sequence(serving=unserved)
-            self._stop = Stop(sequence, self.note, requested=not unserved, next_spec=record.next_spec, retry=unserved)
+            requested = not unserved and not self._node_lost
+            self._stop = Stop(sequence, self.note, requested=requested, next_spec=record.next_spec, retry=unserved)
             self._sidecar.want(None)
         elif record.current.spec.node is not None:
             self._end_with_nodes(LINK_LOST)
@@ -658,7 +674,7 @@ class Supervisor:
             self._learn_secrets(next_spec, secrets)
         if next_spec is None or next_spec is not self._preparation.spec:
             self._preparation.discard(PreparationStep.CANCELED, "a stop was requested")
-        reason = "stopping as requested" if next_spec is None else "stopping for a restart"
+        reason = STOPPING if next_spec is None else STOPPING_FOR_RESTART
         record, stop = self.record, self._stop
         insist = next_spec is not None
         if stop is not None:
@@ -705,6 +721,9 @@ class Supervisor:
 
     def _continue_after_end(self, stop: Stop) -> None:
         """Take the next step once nothing of the server is left. Raises `UnwrittenError` to wait for the record."""
+        if self.record.state in LIVE:
+            unknown = exit_unknown(stop.requested, "its keeper failed to record its end", time.time())
+            self._write_exit(unknown)
         self._group = None
         if stop.next_spec is not None:
             self.start_next(stop.next_spec, start_pending=True)
@@ -916,7 +935,7 @@ class Supervisor:
                     self._continue_after_end(stop)
         elif stop.stuck:
             pids = ", ".join(map(str, stop.stuck))
-            reason = f"survives SIGKILL (pid {pids}): the kernel or a driver holds it"
+            reason = f"{SURVIVES} (pid {pids}): the kernel or a driver holds it"
             if self.record.reason != reason:
                 self.note(reason)
                 self.record_writer.change(reason=reason)

@@ -119,6 +119,24 @@ def test_delivery_gives_up_and_continues_with_the_next(receiver: Receiver) -> No
     webhook.close()
 
 
+def test_unexpected_error_is_reported_and_the_next_message_is_sent(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    webhook = hook(receiver)
+    with monkeypatch.context() as patched:
+        patched.setattr(Webhook, "_post", run)
+        webhook.send({"number": 1})
+        until(lambda: webhook.trouble)
+    assert webhook.trouble == "the webhook at 127.0.0.1 can't be reached (RuntimeError): message lost"
+    webhook.send({"number": 2})
+    receiver.until(1)
+    until(lambda: not webhook.trouble)
+    webhook.close()
+
+
 @pytest.mark.parametrize("status", [301, 307, 400, 404])
 def test_permanent_errors_and_redirects_are_not_retried(receiver: Receiver, status: int) -> None:
     receiver.answers = [status]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import count
 from types import ModuleType, SimpleNamespace
 
@@ -29,3 +30,13 @@ def test_long_wait_prints_progress_lines_when_stderr_is_not_a_terminal(
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == lines
     assert all(line.startswith(f"{name}: ") for line in printed)
+
+
+def test_ignored_hangup_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert waiting.ending_signals() == (signal.SIGTERM,), "as under nohup"
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert waiting.ending_signals() == (signal.SIGTERM, signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from fakes import fake_fleet as fakes
 from vllm_console.cli.elsewhere import run_elsewhere
 from vllm_console.cli.main import parse
+from vllm_console.fleet import remote_hosts
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.remote_hosts import (
     HOSTS,
@@ -161,6 +162,23 @@ def test_faulty_connection_is_one_row(
     assert (row.name, row.state_text, notices) == ("box", "unreachable", [])
     with pytest.raises(OperationError, match="box is not connected"):
         connection.do("stop", "chat")
+
+
+def test_unexpected_error_is_shown_and_the_machine_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = threading.Semaphore(0)
+
+    def no_thread(_argv: object) -> object:
+        tried.release()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(remote_hosts, "Session", no_thread)
+    connection = Connection(RemoteHost("box", "box"))
+    assert connection.answered.wait(30)
+    (row,), _ = connection.views()
+    assert "unexpected error: can't start new thread" in row.reason
+    for _ in range(2):
+        assert tried.acquire(timeout=30)
+    connection.close()
 
 
 def test_refusal_of_a_plan_keeps_its_findings() -> None:

@@ -6,11 +6,12 @@ import pytest
 
 from vllm_launchers.keeper import location, processes
 from vllm_launchers.keeper.context import inherited_from, restored_environment
-from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
-from vllm_launchers.keeper.supervisor import missed_exit
+from vllm_launchers.keeper.records import Generation, LaunchSpec, NodeSpec, ProcessIdentity, ServerRecord, State
+from vllm_launchers.keeper.supervisor import STOPPING, SURVIVES, lost_node, missed_exit
 from vllm_launchers.values import replace
 
 SPEC = LaunchSpec(("vllm", "serve"), "127.0.0.1", 8000)
+NODE = Generation(2, replace(SPEC, node=NodeSpec(0, 2, "10.0.0.1", 29501, 600.0, {})), 1.0)
 HERE, ELSEWHERE = ProcessIdentity(5, 5, processes.boot_id()), ProcessIdentity(5, 5, "earlier")
 RECORD = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(2, SPEC, 1.0),), keeper=HERE)
 
@@ -80,3 +81,15 @@ def test_missed_exit_follows_the_record(change, start_pending, next_spec, retry,
     assert reason in found.exit.reason
     assert "exited with" not in found.exit.reason, "the reason is unknown"
     assert (found.exit.at, found.exit.code) == (9.0, None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "requested"),
+    [("node 1 is gone: its connection was lost", False), (STOPPING, True), (f"{SURVIVES} (pid 7): …", True)],
+)
+def test_node_that_ends_for_another_one_was_not_asked_to_stop(reason, requested):
+    stopping = replace(RECORD, state=State.STOPPING, reason=reason, server=HERE, generations=(NODE,))
+    assert lost_node(stopping) == ("" if requested else reason)
+    ended = missed_exit(stopping, "", 9.0).exit
+    assert ended.requested is requested
+    assert (reason in ended.reason) is not requested

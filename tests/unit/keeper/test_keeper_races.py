@@ -104,6 +104,27 @@ def test_answer_during_a_stop_changes_nothing(server):
     assert server.record.reason == "stopping as requested"
 
 
+def test_end_that_an_error_kept_from_being_recorded_is_recorded_later(server, monkeypatch):
+    def shortage(_stop):
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    process = server.record.server
+    child = os.pidfd_open(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    select.select([child], [], [], 60)
+    os.close(child)
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "_ended_beside", shortage)
+        with pytest.raises(OSError, match="Too many open files"):
+            server.reap()
+    deadline = time.monotonic() + 60
+    while not server.over:
+        assert time.monotonic() < deadline
+        server.tick(time.monotonic())
+    assert server.record.state is State.FAILED
+    assert "its keeper failed to record its end" in server.record.reason
+
+
 def until_over(server):
     """Run the server's events until it has ended."""
     until(server, lambda: server.over)

@@ -101,7 +101,11 @@ class OutputWriter:
             while (piece := self._next()) is not None:
                 if not piece and gone.poll(0):
                     raise OSError("hung up")
-                written = os.write(self._descriptor, piece) if piece else 0
+                try:
+                    written = os.write(self._descriptor, piece) if piece else 0
+                except BlockingIOError:  # another program made the terminal that they share non-blocking
+                    select.select([], [self._descriptor], [], GLANCE_SECONDS)
+                    written = 0
                 self._took(written)
         except OSError:
             with self._changed:

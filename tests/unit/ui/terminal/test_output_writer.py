@@ -119,3 +119,10 @@ def test_waiting_output_is_dropped_to_release_a_slow_terminal(pipe: Pipe) -> Non
         found += os.read(pipe.reads, 1 << 16)
     assert len(found) < written, "unsent output was dropped"
     assert set(found.removesuffix(b"given back")) == {ord("x")}
+
+
+def test_terminal_that_another_program_made_non_blocking_is_not_lost(pipe: Pipe) -> None:
+    os.set_blocking(pipe.writes, False)
+    count = filled(pipe)
+    assert pipe.read(count) == b"x" * count
+    assert not pipe.lost.is_set()
