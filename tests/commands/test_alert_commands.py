@@ -62,7 +62,7 @@ def test_check_exit_code_reports_whether_objectives_are_met(program):
     assert "served nothing" in document["problems"][0]
     answer = program("check", "chat")
     assert (answer.returncode, answer.stderr) == (1, "")
-    assert "broken  chat served nothing" in answer.stdout
+    assert "failed  chat served nothing" in answer.stdout
     assert "objectives of preset patient" in program("check", "chat", "--allow-idle").stdout
 
     program.json("load", "chat", "--rate", "10", "--duration", "1")
@@ -75,7 +75,7 @@ def test_check_exit_code_reports_whether_objectives_are_met(program):
     program.json("stop", "chat")
     answer = program("check", "chat", "--allow-idle")
     assert (answer.returncode, answer.stderr) == (1, "")
-    assert "broken  chat is not serving: stopped" in answer.stdout
+    assert "failed  chat is not serving: stopped" in answer.stdout
 
 
 def test_check_lists_each_violated_objective(program):
@@ -87,8 +87,8 @@ def test_check_lists_each_violated_objective(program):
         assert time.monotonic() < deadline, answer.stdout
         time.sleep(ASK_SECONDS)
     assert answer.returncode == 1
-    lines = [line for line in answer.stdout.splitlines() if line.startswith("broken")]
-    assert [line.split(" is ")[0] for line in lines] == ["broken  TTFT p99", "broken  ITL p99"], "no duplicate line"
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("failed")]
+    assert [line.split(" is ")[0] for line in lines] == ["failed  TTFT p99", "failed  ITL p99"], "no duplicate line"
     assert all("above its limit of 10µs (objectives of preset hasty)" in line for line in lines)
     assert answer.stderr == "", "the result is printed once"
     _, document = checked(program)

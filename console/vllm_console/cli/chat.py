@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--code", choices=LANGUAGES, help="print the request as code, with the key taken from VLLM_API_KEY"
     )
-    parser.add_argument("--remote", action="store_true", help="allow another user's server, or another machine")
+    parser.add_argument(
+        "--remote", action="store_true", help="allow another machine; in a pipe also another user's server"
+    )
     add_json(parser)
 
 

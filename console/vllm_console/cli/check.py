@@ -90,10 +90,10 @@ def _report_lines(report: Report) -> list[str]:
     """A line per objective, and per problem that is not an objective."""
     lines = [f"over the last {duration(report.window_seconds)}:"]
     for one in report.objectives:
-        mark = {True: "ok", False: "broken", None: "–"}[one.ok]
+        mark = {True: "ok", False: "failed", None: "–"}[one.ok]
         lines.append(f"{mark:<7} {plain(one.sentence)}")
     in_sentences = {f"{report.name}: {one.sentence}" for one in report.objectives}
-    return [*lines, *(f"{'broken':<7} {plain(problem)}" for problem in report.problems if problem not in in_sentences)]
+    return [*lines, *(f"{'failed':<7} {plain(problem)}" for problem in report.problems if problem not in in_sentences)]
 
 
 def check_launch(args: argparse.Namespace) -> int:

@@ -110,7 +110,7 @@ def _installed(args: argparse.Namespace, plan: EnginePlan, *, there: bool) -> in
         print(f"{plan.name} is installed")
         print(f"  vllm-console start PRESET --vllm {plan.name}")
     else:
-        print("Nothing was installed: without --dry-run it asks first.")
+        print("Nothing was installed. Without --dry-run, it asks before it downloads.")
     return 0
 
 

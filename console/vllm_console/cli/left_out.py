@@ -22,7 +22,7 @@ def tell_left_out(plans: Iterable[Plan], how: str) -> None:
     ``how`` completes the sentence: how to add those that it needs.
     """
     if left_out := sorted({name for plan in plans for name in _left_out(plan)}):
-        complain(f"note: this shell sets {', '.join(left_out)}, the export does not; {how}")
+        complain(f"note: set in this shell but not in the export: {', '.join(left_out)}; {how}")
 
 
 def _left_out(plan: Plan) -> list[str]:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         gone = format_leftovers(Leftovers(removed.processes, removed.files))
         print(f"Removed {gone}.")
     for sentence in () if args.json else (*found.spared, *(removed.problems if removed else ())):
-        print(plain(f"  left alone: {sentence}"), file=sys.stderr)
+        print(plain(f"  skipped: {sentence}"), file=sys.stderr)
     return 1 if removed is not None and removed.problems else 0
 
 

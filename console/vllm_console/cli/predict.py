@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"scale the request rate by X, from {LEAST_SCALE:g} to {MOST_SCALE:g}",
     )  # fmt: skip
     add_json(parser)
-    parser.add_argument(
-        "--draft", action="store_true", help="run as for the console: at low priority, without keeping the prediction"
-    )
+    parser.add_argument("--draft", action="store_true", help="run at low priority, and do not store the prediction")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +100,7 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     yield f"{plain(name)}: {shown}"
     source = "reconstructed from its metrics" if found.source == METRICS else found.source
     yield f"from {found.requests:,} requests in {found.minutes:.1f} min, {source}"
-    yield f"NOW covers these {found.minutes:.1f} min; 'status' shows the last minute"
+    yield f"NOW: measured over these {found.minutes:.1f} min; 'status' shows the last minute"
     yield ""
     if all(getattr(prediction.predicted, key).mean.value is None for key, _ in _LATENCIES):
         yield prediction.outside or "Not predicted: in the replay no recorded request would be served."

@@ -297,4 +297,4 @@ def keep_ramp(target: Target, name: str, found: Ramp, objectives: Objectives) ->
     try:
         target.fleet.history.keep_measurement(name, _measurement(found, objectives))
     except OperationError as error:
-        complain(f"the result is not kept: {error}")
+        complain(f"the result could not be stored: {error}")

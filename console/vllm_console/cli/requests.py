@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"No finished request of {plain(args.name)} is recorded yet.")
     if lost := found[-1].dropped if found else 0:
-        complain(f"note: its process dropped {counted(lost, 'record')} of steps and requests, which are missing here")
+        complain(f"note: the probe dropped {counted(lost, 'record')} of steps and requests, which are missing here")
     return 0
 
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         names = list(dict.fromkeys(run.server for run in found))
         for name in names:
             lines = startup_lines([run for run in found if run.server == name], get_terminal_size().columns)
-            print("\n".join([plain(name), *lines, ""] if lines else [f"{plain(name)}: no start-up is known", ""]))
+            print("\n".join([plain(name), *lines, ""] if lines else [f"{plain(name)}: no start-up was recorded", ""]))
     elif found:
         from vllm_console.cli.runs_text import run_lines
 

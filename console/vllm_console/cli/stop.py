@@ -77,15 +77,19 @@ def add_sleep_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def add_sleep(parser: argparse.ArgumentParser) -> None:
-    """Add the options for going to sleep: the level, and how long requests may take to finish."""
+def add_sleep(parser: argparse.ArgumentParser, who: str = "") -> None:
+    """Add the options for going to sleep: the level, and how long requests may take to finish.
+
+    ``who`` sleeps, if that is not the server in question.
+    """
+    of = f"{who}: " if who else ""
     parser.add_argument(
         "--level", type=int, choices=[1, 2], default=1,
-        help="1: keep the weights in host memory; 2: discard them and reload (default 1)",
+        help=f"{of}1: keep the weights in host memory; 2: discard them and reload (default 1)",
     )  # fmt: skip
     parser.add_argument(
         "--drain", type=timeout_from, default=DRAIN_SECONDS, metavar="DURATION",
-        help="how long to wait for its requests; if any remain, it keeps serving (default "
+        help=f"{of}how long to wait for its requests; if any remain, it keeps serving (default "
              f"{round_duration(DRAIN_SECONDS)})",
     )  # fmt: skip
 
@@ -104,7 +108,7 @@ def say(sentence: str) -> None:
 def add_wake_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name")
-    add_sleep(parser)
+    add_sleep(parser, "its partner")
     add_json(parser)
 
 

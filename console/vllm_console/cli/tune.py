@@ -281,7 +281,7 @@ class _Tuner:
             expected += "?" if candidate.outside else ""
             self.say(self._row(flags_text(candidate.set), expected, measured, problem))
             if candidate.outside and not any(candidate.outside == one["outside"] for one in self._trials[:-1]):
-                self.say(_indented(f"? a guess: {candidate.outside}"))
+                self.say(_indented(f"? low confidence: {candidate.outside}"))
         decision = self._decision = decide(original, self._done, self._args.objective, self._gains())
         if decision.significant and decision.place is not None:
             self._wanted = {**self._original, **ranking.candidates[decision.place].set}

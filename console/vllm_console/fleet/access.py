@@ -87,8 +87,9 @@ class ServerAccess:
             if client.keeper_alive(self._state, name) and self.record(name) is None:
                 raise OperationError(f"{name} is being created by another command: try again once it is listed")
         if self.record(name) is None:
-            known = ", ".join(self._names()) or "none yet"
-            raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
+            names = ", ".join(self._names())
+            known = f"your servers: {names}" if names else "you have no servers yet"
+            raise NotFoundError(f"no server is called '{name}'; {known}")
 
     def _refuse_lost(self, name: str) -> None:
         if lost := [folder for folder in find_lost(self._state) if folder.name == name]:

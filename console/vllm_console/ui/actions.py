@@ -48,7 +48,7 @@ SCREENS = {
     "launch": "On the launch screen",
     "flags": "On the flags screen",
     "log": "On the log screen",
-    "reader": "On screens of text: help, findings, comparison, descriptions",
+    "reader": "On text screens: help, findings, comparison, descriptions",
     "help": "On the help screen",
     "findings": "On the findings screen",
     "compare": "On the comparison screen",
@@ -57,7 +57,7 @@ SCREENS = {
     "code": "On the code of a chat",
     "question": "In a question",
     "list": "In a list to choose from",
-    "moving": "Moving on screens other than the main one and chats",
+    "moving": "Moving on other screens",
 }
 """Scopes of screens other than the operations screen, and their headings."""
 
@@ -177,7 +177,7 @@ _ACTIONS: tuple[Action, ...] = (
     _action("stage_traffic", "t", "Suggest flags from measured traffic", "operations", _STAGE, changes=True),
     _action("previous_flags", "z", "Stage a revert to the previous run's flags", "operations", _STAGE,
             "revert", changes=True),
-    _action("drop_last", "backspace", "Drop the change staged last", "operations", _STAGE, "drop last", changes=True),
+    _action("drop_last", "backspace", "Drop the last staged change", "operations", _STAGE, "drop last", changes=True),
     _action("clear", "escape", "Drop staged changes (asks if several); then clear filter, marks, large pane, "
                                "replay, hints",
             "operations", _STAGE, "drop"),

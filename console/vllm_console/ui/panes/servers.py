@@ -337,7 +337,7 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
         return (f"no new metrics for {duration(now - server.sample.at)}", WARN) if (stale and server.sample) else None
     if server.state is State.ASLEEP and server.sleep is not None:
         if any(one.code == PAIR_ASLEEP for one in server.findings):
-            return f"neither it nor {server.partner} serves", STATE_STYLE[State.FAILED]
+            return f"neither it nor {server.partner} is serving", STATE_STYLE[State.FAILED]
         return server.sleep.sentence.removeprefix("asleep, "), DIM
     reason = server.reason or UNKNOWN
     if server.state is State.UNRESPONSIVE:  # the state's column is too narrow for its age
