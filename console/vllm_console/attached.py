@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from vllm_console.history.store import HISTORY
-from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback
+from vllm_launchers.addresses import ServerUrl, is_loopback, server_url
 from vllm_launchers.errors import UsageError
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.errors import KeeperError, NoSuchServerError
@@ -35,10 +34,6 @@ DETACHED = "detached"
 """How the run of a detached endpoint ended: nobody knows more, since it may still run."""
 
 VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-
-
-class AddressError(UsageError):
-    """The argument is not an endpoint address or variable name. The message is one sentence."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -60,59 +55,26 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def host(self) -> str:
-        """The host's name or address."""
+        """The name or address of its host, or of an attached machine."""
         return urlsplit(self.url).hostname or ""
 
     @property
-    def port(self) -> int:
-        """Its port, even if the URL has none."""
-        parts = urlsplit(self.url)
-        return parts.port or (443 if parts.scheme == "https" else 80)
-
-    @property
-    def tls(self) -> bool:
-        """Whether it speaks TLS."""
-        return self.url.startswith("https:")
-
-
-def base_of(url: str) -> str:
-    """The base URL of an endpoint, as it is recorded: without ``/v1``, ``/metrics`` or a trailing slash.
-
-    Raises:
-        AddressError: it is not such a URL, or has a password, a query or a fragment.
-    """
-    shown = plain(url, 120)
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise AddressError(f"'{shown}' is not a URL; expected one such as https://gpubox:8000") from error
-    if parts.username is not None or parts.password is not None:
-        # Not shown, because it may contain a password.
-        raise AddressError(
-            "the URL contains a user name: put the endpoint's API key into a variable and give --key-env VAR"
-        )
-    if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
-        raise AddressError(f"'{shown}' is not an endpoint URL; expected one such as https://gpubox:8000")
-    if parts.query or parts.fragment:
-        raise AddressError(f"'{shown}' has a query or a fragment: give the endpoint's base URL")
-    path = parts.path.rstrip("/")
-    for ending in ("/metrics", "/v1"):
-        path = path.removesuffix(ending).rstrip("/")
-    return f"{parts.scheme}://{parts.netloc.lower()}{path}"
+    def address(self) -> ServerUrl:
+        """Its URL, in parts."""
+        return server_url(self.url)
 
 
 def check_variable(name: str) -> str:
-    """The name of an environment variable. Raises AddressError if it is not a valid name; it may be the key itself."""
+    """The name of an environment variable. Raises UsageError if it is not a valid name; it may be the key itself."""
     if not VARIABLE.fullmatch(name):
-        raise AddressError("--key-env takes the name of a variable that holds the key, not the key itself")
+        raise UsageError("--key-env takes the name of a variable that holds the key, not the key itself")
     return name
 
 
 def name_for(url: str) -> str:
     """A server name derived from a URL's host and port."""
-    endpoint = Endpoint(url)
-    words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{endpoint.host}-{endpoint.port}").lstrip("._-")
+    server = server_url(url)
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{server.host}-{server.port}").lstrip("._-")
     return words[:55] or "endpoint"
 
 
@@ -120,17 +82,17 @@ def api_key_of(endpoint: Endpoint) -> str:
     """The endpoint's API key from its own variable; empty without one.
 
     Raises:
-        AddressError: an HTTP header cannot carry it.
+        UsageError: an HTTP header cannot carry it.
     """
     key = os.environ.get(endpoint.key_env, "") if endpoint.key_env else ""
     if not (key.isascii() and key.isprintable()):
-        raise AddressError(f"the API key in {endpoint.key_env} has characters that no HTTP header can carry")
+        raise UsageError(f"the API key in {endpoint.key_env} has characters that no HTTP header can carry")
     return key
 
 
 def clear_text_notice(endpoint: Endpoint) -> str:
     """The warning about a key that is sent without encryption; empty if there is none."""
-    if endpoint.keyed and not endpoint.tls and not is_loopback(endpoint.host):
+    if endpoint.keyed and not endpoint.address.tls and not is_loopback(endpoint.host):
         return f"its API key is sent to {endpoint.host} without encryption (http)"
     return ""
 
@@ -163,10 +125,14 @@ def spec_of(endpoint: Endpoint, details: Mapping[str, Any]) -> LaunchSpec:
 def endpoint_of(record: ServerRecord) -> Endpoint | None:
     """The endpoint of a record; None for a server of this machine."""
     found = record.current.spec.details.get("attached")
-    try:
-        return convert(found, Endpoint) if found is not None else None
-    except ValueError:
+    if found is None:
         return None
+    try:
+        endpoint = convert(found, Endpoint)
+        server_url(endpoint.url)
+    except (ValueError, UsageError):
+        return None
+    return endpoint
 
 
 def read_endpoint(folder: Path) -> tuple[ServerRecord, Endpoint]:

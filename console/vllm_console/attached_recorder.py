@@ -23,7 +23,6 @@ from msgspec.structs import replace as replace_struct
 
 from vllm_console.attached import (
     LOCK,
-    AddressError,
     Endpoint,
     api_key_of,
     attached_folder,
@@ -39,6 +38,7 @@ from vllm_console.recorder import TroubleReporter, WindowRecorder, say, stopped_
 from vllm_console.runs.keys import run_key
 from vllm_console.runs.store import FILE_NAME, RunName
 from vllm_console.text import plain
+from vllm_launchers.errors import UsageError
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import Generation, ServerRecord, State
@@ -351,8 +351,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     try:
         key = api_key_of(endpoint)
-        scraper = Scraper(endpoint.url, ANSWER_SECONDS, key=key, tls=verifying(endpoint.ca) if endpoint.tls else None)
-    except (ScrapeError, AddressError) as error:
+        tls = verifying(endpoint.ca) if endpoint.address.tls else None
+        scraper = Scraper(endpoint.url, ANSWER_SECONDS, key=key, tls=tls)
+    except (ScrapeError, UsageError) as error:
         failed = replace(found, state=State.UNRESPONSIVE, state_since=time.time(), reason=str(error))
         with contextlib.suppress(OSError):
             folders.write_record(folder, failed)

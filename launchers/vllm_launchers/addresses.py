@@ -1,4 +1,4 @@
-"""The address at which a server is reached, given the one it binds, and who can reach it.
+"""The address at which a server is reached, given the one it binds or its URL, and who can reach it.
 
 Standard library only: every package may use it.
 """
@@ -6,6 +6,9 @@ Standard library only: every package may use it.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from vllm_launchers.errors import UsageError
+from vllm_launchers.values import Value
 
 if TYPE_CHECKING:
     import socket
@@ -16,6 +19,10 @@ TLS_FLAGS = ("ssl-certfile", "ssl-keyfile")
 
 _WILDCARDS = {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 """Hosts that mean all addresses of a machine, and the address at which the machine itself reaches them."""
+
+
+_PORTS = {"http": 80, "https": 443}
+"""Default ports by scheme."""
 
 
 def family_of(host: str) -> socket.AddressFamily:
@@ -71,6 +78,53 @@ def base_url(host: str, port: int, *, tls: bool = False) -> str:
     """The URL at which this machine reaches a server that binds ``host`` and ``port``."""
     asked, scheme = reachable(host), "https" if tls else "http"
     return f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"
+
+
+class ServerUrl(Value):
+    """A server's URL, as parsed by `server_url`: ``path`` is empty or begins with a slash and ends without one."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server speaks TLS."""
+        return self.scheme == "https"
+
+    @property
+    def base(self) -> str:
+        """The base URL of its API, without the default port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}{self.path}"
+
+
+def server_url(text: str) -> ServerUrl:
+    """Parse a server's URL, which may end with ``/v1`` or ``/metrics``.
+
+    Raises:
+        UsageError: it is not such a URL, or has a user name, a query or a fragment. A password is not shown.
+    """
+    from urllib.parse import urlsplit  # not small either
+
+    shown = "the URL" if "@" in text else repr(text[:200])
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or port == 0 or parts.scheme not in _PORTS or not text.isprintable() or " " in text:
+        raise UsageError(f"{shown} is not a server URL; expected one such as http://gpubox:8000")
+    if parts.username is not None:
+        raise UsageError("the URL contains a user name: an API key is read from an environment variable instead")
+    if parts.query or parts.fragment:
+        raise UsageError(f"{shown} has a query or a fragment: give the server's base URL")
+    path = parts.path.rstrip("/")
+    for ending in ("/metrics", "/v1"):
+        path = path.removesuffix(ending).rstrip("/")
+    return ServerUrl(parts.scheme, host, port or _PORTS[parts.scheme], path)
 
 
 def tls_to_own() -> ssl.SSLContext:

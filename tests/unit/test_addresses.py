@@ -6,7 +6,8 @@ import pytest
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.load.client import check_url
-from vllm_launchers.addresses import base_url, format_exposure, is_loopback, is_wildcard, reachable
+from vllm_launchers.addresses import base_url, format_exposure, is_loopback, is_wildcard, reachable, server_url
+from vllm_launchers.errors import UsageError
 from vllm_launchers.keeper.records import State
 
 
@@ -70,3 +71,48 @@ def test_every_other_address_without_a_key_is_a_warning(host: str, where: str) -
     )
     assert format_exposure(host, None).startswith(f"it listens on {where}, no API key seen")
     assert format_exposure(host, True) == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "port"),
+    [
+        ("http://h:8000/", "http://h:8000", 8000),
+        ("http://h:80", "http://h", 80),
+        ("https://H/v1/", "https://h", 443),
+        ("http://[::1]:8000/metrics", "http://[::1]:8000", 8000),
+        ("http://h:8000/v1/metrics", "http://h:8000", 8000),
+        ("https://gate/Team/llama/v1", "https://gate/Team/llama", 443),
+        ("http://gate/@cf/llama/v1", "http://gate/@cf/llama", 80),
+    ],
+)
+def test_server_urls(url: str, base: str, port: int) -> None:
+    server = server_url(url)
+    assert (server.base, server.port) == (base, port)
+    assert server_url(base) == server
+    assert check_url(url, allow_remote=True) == base
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "h:8000",
+        "ftp://h",
+        "http://",
+        "http://u:s3cret@h",
+        "http://u:s3cret@h:x",
+        "http://u:s3cret@[h",
+        "http://h?key=1",
+        "http://h#1",
+        "http://h:x",
+        "http://h:0",
+        "http://h:99999",
+        "http://h\x1b",
+        "http://a b",
+    ],
+)
+def test_invalid_server_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_url(url, allow_remote=True)
+    assert "s3cret" not in str(refused.value)
+    assert "\x1b" not in str(refused.value)

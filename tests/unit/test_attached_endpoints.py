@@ -11,10 +11,11 @@ import pytest
 
 from fakes.endpoint import FakeEndpoint, certificate, document, metrics
 from vllm_console import attached
-from vllm_console.attached import AddressError, Endpoint, api_key_of, base_of, first_record, name_for
+from vllm_console.attached import Endpoint, api_key_of, first_record, name_for
 from vllm_console.attached_recorder import LONGEST_PAUSE_SECONDS, MIXED, NO_ENGINE, EndpointRecording
 from vllm_console.history.store import HISTORY, HistoryReader
 from vllm_console.metrics.scrape import Scraper, verifying
+from vllm_launchers.errors import UsageError
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import ServerRecord, State
 
@@ -32,7 +33,7 @@ def recording(state: Path, endpoint: Endpoint, key: str = "", timeout: float = 1
     folder.mkdir(parents=True)
     record = first_record("far", endpoint, time.time())
     folders.write_record(folder, record)
-    tls = verifying(endpoint.ca) if endpoint.tls else None
+    tls = verifying(endpoint.ca) if endpoint.address.tls else None
     return EndpointRecording(state, record, endpoint, Scraper(endpoint.url, timeout, key=key, tls=tls))
 
 
@@ -195,45 +196,11 @@ def test_hostile_answers_become_plain_text(tmp_path: Path, fake: FakeEndpoint) -
     assert len(details) < 5_000
 
 
-@pytest.mark.parametrize(
-    ("url", "base"),
-    [
-        ("http://h:8000/", "http://h:8000"),
-        ("https://H/v1/", "https://h"),
-        ("http://[::1]:8000/metrics", "http://[::1]:8000"),
-        ("https://gate/team/llama/v1", "https://gate/team/llama"),
-    ],
-)
-def test_base_of_an_address(url: str, base: str) -> None:
-    assert base_of(url) == base
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "h:8000",
-        "ftp://h",
-        "http://",
-        "http://u:s3cret@h",
-        "http://h?key=1",
-        "http://h:x",
-        "http://h\x1b",
-        "http://a b",
-    ],
-)
-def test_invalid_address_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(AddressError) as refused:
-        base_of(url)
-    assert "s3cret" not in str(refused.value)
-    assert "\x1b" not in str(refused.value)
-
-
 def test_names_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_for("https://gpu-box.example") == "gpu-box.example-443"
     assert folders.NAME.fullmatch(name_for("http://[fe80::1]:8000"))
     monkeypatch.setenv("VLLM_API_KEY", "mine")
     assert api_key_of(Endpoint("http://h")) == "", "the key of other servers is not sent"
     monkeypatch.setenv("FAR_KEY", "a\nb")
-    with pytest.raises(AddressError, match="FAR_KEY has characters"):
+    with pytest.raises(UsageError, match="FAR_KEY has characters"):
         api_key_of(Endpoint("http://h", "FAR_KEY"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from vllm_console.alerts.checklist import Monitoring
 from vllm_console.text import plain
+from vllm_launchers.addresses import server_url
+from vllm_launchers.errors import UsageError
 from vllm_launchers.secrets import redact
 
 SECONDS = 5.0
@@ -55,12 +56,10 @@ def _targets(data: dict[str, Any]) -> Iterator[str]:
     """Host and port of each target."""
     for one in _list(data.get("activeTargets")):
         try:
-            parts = urlsplit(str(one.get("scrapeUrl")))
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError:
+            server = server_url(str(one.get("scrapeUrl")).partition("?")[0])
+        except UsageError:
             continue
-        if parts.hostname:
-            yield f"{parts.hostname}:{port}"
+        yield f"{server.host}:{server.port}"
 
 
 def _alerts(data: dict[str, Any]) -> Iterator[str]:

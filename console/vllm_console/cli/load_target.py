@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import msgspec
 
-from vllm_console.attached import AddressError, base_of
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
 from vllm_console.cli.output import complain
 from vllm_console.fleet.attached_servers import endpoint_access
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback
+from vllm_launchers.addresses import ServerUrl, is_loopback, server_url
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.presets.model import Workload
@@ -75,21 +71,23 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
     Raises:
         NotFoundError: there is no such server or preset.
         RefusedError: it is another user's, and ``others_allowed`` is not set.
+        UsageError: it is not a server's URL.
         OperationError: it is not ready.
     """
     from vllm_launchers.host.ports import user_name
 
     fleet = open_fleet(args)
     if args.server.startswith(("http://", "https://")):
-        server = _attached_at(fleet, args.server)
+        url = server_url(args.server)
+        server = _attached_at(fleet, url)
         if server is None:
-            _refuse_others(fleet, args.server, flag, allowed=others_allowed)
-            return Target(args.server, _workload(args, fleet, None), fleet)
+            _refuse_others(fleet, url, flag, allowed=others_allowed)
+            return Target(url.base, _workload(args, fleet, None), fleet)
     else:
         server = fleet.snapshot().server(args.server)
         if server is None:
-            url = ", or give a URL" if others_allowed or flag else ""
-            raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list'{url}")
+            hint = ", or give a URL" if others_allowed or flag else ""
+            raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list'{hint}")
     if server.attached is not None and not remote_allowed:
         allowed = "without --remote" if flag else "by this command; 'load' and 'ramp' take --remote"
         raise RefusedError(f"{server.name} is attached from {server.url}: nothing is sent to it {allowed}")
@@ -120,13 +118,9 @@ def warn_of_tuner(target: Target, what: str) -> None:
         )
 
 
-def _attached_at(fleet: LocalFleet, url: str) -> ServerView | None:
+def _attached_at(fleet: LocalFleet, url: ServerUrl) -> ServerView | None:
     """The attached endpoint at a URL, whose key is used; a server of this user's own takes precedence."""
-    try:
-        base = base_of(url)
-    except AddressError:
-        return None  # the client says what is wrong with it
-    there = [server for server in fleet.snapshot().servers if server.port and server.url.lower() == base]
+    there = [server for server in fleet.snapshot().servers if server.port and server.url == url.base]
     if any(server.ours for server in there):
         return None
     return next((server for server in there if server.attached is not None), None)
@@ -139,19 +133,17 @@ def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | Non
     return fleet.preset(args.preset or "chatbot").workload
 
 
-def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> None:
+def _refuse_others(fleet: LocalFleet, url: ServerUrl, flag: str, *, allowed: bool) -> None:
     """Refuse another user's server on this machine, and an attached one. One that this user started by hand is allowed.
 
     Raises:
         RefusedError: the port belongs to such a server, and that is not allowed.
     """
-    with contextlib.suppress(ValueError):  # the client reports an invalid URL
-        parts = urlsplit(url)
-        if allowed or not is_loopback(parts.hostname or ""):
-            return
-        if whose := _whose([server for server in fleet.snapshot().servers if server.port == parts.port]):
-            without = f" without {flag}" if flag else ""
-            raise RefusedError(f"{plain(url)} is {whose}: nothing is sent to it{without}")
+    if allowed or not is_loopback(url.host):
+        return
+    if whose := _whose([server for server in fleet.snapshot().servers if server.port == url.port]):
+        without = f" without {flag}" if flag else ""
+        raise RefusedError(f"{url.base} is {whose}: nothing is sent to it{without}")
 
 
 def _whose(servers: Sequence[ServerView]) -> str:

@@ -17,7 +17,6 @@ from vllm_console.attached import (
     Endpoint,
     api_key_of,
     attached_folder,
-    base_of,
     check_variable,
     endpoint_of,
     first_record,
@@ -31,7 +30,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.watched_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback
+from vllm_launchers.addresses import is_loopback, server_url
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
@@ -159,15 +158,15 @@ class AttachedServers:
         endpoint = endpoint_of(record)
         if endpoint is None:
             return view
-        is_recorded = self._is_recorded(record.name)
+        server, is_recorded = endpoint.address, self._is_recorded(record.name)
         notices = (endpoint.notice, "" if is_recorded else NOT_RECORDED)
         return replace(
             view,
             ours=False,
             attached=endpoint,
-            host=endpoint.host,
-            port=endpoint.port,
-            tls=endpoint.tls,
+            host=server.host,
+            port=server.port,
+            tls=server.tls,
             contacted=is_recorded and record.state is not State.STARTING,
             log_path="",
             no_probe="",
@@ -207,7 +206,7 @@ class AttachedServers:
             UsageError: an argument is invalid.
         """
         endpoint = _checked(url, key_env, ca)
-        if is_loopback(endpoint.host) and (here := own.get(endpoint.port)) is not None:
+        if is_loopback(endpoint.host) and (here := own.get(endpoint.address.port)) is not None:
             raise OperationError(f"{endpoint.url} is {here}, one of your own servers: it is already in the table")
         folder = self._state / ATTACHED
         busy = OperationError(f"another command is attaching an endpoint ({folder}): try again")
@@ -356,10 +355,11 @@ def endpoint_access(endpoint: Endpoint) -> ApiAccess:
 def _checked(url: str, key_env: str, ca: str) -> Endpoint:
     from vllm_console.metrics.scrape import ScrapeError, verifying
 
-    endpoint = Endpoint(base_of(url), check_variable(key_env) if key_env else "", asked_at=time.time())
+    server = server_url(url)
+    endpoint = Endpoint(server.base, check_variable(key_env) if key_env else "", asked_at=time.time())
     api_key_of(endpoint)
     if ca:
-        if not endpoint.tls:
+        if not server.tls:
             raise UsageError("--ca is for https addresses")
         endpoint = replace(endpoint, ca=str(Path(ca).expanduser().absolute()))
         if not Path(endpoint.ca).is_file():  # reading a pipe would block

@@ -9,7 +9,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -18,7 +17,7 @@ from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest
 from vllm_console.load.transport import LeanTransport, unreachable
 from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback, reachable, tls_to_own
+from vllm_launchers.addresses import is_loopback, reachable, server_url, tls_to_own
 from vllm_launchers.errors import OperationError
 from vllm_launchers.listeners import Listener, WrongProcessError, trusted
 from vllm_launchers.secrets import API_KEY
@@ -238,21 +237,16 @@ class _Models(msgspec.Struct):
 
 
 def check_url(url: str, *, allow_remote: bool) -> str:
-    """The base URL without a trailing slash or ``/v1``.
+    """The server's base URL.
 
     Raises:
-        LoadError: it is not an http URL, or not on this machine and ``allow_remote`` is not set.
+        UsageError: it is not a server's URL.
+        LoadError: it is not on this machine and ``allow_remote`` is not set.
     """
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise LoadError(f"'{plain(url, 200)}' is not a server URL: {error}") from error
-    if parts.scheme not in ("http", "https") or not host:
-        raise LoadError(f"'{plain(url, 200)}' is not a server URL; expected one such as http://127.0.0.1:8000")
-    if not allow_remote and not is_loopback(host):
-        raise LoadError(f"{plain(host, 200)} is not this machine; use --remote to send load there")
-    return url.rstrip("/").removesuffix("/v1")
+    server = server_url(url)
+    if not allow_remote and not is_loopback(server.host):
+        raise LoadError(f"{plain(server.host, 200)} is not this machine; use --remote to send load there")
+    return server.base
 
 
 def lookup_of(base: str) -> Lookup | None:
@@ -260,11 +254,9 @@ def lookup_of(base: str) -> Lookup | None:
 
     It is needed because another user may have bound the first address of ``localhost``.
     """
-    parts = urlsplit(base)
-    host = reachable(parts.hostname or "")
-    if not is_loopback(host):
-        return None
-    return partial(trusted, host, parts.port or (443 if parts.scheme == "https" else 80))
+    server = server_url(base)
+    host = reachable(server.host)
+    return partial(trusted, host, server.port) if is_loopback(host) else None
 
 
 def open_client(base: str, access: ApiAccess, lookup: Lookup | None = None) -> httpx.AsyncClient:

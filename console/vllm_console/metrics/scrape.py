@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from vllm_console.metrics.parse import NotMetricsError, Parser
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback, tls_to_own
-from vllm_launchers.errors import OperationError
+from vllm_launchers.addresses import is_loopback, server_url, tls_to_own
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.http_connection import (
     CutOffError,
     HttpConnection,
@@ -70,14 +69,18 @@ class Scraper:
         key: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        scheme, host, port, self._prefix = _split(url)
-        self.place = f"{'[' + host + ']' if ':' in host else host}:{port}"
-        self._timeout, self._secure = timeout, scheme == "https"
+        try:
+            server = server_url(url)
+        except UsageError as error:
+            raise ScrapeError("url", f"{error}.") from error
+        host, self._secure, self._prefix = server.host, server.tls, server.path
+        self.place = f"{'[' + host + ']' if ':' in host else host}:{server.port}"
+        self._timeout = timeout
         self._headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
         context = tls
         if self._secure and tls is None:
             context = verifying() if owner is None and not is_loopback(host) else tls_to_own()
-        self._connection = HttpConnection(host, port, context if self._secure else None, owner)
+        self._connection = HttpConnection(host, server.port, context if self._secure else None, owner)
         self._parser = Parser()
 
     def close(self) -> None:
@@ -217,24 +220,6 @@ def verifying(ca: str = "") -> ssl.SSLContext:
     except OSError as error:  # also an ssl.SSLError
         shown = plain(ca, 200)
         raise ScrapeError("url", f"{shown} contains no readable PEM certificates.") from error
-
-
-def _split(url: str) -> tuple[str, str, int, str]:
-    """Scheme, host, port and path prefix of a server's URL, which may end in ``/metrics``."""
-    shown = plain(url, 120)
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-    except ValueError:
-        raise ScrapeError("url", f"{shown}: not a valid address; write http://HOST:PORT.") from None
-    if parts.scheme not in ("http", "https"):
-        raise ScrapeError("url", f"{shown}: only http:// and https:// addresses are supported.")
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        raise ScrapeError("url", f"{shown}: the port is not a number from 1 to 65535.") from None
-    if not parts.hostname or any(character <= " " or character == "\x7f" for character in url):
-        raise ScrapeError("url", f"{shown}: not a valid address; write http://HOST:PORT.")
-    return parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/metrics").rstrip("/")
 
 
 def scrape_once(url: str, at: float, timeout: float = 5.0) -> Sample:

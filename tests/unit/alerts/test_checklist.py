@@ -155,7 +155,7 @@ def answer(**data: object) -> bytes:
 def test_prometheus_targets_and_rules_are_read(prometheus):
     answers, url = prometheus
     odd = [{"scrapeUrl": "http://[bad"}, {"scrapeUrl": "http://a:99999999"}, {"scrapeUrl": None}, 7]
-    answers["/api/v1/targets"] = answer(activeTargets=[*odd, {"scrapeUrl": "http://gpubox:8000/metrics"}])
+    answers["/api/v1/targets"] = answer(activeTargets=[*odd, {"scrapeUrl": "http://gpubox:8000/metrics?engine=0"}])
     rules = [{"type": "alerting", "name": "A"}, {"type": "recording", "name": "B"}, None]
     answers["/api/v1/rules"] = answer(groups=[{"rules": rules}, {}, 3])
     found = ask_prometheus(url + "/")

@@ -43,7 +43,7 @@ def test_attached_server_of_this_machine_is_refused_by_any_of_its_addresses(
         return replace(fakes.observed(at), name="far", owner="", attached=Endpoint("http://localhost:8100"))
 
     monkeypatch.setattr(load_target, "open_fleet", lambda _: fakes.FakeFleet(attached))
-    asked = argparse.Namespace(server="http://127.0.0.1:8100", preset=None)
+    asked = argparse.Namespace(server="http://127.0.0.1:8100/v1", preset=None)
     with pytest.raises(RefusedError, match="is attached as far: nothing is sent to it without --remote"):
         find_target(asked, "--remote", others_allowed=False)
 

@@ -66,7 +66,9 @@ def test_invalid_address_in_a_command_line_affects_only_that_server(host: str) -
     assert watch.sampled.wait(60)
     view = watch.view(None, ())
     assert view.state is not Seen.READY
-    assert view.reason.endswith(("not a valid address; write http://HOST:PORT.", "no server listens there (yet)."))
+    assert view.reason.endswith(
+        ("is not a server URL; expected one such as http://gpubox:8000.", "no server listens there (yet).")
+    )
     assert "\x1b" not in view.reason
     watch.close()
 

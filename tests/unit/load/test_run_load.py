@@ -16,6 +16,7 @@ from vllm_console.load.client import LoadError, Sender
 from vllm_console.load.report import Tally
 from vllm_console.load.run import LoadProgress, run_load, run_load_sync
 from vllm_console.load.shape import ANY_VOCABULARY, Exact
+from vllm_launchers.errors import UsageError
 from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ async def test_another_machine_is_refused(host: str, workload: Workload) -> None
 
 @pytest.mark.parametrize("url", ["", "chat", "ftp://127.0.0.1", "http://", "http://127.0.0.1:notaport"])
 async def test_invalid_url_is_refused(url: str, workload: Workload) -> None:
-    with pytest.raises(LoadError, match="is not a server URL"):
+    with pytest.raises(UsageError, match="is not a server URL"):
         await run_load(url, None, workload, 25, 0.2)
 
 

@@ -56,7 +56,7 @@ def test_closed_connection_is_reopened(server, body):
     assert server.connections == 2
 
 
-@pytest.mark.parametrize("suffix", ["", "/", "/metrics", "/metrics/"])
+@pytest.mark.parametrize("suffix", ["", "/", "/metrics", "/metrics/", "/v1", "/v1/metrics"])
 def test_base_url_or_metrics_url(server, body, suffix):
     asked = []
     text = body().encode()
@@ -169,7 +169,7 @@ def test_scraper_recovers_after_an_error(server, failure, body):
 
 @pytest.mark.parametrize(
     "url",
-    ["ssh://127.0.0.1:1", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://a b:1", "http://[a:b]:1"],
+    ["ssh://127.0.0.1:1", "http://", "http://h:port", "http://a b:1", "http://[a:b]:1", "http://u:p@h", "h:8000"],
 )
 def test_invalid_addresses(url):
     with pytest.raises(ScrapeError) as caught:

@@ -341,7 +341,7 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
         return server.sleep.sentence.removeprefix("asleep, "), DIM
     reason = server.reason or UNKNOWN
     if server.state is State.UNRESPONSIVE:  # the state's column is too narrow for its age
-        place = f"{server.attached.host}:{server.attached.port} " if server.attached is not None else ""
+        place = f"{server.host}:{server.port} " if server.attached is not None else ""
         reason = f"for {duration(now - server.state_since)}: {reason.removeprefix(place)}"  # HOST shows the place
     return reason, STATE_STYLE[server.state] if server.state is not State.STOPPED else DIM
 
