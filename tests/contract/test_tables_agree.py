@@ -30,9 +30,9 @@ def test_simulated_engine_version_matches_the_displayed_one() -> None:
 
 
 def test_every_sample_field_has_its_metric_families() -> None:
-    assert tuple(parse.GAUGES) == GAUGES
-    assert tuple(parse.COUNTERS) == COUNTERS
-    assert set(parse.HISTOGRAMS) == {*LATENCIES, *LENGTHS}
+    assert tuple(parse.GAUGE_FAMILIES) == GAUGES
+    assert tuple(parse.COUNTER_FAMILIES) == COUNTERS
+    assert set(parse.HISTOGRAM_FAMILIES) == {*LATENCIES, *LENGTHS}
 
 
 @pytest.mark.parametrize("name", sorted((FLAG_RULES.keys() & assumed_table().flags) - BY_PLAN))

@@ -20,7 +20,7 @@ from vllm_console.alerts.prometheus import (
     WAITING,
     AlertTarget,
 )
-from vllm_console.metrics.parse import COUNTERS, FIRST_BUCKETS, HISTOGRAMS
+from vllm_console.metrics.parse import COUNTER_FAMILIES, FIRST_BUCKETS, HISTOGRAM_FAMILIES
 from vllm_console.text import seconds
 from vllm_launchers.presets.model import Objectives
 
@@ -29,16 +29,16 @@ SERVER = "model_name, instance"
 SERVER_LEGEND = "{{model_name}} {{instance}}"
 RATE = "$__rate_interval"
 
-PROMPTED = COUNTERS["prompt_tokens_total"][0]
-LOOKED_UP, HITS = COUNTERS["prefix_cache_queries_total"][0], COUNTERS["prefix_cache_hits_total"][0]
+PROMPTED = COUNTER_FAMILIES["prompt_tokens_total"][0]
+LOOKED_UP, HITS = COUNTER_FAMILIES["prefix_cache_queries_total"][0], COUNTER_FAMILIES["prefix_cache_hits_total"][0]
 E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, ANSWER_LENGTH = (
-    HISTOGRAMS[key][0] for key in ("e2e", "queue", "prefill", "decode", "prompt_tokens", "generation_tokens")
+    HISTOGRAM_FAMILIES[key][0] for key in ("e2e", "queue", "prefill", "decode", "prompt_tokens", "generation_tokens")
 )
 TPOT = "vllm:request_time_per_output_token_seconds"
 MOST_GENERATED = "vllm:request_max_num_generation_tokens"
 STEP_TOKENS = "vllm:iteration_tokens_total"
 
-_ENDS = {HISTOGRAMS[key][0]: end for key, end in FIRST_BUCKETS.items()} | {TPOT: FIRST_BUCKETS["itl"]}
+_ENDS = {HISTOGRAM_FAMILIES[key][0]: end for key, end in FIRST_BUCKETS.items()} | {TPOT: FIRST_BUCKETS["itl"]}
 """The end of each latency's first bucket, by family."""
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
 from vllm_console.diagnosis.live.queue import LEAST_WAITING
-from vllm_console.metrics.parse import COUNTERS, FIRST_BUCKETS, GAUGES, HISTOGRAMS
+from vllm_console.metrics.parse import COUNTER_FAMILIES, FIRST_BUCKETS, GAUGE_FAMILIES, HISTOGRAM_FAMILIES
 from vllm_console.text import percent, plain, seconds
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.export.quoting import yaml_document
@@ -20,10 +20,10 @@ WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
 BY = "job, instance, model_name"
 """One alert per server, with its data-parallel engines combined."""
 
-RUNNING, WAITING, USAGE = (GAUGES[key][0] for key in ("requests_running", "requests_waiting", "kv_cache_usage"))
-PREEMPTIONS, FINISHED = (COUNTERS[key][0] for key in ("preemptions_total", "requests_finished_total"))
-GENERATED = COUNTERS["generation_tokens_total"][0]
-TTFT, ITL = (HISTOGRAMS[key][0] for key in ("ttft", "itl"))
+RUNNING, WAITING, USAGE = (GAUGE_FAMILIES[key][0] for key in ("requests_running", "requests_waiting", "kv_cache_usage"))
+PREEMPTIONS, FINISHED = (COUNTER_FAMILIES[key][0] for key in ("preemptions_total", "requests_finished_total"))
+GENERATED = COUNTER_FAMILIES["generation_tokens_total"][0]
+TTFT, ITL = (HISTOGRAM_FAMILIES[key][0] for key in ("ttft", "itl"))
 
 _MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\.)*"'
 _MATCHERS = lazy_pattern(rf"\s*{_MATCHER}(?:\s*,\s*{_MATCHER})*\s*")
@@ -160,7 +160,7 @@ def _preempting(target: AlertTarget) -> str:
 
 
 def _slow(target: AlertTarget, alert: str, key: str, limit: float) -> AlertingRule:
-    name, family = key.upper(), HISTOGRAMS[key][0]
+    name, family = key.upper(), HISTOGRAM_FAMILIES[key][0]
     # In the first bucket, histogram_quantile interpolates from zero; such a value must not raise an alert.
     judged = max(limit, FIRST_BUCKETS[key])
     expr = f"histogram_quantile(0.99, sum by ({BY}, le) (rate({family}_bucket{target.braces}[5m]))) > {judged:g}"

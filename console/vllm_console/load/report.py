@@ -14,7 +14,7 @@ from vllm_console.text import rate, took
 from vllm_console.text import seconds as latency_text
 from vllm_launchers.units import counted
 
-LATENCIES = ("ttft", "tpot", "itl", "e2e", "send_delay")
+CLIENT_LATENCIES = ("ttft", "tpot", "itl", "e2e", "send_delay")
 _COUNTS = (
     "sent", "completed", "failed", "prompt_tokens", "output_tokens", "held_back", "cut_off", "overdue", "other_prompt",
     "other_output",
@@ -208,7 +208,7 @@ class LoadReport(msgspec.Struct, frozen=True):
             **{name: getattr(self, name) for name in sizes},
             "output_tokens_per_s": self.tokens_per_second,
             "other_length": {"prompt": self.other_prompt, "output": self.other_output},
-            **{f"{name}_seconds": getattr(self, name).document() for name in LATENCIES},
+            **{f"{name}_seconds": getattr(self, name).document() for name in CLIENT_LATENCIES},
         }
 
     def summary(self) -> str:
@@ -301,7 +301,7 @@ class Tally:
     def report(self, duration_s: float, planned: int, *, stopped: bool = False, shape: str = "") -> LoadReport:
         """The report of a load of ``planned`` requests that took ``duration_s``; ``stopped``: a user ended it."""
         counts = {name: getattr(self, name) for name in _COUNTS}
-        latencies = {name: getattr(self, name).latency() for name in LATENCIES}
+        latencies = {name: getattr(self, name).latency() for name in CLIENT_LATENCIES}
         return LoadReport(
             **counts,
             **latencies,

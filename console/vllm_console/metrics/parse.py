@@ -17,7 +17,7 @@ import msgspec
 from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Responses, Sample
 from vllm_launchers.patterns import lazy_pattern
 
-GAUGES: Mapping[str, tuple[str, ...]] = {
+GAUGE_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "requests_running": ("vllm:num_requests_running",),
     "requests_waiting": ("vllm:num_requests_waiting",),
     # Despite its name a fraction from 0 to 1; the old name was removed in 0.12.
@@ -25,7 +25,7 @@ GAUGES: Mapping[str, tuple[str, ...]] = {
 }
 """Gauges by field of `EngineSample`: family names, preferred first."""
 
-COUNTERS: Mapping[str, tuple[str, ...]] = {
+COUNTER_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "preemptions_total": ("vllm:num_preemptions_total",),
     "prefix_cache_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
     "prefix_cache_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
@@ -36,7 +36,7 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 }
 """Counters by field of `EngineSample`, by full name: a histogram may end in ``_total`` too."""
 
-HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
+HISTOGRAM_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "ttft": ("vllm:time_to_first_token_seconds",),
     # The old name, too, is the time between tokens; request_time_per_output_token_seconds is a mean per request.
     "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
@@ -102,11 +102,11 @@ class Role(NamedTuple):
 
 def _roles() -> dict[str, Role]:
     roles: dict[str, Role] = {}
-    for key, names in GAUGES.items():
+    for key, names in GAUGE_FAMILIES.items():
         roles.update({name: Role("gauge", key, rank) for rank, name in enumerate(names)})
-    for key, names in COUNTERS.items():
+    for key, names in COUNTER_FAMILIES.items():
         roles.update({name: Role("counter", key, rank) for rank, name in enumerate(names)})
-    for key, names in HISTOGRAMS.items():
+    for key, names in HISTOGRAM_FAMILIES.items():
         for rank, name in enumerate(names):
             roles[f"{name}_bucket"] = Role("histogram", key, rank, "bucket")
             roles[f"{name}_sum"] = Role("histogram", key, rank, "sum")

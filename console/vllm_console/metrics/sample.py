@@ -26,7 +26,8 @@ class EngineSample(msgspec.Struct, frozen=True):
     """One engine (data-parallel rank) at one moment. None means not reported, never zero.
 
     Counters are totals since the engine started; ``kv_cache_usage`` is a fraction from 0 to 1; ``histograms`` is keyed
-    by the names in `LATENCIES` and `LENGTHS`, and `ACCEPTED`.
+    by the names in `LATENCIES` and `LENGTHS`, and `ACCEPTED`. The history stores numbers in the order of the
+    fields.
     """
 
     requests_running: float | None = None
@@ -41,18 +42,11 @@ class EngineSample(msgspec.Struct, frozen=True):
     histograms: Mapping[str, Histogram] = msgspec.field(default_factory=dict)
 
 
-GAUGES = ("requests_running", "requests_waiting", "kv_cache_usage")
-"""Gauge fields of `EngineSample`."""
-
-COUNTERS = (
-    "preemptions_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "requests_finished_total",
-)
+COUNTERS = tuple(name for name in EngineSample.__struct_fields__ if name.endswith("_total"))
 """Counter fields of `EngineSample`: they only grow while the engine lives."""
+
+GAUGES = tuple(name for name in EngineSample.__struct_fields__ if name not in (*COUNTERS, "histograms"))
+"""Gauge fields of `EngineSample`."""
 
 LATENCIES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
 """Keys of latency histograms, in seconds."""

@@ -10,7 +10,7 @@ from vllm_console.metrics.quantile import PARTS, Weighted, weighted_quantiles
 
 FEWEST_FOR = {"p50": 10, "p90": 50, "p99": 500}
 """Minimum number of values for a quantile; with fewer, one or two of them would decide it."""
-LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
+PREDICTED_LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
 RATES = ("tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage")
 
 

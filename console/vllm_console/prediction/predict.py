@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from vllm_console.metrics.quantile import PARTS, each_once
 from vllm_console.prediction.drift import next_fronts, next_speeds
 from vllm_console.prediction.evidence import TrafficEvidence
-from vllm_console.prediction.figures import LATENCIES, RATES, Figures, Spread
+from vllm_console.prediction.figures import PREDICTED_LATENCIES, RATES, Figures, Spread
 from vllm_console.prediction.fit import CostFit, step_noise
 from vllm_launchers.engine_model.step_cost import StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
@@ -210,7 +210,7 @@ def _middle(found: Sequence[Figures]) -> Figures:
             *(middle([getattr(getattr(one, name), part) for one in found]) for part in Spread.__struct_fields__)
         )
 
-    ttft, itl, e2e = map(spread, LATENCIES)
+    ttft, itl, e2e = map(spread, PREDICTED_LATENCIES)
     return Figures(ttft, itl, e2e, *(middle([getattr(one, name) for one in found]) for name in RATES))
 
 
@@ -361,7 +361,7 @@ def _estimates(value: Figures, drawn: Sequence[Figures], cut: int = 0) -> Estima
     def rate(name: str) -> Estimate:
         return _estimate(getattr(value, name), [getattr(one, name) for one in drawn], cut)
 
-    ttft, itl, e2e = map(spread, LATENCIES)
+    ttft, itl, e2e = map(spread, PREDICTED_LATENCIES)
     return Estimates(ttft, itl, e2e, *map(rate, RATES))
 
 
@@ -399,7 +399,7 @@ def _residual(modeled: Figures, evidence: TrafficEvidence) -> Figures:
         )
 
     tokens = factor(modeled.tokens_per_second, [end.tokens_per_second for end in known])
-    ttft, itl, e2e = map(spread, LATENCIES)
+    ttft, itl, e2e = map(spread, PREDICTED_LATENCIES)
     return Figures(ttft, itl, e2e, tokens)
 
 
@@ -421,7 +421,7 @@ def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figur
 
     return replace(
         found,
-        **{name: spread(name) for name in LATENCIES},
+        **{name: spread(name) for name in PREDICTED_LATENCIES},
         tokens_per_second=times(found.tokens_per_second, residual.tokens_per_second),
     )
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_console.prediction.drift import drift, front_drift
 from vllm_console.prediction.evidence import TrafficEvidence
-from vllm_console.prediction.figures import LATENCIES, Figures, Spread
+from vllm_console.prediction.figures import PREDICTED_LATENCIES, Figures, Spread
 from vllm_console.prediction.predict import Estimate, Estimates
 from vllm_console.text import rate, seconds, took
 from vllm_launchers.engine_model.step_cost import StepCost
@@ -105,7 +105,7 @@ def _exact(evidence: TrafficEvidence) -> Figures:
     found = evidence.observed
     if not evidence.ends:
         return found
-    return replace(found, **{name: Spread(mean=getattr(found, name).mean) for name in LATENCIES})
+    return replace(found, **{name: Spread(mean=getattr(found, name).mean) for name in PREDICTED_LATENCIES})
 
 
 def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:
@@ -143,7 +143,7 @@ def outcomes(kept: KeptPrediction) -> tuple[PredictionOutcome, ...]:
     if kept.measured is None:
         return ()
     found = []
-    names = [(latency, part) for latency in LATENCIES for part in ("p50", "p90", "p99", "mean")]
+    names = [(latency, part) for latency in PREDICTED_LATENCIES for part in ("p50", "p90", "p99", "mean")]
     for name, part in (*names, ("tokens_per_second", "")):
         predicted, measured = getattr(kept.predicted, name), getattr(kept.measured, name)
         if part:

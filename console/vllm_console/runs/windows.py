@@ -26,7 +26,7 @@ from vllm_console.metrics.window import (
 
 WINDOW_SECONDS = 60.0
 
-LATENCIES = ("ttft", "itl", "e2e")
+RUN_LATENCIES = ("ttft", "itl", "e2e")
 _LENGTHS = tuple(zip(LENGTHS, ("prompt_length", "answer_length"), strict=True))
 FIGURES = (
     "requests",
@@ -45,8 +45,8 @@ FIGURES = (
     "kv_cache_usage",
     "kv_cache_usage_max",
     "hit_rate",
-    *(f"{latency}_{part}" for latency in LATENCIES for part in ("mean", "p50", "p90", "p99")),
-    *(f"{latency}_{part}_{end}" for latency in LATENCIES for part, _ in PARTS for end in ("above", "below", "exact")),
+    *(f"{key}_{part}" for key in RUN_LATENCIES for part in ("mean", "p50", "p90", "p99")),
+    *(f"{key}_{part}_{end}" for key in RUN_LATENCIES for part, _ in PARTS for end in ("above", "below", "exact")),
     "prompt_length_p95_above",
     "answer_length_p95_above",
     "prompt_length_p95_exact",
@@ -153,7 +153,7 @@ class _ServerGauges(msgspec.Struct, frozen=True):
 
 
 def _window(before: Sample, after: Sample, gauges: list[_ServerGauges]) -> RunWindow | None:
-    grown = combine(growths(before, after, (*LATENCIES, *LENGTHS)))
+    grown = combine(growths(before, after, (*RUN_LATENCIES, *LENGTHS)))
     seconds = after.at - before.at
     ended = grown.requests_finished_total
     flying = _mean([one.in_flight for one in gauges])
@@ -253,7 +253,7 @@ def _distributions(grown: EngineSample) -> dict[str, float | None]:
             p95 = interpolated(0.95, histogram.bounds, histogram.counts, histogram.sum)
             if p95 is not None:
                 found[f"{name}_p95" if p95.high is not None else f"{name}_p95_above"] = p95.guess
-    seen = {key: quantiles(histogram) for key in LATENCIES if (histogram := _filled(grown, key)) is not None}
+    seen = {key: quantiles(histogram) for key in RUN_LATENCIES if (histogram := _filled(grown, key)) is not None}
     for key, latency in agreeing(seen).items():
         found[f"{key}_mean"] = latency.mean
         for name, _ in PARTS:

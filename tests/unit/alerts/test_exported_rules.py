@@ -37,7 +37,7 @@ ALL = AlertTarget(OBJECTIVES, "our default")
 CHAT = AlertTarget(OBJECTIVES, "objectives of preset chatbot", "chat", 'model_name="Qwen/Qwen3-8B"')
 
 PRESENT = {
-    *(names[0] for names in (*parse.GAUGES.values(), *parse.COUNTERS.values(), *parse.HISTOGRAMS.values())),
+    *(names[0] for names in (parse.GAUGE_FAMILIES | parse.COUNTER_FAMILIES | parse.HISTOGRAM_FAMILIES).values()),
     "vllm:request_time_per_output_token_seconds",
     "vllm:request_max_num_generation_tokens",
     "vllm:iteration_tokens_total",

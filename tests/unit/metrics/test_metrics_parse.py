@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_console.metrics.parse import (
-    COUNTERS,
-    GAUGES,
-    HISTOGRAMS,
+    COUNTER_FAMILIES,
+    GAUGE_FAMILIES,
+    HISTOGRAM_FAMILIES,
     CacheConfig,
     NotMetricsError,
     Parser,
@@ -37,12 +37,12 @@ def by_prometheus(text: str) -> dict[str, dict[str, object]]:
     engines: dict[str, dict[str, object]] = {}
     for engine in {engine for engine, name in series if name.startswith("vllm:num_requests_running")}:
         read: dict[str, object] = {}
-        for key, names in {**GAUGES, **COUNTERS}.items():
+        for key, names in {**GAUGE_FAMILIES, **COUNTER_FAMILIES}.items():
             for name in names:
                 if (engine, name) in series:
                     read[key] = sum(value for _, value in series[engine, name])
                     break
-        for key, names in HISTOGRAMS.items():
+        for key, names in HISTOGRAM_FAMILIES.items():
             for name in names:
                 if (engine, f"{name}_bucket") in series:
                     pairs = sorted((float(labels["le"]), value) for labels, value in series[engine, f"{name}_bucket"])
@@ -56,7 +56,7 @@ def as_read(sample: Sample) -> dict[str, dict[str, object]]:
     engines: dict[str, dict[str, object]] = {}
     for label, engine in sample.engines.items():
         read: dict[str, object] = {}
-        for key in (*GAUGES, *COUNTERS):
+        for key in (*GAUGE_FAMILIES, *COUNTER_FAMILIES):
             if getattr(engine, key) is not None:
                 read[key] = getattr(engine, key)
         for key, histogram in engine.histograms.items():
@@ -271,7 +271,7 @@ def test_any_body_is_read_like_prometheus_client(model, rows, version):
     def escaped(text: str) -> str:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
-    usage = GAUGES["kv_cache_usage"][version == "0.8.5"]
+    usage = GAUGE_FAMILIES["kv_cache_usage"][version == "0.8.5"]
     lines = []
     for number, (running, usage_value, count) in enumerate(rows):
         labels = f'engine="{number}",model_name="{escaped(model)}"'
