@@ -204,7 +204,7 @@ def _figure_line(chart: GpuChart, name: str) -> str:
     return f"  {_FIGURE_TITLES[name]:<22}{mean:>9}{highest:>9}{shown if name in limits else '':>9}"
 
 
-MOST_GPUS = 1024
+MOST_FREE = 1024
 
 
 def add_gpus_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,8 +220,8 @@ def run_gpus(args: argparse.Namespace) -> int:
     """Print the value for ``CUDA_VISIBLE_DEVICES`` to standard output, and the reason to standard error."""
     from vllm_console.settings import gpu_shares
 
-    if not 1 <= args.free <= MOST_GPUS:
-        raise UsageError(f"--free {args.free}: expected 1 to {MOST_GPUS}")
+    if not 1 <= args.free <= MOST_FREE:
+        raise UsageError(f"--free {args.free}: expected 1 to {MOST_FREE}")
     if args.need_gib is not None and not 0 <= args.need_gib < 1e6:
         raise UsageError(f"--need-gib {args.need_gib}: expected GiB, from 0")
     host = load_host(args)

@@ -20,6 +20,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from vllm_launchers.errors import OperationError
+from vllm_launchers.host.gpu.host import MOST_GPUS
 from vllm_launchers.host.ports import user_name
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import close_to_others
@@ -36,7 +37,6 @@ MOST_BYTES = 256 * 1024
 MOST_ENTRIES = 32
 """Maximum claims, and maximum servers, of one user on the board; that many always fit in a file."""
 
-MOST_GPUS = 64
 LAST_GPU = 9999
 MOST_TEXT = 200
 SKEW_SECONDS = 300.0

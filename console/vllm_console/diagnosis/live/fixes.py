@@ -19,7 +19,7 @@ from vllm_console.history.workload import seen_room
 from vllm_console.text import percent, round_duration, seconds
 from vllm_launchers.plan import attention
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
-from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
+from vllm_launchers.plan.flags import BLOCKS, BYTES, PREFIX, token_count
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes, same_value
 from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
@@ -168,12 +168,12 @@ def share_prefixes(evidence: Evidence) -> Fix | None:
     reuse, source = evidence.reuse
     if not can_cache_prefixes(evidence):
         return None
-    if evidence.flags.get("enable-prefix-caching") is not False or reuse <= WORTH_CACHING:
+    if evidence.flags.get(PREFIX) is not False or reuse <= WORTH_CACHING:
         return None
     why = f"{percent(reuse)} of each prompt repeats ({source}): computed and stored once."
     if evidence.linear_layers:
         return Fix(cached_states(evidence), why, "Blocks become large, so only long prefixes are found.")
-    return setting("enable-prefix-caching", True, why, "Almost none.")
+    return setting(PREFIX, True, why, "Almost none.")
 
 
 def cached_states(evidence: Evidence) -> Changes:
@@ -181,7 +181,7 @@ def cached_states(evidence: Evidence) -> Changes:
     block = evidence.frames[-1].prefix_step if evidence.frames else None
     least = -(-(block or 0) // 256) * 256
     more: dict[str, FlagValue] = {"max-num-batched-tokens": least} if evidence.max_num_batched_tokens < least else {}
-    return Changes({"enable-prefix-caching": True, **more})
+    return Changes({PREFIX: True, **more})
 
 
 def more_memory(evidence: Evidence) -> Fix | None:

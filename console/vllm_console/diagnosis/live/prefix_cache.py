@@ -11,11 +11,9 @@ from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule
 from vllm_console.history.frames import STEP_SECONDS, Frame, total
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import count, percent, seconds
-from vllm_launchers.plan.flags import TRANSFER, flag_names
+from vllm_launchers.plan.flags import PREFIX, TRANSFER, flag_names
 from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 from vllm_launchers.vllm.release_defaults import caches_linear_prefixes, can_cache_linear_prefixes
-
-CACHING = "enable-prefix-caching"
 
 LARGE_STEP = 64
 """Maximum block size of ordinary models in tokens; models with Mamba layers have hundreds or thousands."""
@@ -36,7 +34,7 @@ class PrefixCacheIdle(Rule):
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the hit rate over five minutes, if enough prompt tokens were looked up."""
         frames = evidence.frames
-        if evidence.flags.get(CACHING) is False:
+        if evidence.flags.get(PREFIX) is False:
             return [Judgment.FAILS] * len(frames)
         asked = totals(frames, "prefix_cache_queries_total", self.SPAN)
         found = totals(frames, "prefix_cache_hits_total", self.SPAN)
@@ -64,7 +62,7 @@ class PrefixCacheIdle(Rule):
         if evidence.linear_layers:
             cause = f"Prompts share hardly any prefix, or one that is not kept: {STATES}."
             return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures))
-        fix = setting(CACHING, False, "Hardly any prompt token is found in the cache.",
+        fix = setting(PREFIX, False, "Hardly any prompt token is found in the cache.",
                          "Shared prefixes would be recomputed every time.")  # fmt: skip
         lengths = observed(evidence.frames, "prompt_tokens", self.SPAN)[-1]
         if step is not None and lengths is not None and lengths.count and lengths.sum / lengths.count < 2 * step:
@@ -171,7 +169,7 @@ class PrefixCacheMissed(Rule):
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge by the flag and the known reuse, only while requests arrive."""
-        off = evidence.flags.get(CACHING) is False
+        off = evidence.flags.get(PREFIX) is False
         if not off or evidence.reuse[0] <= WORTH_CACHING:
             return [Judgment.FAILS] * len(evidence.frames)
         ended = totals(evidence.frames, "requests_finished_total", len(evidence.frames))
@@ -202,7 +200,7 @@ class PrefixCacheOff(Rule):
         """Judge by vLLM's reported configuration and its lookups, only while requests arrive."""
         frames = evidence.frames
         unique = evidence.workload is not None and evidence.reuse[0] <= WORTH_CACHING
-        if unique or evidence.flags.get(CACHING) is False:
+        if unique or evidence.flags.get(PREFIX) is False:
             return [Judgment.FAILS] * len(frames)
         ended = totals(frames, "requests_finished_total", len(frames))
         sums = (totals(frames, f"{name}_total", self.SPAN) for name in ("prefix_cache_queries", "prompt_tokens"))
@@ -226,7 +224,7 @@ class PrefixCacheOff(Rule):
         worth = reuse > WORTH_CACHING
         measures = [Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source)] if worth else []
         if evidence.frames[-1].prefix_caching is False:
-            asked = evidence.flags.get(CACHING) is True
+            asked = evidence.flags.get(PREFIX) is True
             flags = "although the flags ask for it" if asked else "and no flag says so"
             symptom = f"No prefix is cached: vLLM turned prefix caching off, {flags}."
             cause, fix = turned_off(evidence)
@@ -245,7 +243,7 @@ SKIPPED = (
 
 def turned_off(evidence: Evidence) -> tuple[str, Fix | None]:
     """Why vLLM caches no prefixes of this model, as far as known, and what changes it."""
-    asked, release = evidence.flags.get(CACHING) is True, evidence.release
+    asked, release = evidence.flags.get(PREFIX) is True, evidence.release
     if evidence.mla and evidence.build == "cpu":
         return "On a CPU, vLLM turns prefix caching off for models with MLA, whatever the flags say.", None
     if evidence.attention_free and not asked:

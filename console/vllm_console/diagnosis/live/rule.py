@@ -28,7 +28,7 @@ from vllm_console.metrics.window import quantiles
 from vllm_console.text import clock
 from vllm_launchers.engine_model.gpu_models import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
-from vllm_launchers.plan.flags import BATCHED, DATA, SEQUENCES, TENSOR
+from vllm_launchers.plan.flags import BATCHED, DATA, PREFIX, SEQUENCES, TENSOR
 from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 
@@ -244,7 +244,7 @@ class Evidence(msgspec.Struct, frozen=True):
         Some releases reject smaller steps with ``mamba-cache-mode align`` (0.25.1 does, 0.32.0 does not).
         """
         block = self.frames[-1].prefix_step if self.frames else None
-        off = self.flags.get("enable-prefix-caching") is False
+        off = self.flags.get(PREFIX) is False
         return block or 0 if self.linear_layers and not off else 0
 
     @property

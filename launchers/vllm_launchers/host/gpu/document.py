@@ -12,14 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpu_models import GpuModel, find_model, near_names
-from vllm_launchers.host.gpu.host import Gpu, Host, HostError, Link, with_claims
+from vllm_launchers.host.gpu.host import MOST_GPUS, Gpu, Host, HostError, Link, with_claims
 from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, link_level, nvlinks_in
 from vllm_launchers.host.gpu.vendors import vendor_of
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.typed_decoding import decode_json
 
 MOST_BYTES = 8 * 1024 * 1024
-MOST_GPUS = 64
 MOST_HOLDERS = 4096
 MOST_TEXT = 4096
 _BIG = 1e9

@@ -22,6 +22,9 @@ class DriverError(Exception):
     """The NVIDIA driver cannot be queried at all: not installed, no permission, version mismatch."""
 
 
+MOST_GPUS = 64
+"""Maximum GPUs of one machine."""
+
 NO_DRIVER = "no NVIDIA driver was found on this machine; GPUs are not shown"
 
 

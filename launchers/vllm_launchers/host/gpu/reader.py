@@ -17,7 +17,17 @@ import psutil
 import pynvml
 from msgspec.structs import replace
 
-from vllm_launchers.host.gpu.host import DriverError, Gpu, Holder, Host, Link, MigInstance, NvLink, with_servers
+from vllm_launchers.host.gpu.host import (
+    MOST_GPUS,
+    DriverError,
+    Gpu,
+    Holder,
+    Host,
+    Link,
+    MigInstance,
+    NvLink,
+    with_servers,
+)
 from vllm_launchers.host.gpu.nvml import GpuLostError, Nvml
 from vllm_launchers.host.gpu.topology import bandwidth, islands_of
 from vllm_launchers.secrets import redact_argv
@@ -565,7 +575,6 @@ REOPEN_AFTER, MOST_REOPEN_AFTER = 60, 960
 newly opened driver may notice a reset, but opening it can take seconds."""
 
 MOST_EVENTS = 64
-MOST_GPUS = 64
 
 ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """``nvmlGpuTopologyLevel_t`` as nvidia-smi writes it; 0 means one board with its own bridge."""

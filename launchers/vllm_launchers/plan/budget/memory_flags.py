@@ -10,7 +10,7 @@ import msgspec
 from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.flags import CHUNKED, token_count
+from vllm_launchers.plan.flags import CHUNKED, PREFIX, token_count
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import speculates
@@ -334,7 +334,7 @@ def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:
 
 def _prefix_caching(flags: Flags, release: Release) -> bool:
     """Whether prefix caching is on for models with linear layers: on request, or by default since 0.26."""
-    wanted = flags.get("enable-prefix-caching")
+    wanted = flags.get(PREFIX)
     return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
 
 

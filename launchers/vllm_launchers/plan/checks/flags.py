@@ -31,6 +31,7 @@ from vllm_launchers.plan.flags import (
     CHUNKED,
     LENGTH,
     SEQUENCES,
+    TRANSFER,
     TRUE_ONLY,
     UTILIZATION,
     flag_words,
@@ -67,7 +68,6 @@ _APART = 0.05
 _FALSE_DROPPED_TO: Release = (0, 32, 99)
 """Last release whose ``vllm serve --config`` drops ``x: false``: the fix in 0.28 covers only its API server."""
 _NAME = lazy_pattern(r"\[\w+\]")
-_TRANSFER = "kv-transfer-config"
 _BATCHING = (SEQUENCES, BATCHED)
 """Flags whose conditions with others `_batching` reports, with fixes."""
 _OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode", "config-format")
@@ -326,15 +326,15 @@ def _is_json(text: str) -> bool:
 def _connector(flags: Flags, engine: EngineFacts) -> PlanFinding | None:
     """A KV cache connector that this vLLM does not have, though a plugin may add it."""
     given = Given(engine.table, flags, {})
-    name, part = given.key(_TRANSFER, "kv_connector"), given.part(_TRANSFER, "kv_connector")
-    elsewhere = given.key(_TRANSFER, "kv_connector_module_path") is not None
+    name, part = given.key(TRANSFER, "kv_connector"), given.part(TRANSFER, "kv_connector")
+    elsewhere = given.key(TRANSFER, "kv_connector_module_path") is not None
     if part is None or not part.words or not isinstance(name, str) or name in part.words or elsewhere:
         return None
     close = [word for word in get_close_matches(name, part.words, 3, 0.6) if _alike(name, word)][:1]
     hint = f"did you mean {close[0]}?" if close else f"it has {listed(part.words)}"
-    key = f"{_TRANSFER}.kv_connector"
+    key = f"{TRANSFER}.kv_connector"
     fix = Changes(set={key: close[0]}) if close and key in flags else None
-    text = f"{engine.name} has no connector '{name[:40]}' for --{_TRANSFER}; {hint}"
+    text = f"{engine.name} has no connector '{name[:40]}' for --{TRANSFER}; {hint}"
     return PlanFinding("flag_value", Level.ERROR, text, fix, surely=False)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.attention import is_fp8, selected_backend
+from vllm_launchers.plan.attention import ADA, AMPERE, is_fp8, selected_backend
 from vllm_launchers.plan.budget.memory_flags import pools
 from vllm_launchers.plan.checks.architectures import is_plain
 from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, simulated, variables
@@ -25,7 +25,7 @@ from vllm_launchers.vllm.flags.limits import FP8_COMPRESSED
 from vllm_launchers.vllm.flags.releases import releases_for
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, Quantization
 
-TURING, ADA = 7.5, 8.9
+TURING = 7.5
 LEAST_COMPUTE_CAPABILITY = (7, 0)
 """vLLM's own kernels are built for compute capability 7.0 and later (``CUDA_SUPPORTED_ARCHS``, CMakeLists.txt)."""
 
@@ -208,9 +208,6 @@ def _cpu_block(plan: Plan, inputs: PlanInputs, size: int) -> Iterator[PlanFindin
 
 
 # -- number formats that a GPU does not support. Pure ------------------------------------------------------------------
-
-
-AMPERE = 8.0
 
 
 def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.plan.attention import AMPERE
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, cuda_gib
 from vllm_launchers.plan.checks.hardware import LEAST_COMPUTE_CAPABILITY, TURING
 from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread, utilization
@@ -23,9 +24,6 @@ from vllm_launchers.presets.model import Objectives, Workload
 
 MAXWELL = 5.0
 """Lowest compute capability that llama.cpp's CUDA builds are made for."""
-
-AMPERE = 8.0
-"""Lowest compute capability in TensorRT-LLM's list of supported hardware. SGLang's kernels need `TURING`."""
 
 SMALL_GIB = 12.5
 """Upper limit of a 12 GB card."""
@@ -154,7 +152,7 @@ def _spare(plan: Plan, inputs: PlanInputs) -> int:
 def _latency(plan: Plan, able: float | None, objectives: Objectives) -> str:
     """For an objective barely above what these GPUs need for a single request."""
     one = plan.paces.one if plan.paces is not None else None
-    if one is None or able is None or able < AMPERE:
+    if one is None or able is None or able < AMPERE:  # TensorRT-LLM supports none below; SGLang's kernels need `TURING`
         return ""
     if not one.tpot_seconds <= objectives.itl_p99_seconds < TIGHT * one.tpot_seconds:
         return ""

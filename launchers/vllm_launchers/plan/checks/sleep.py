@@ -12,13 +12,13 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
 
 DEVELOPERS = "VLLM_SERVER_DEV_MODE"
 """Environment variable that enables a server's development routes, including ``/sleep``."""
 
 _ALLOCATOR = "enable-cumem-allocator"
 
-Release = tuple[int, int, int]
 SINCE: Release = (0, 8, 5)
 RPC_SINCE: Release = (0, 10, 2)
 """First release with ``/collective_rpc``, which reloads weights."""

@@ -29,7 +29,7 @@ FP8_WEIGHTS_FROM = 7.5
 WEIGHTS_SHARE = 0.85
 """Fraction of a GPU's memory for weights; the rest is for activations and at least a small KV cache."""
 
-MOST_GPUS = 64
+MOST_SUGGESTED_GPUS = 64
 
 _REFUSE_SEGMENTS = frozenset(
     {"enable-sleep-mode", "enable-cumem-allocator", "kv-transfer-config", "kv-offloading-size"}
@@ -288,7 +288,7 @@ def _spread(case: Case) -> list[Fix]:
     wanted, why = size * 2, f"With {size * 2} GPUs each holds half as much of the weights."
     found = _CAPACITY.search(case.text)
     if case.checkpoint_gib and found and float(found["gib"]) > 0:
-        while wanted < MOST_GPUS and case.checkpoint_gib / wanted > WEIGHTS_SHARE * float(found["gib"]):
+        while wanted < MOST_SUGGESTED_GPUS and case.checkpoint_gib / wanted > WEIGHTS_SHARE * float(found["gib"]):
             wanted *= 2
         part = case.checkpoint_gib / wanted
         why = f"With {wanted} GPUs each holds {part:.1f} of the weights' {case.checkpoint_gib:.1f} GiB."
