@@ -13,9 +13,7 @@ from vllm_launchers.plan.common_flags import COMMON_FLAGS
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import SHORT_NAMES, TRUE_ONLY
 from vllm_launchers.presets.rules import FLAG_RULES
-from vllm_launchers.simulated import settings
 from vllm_launchers.simulated.flags import parse_flags
-from vllm_launchers.vllm import engines
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
 from vllm_launchers.vllm.flags.releases import RELEASES, assumed_table, release_table
 from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
@@ -23,10 +21,6 @@ from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 BY_PLAN = {"num-gpu-blocks-override"}
 """vLLM's parser accepts any number; a plan refuses the others."""
 TYPED = ("0", "-1", "1", "2", "0.5", "1.5", "4k", "4K", "1.5k", "1.5K", "auto", "fp8", "on")
-
-
-def test_simulated_engine_version_matches_the_displayed_one() -> None:
-    assert settings.VERSION == engines.SIMULATED_VERSION
 
 
 def test_every_sample_field_has_its_metric_families() -> None:

@@ -51,7 +51,7 @@ from vllm_launchers.simulated.requests import (
     read_completion,
 )
 from vllm_launchers.simulated.responses import RESPONSES_FIELDS, ResponseWriter, not_found, read_response
-from vllm_launchers.simulated.settings import SIMULATED_VERSION
+from vllm_launchers.simulated.settings import REPORTED_VERSION
 from vllm_launchers.simulated.sleep import GARBAGE, SleepMode, WorkerError
 from vllm_launchers.simulated.startup import Log
 from vllm_launchers.simulated.validation import (
@@ -305,7 +305,7 @@ class Api:
 
     async def version(self, _request: HttpRequest) -> Response:
         """Report the version, marked as simulated."""
-        return JSONResponse({"version": SIMULATED_VERSION})
+        return JSONResponse({"version": REPORTED_VERSION})
 
     async def load(self, _request: HttpRequest) -> Response:
         """Report requests in flight; always 0 without ``--enable-server-load-tracking``, as in vLLM."""

@@ -17,7 +17,7 @@ from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.probe.plugin.vllm_console_probe import FOLDER, Probe, recorder_for
 from vllm_launchers.simulated.metrics import EngineMetrics, request_values
-from vllm_launchers.simulated.settings import SIMULATED_VERSION
+from vllm_launchers.simulated.settings import REPORTED_VERSION
 
 CACHE_WINDOW = 1000
 """The hit rate in the log covers this many requests."""
@@ -210,7 +210,7 @@ class Engines:
 def probe_of(rank: int) -> Probe | None:
     """The probe of one data-parallel rank; None if the server was started without it."""
     folder = os.environ.get(FOLDER)
-    return Probe(recorder_for(folder, SIMULATED_VERSION), rank) if folder else None
+    return Probe(recorder_for(folder, REPORTED_VERSION), rank) if folder else None
 
 
 def record_step(probe: Probe, core: Core, report: StepReport) -> None:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_launchers.simulated.settings import SIMULATED_VERSION, VERSION
+from vllm_launchers.simulated.settings import REPORTED_VERSION
 from vllm_launchers.vllm.flags.changes import UNITS, human_int
 from vllm_launchers.vllm.flags.flag_table import ValueKind
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.model_folder import RANKS
-from vllm_launchers.vllm.release_defaults import default_utilization
+from vllm_launchers.vllm.release_defaults import SIMULATED_VERSION, default_utilization
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
@@ -67,7 +67,7 @@ def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
     modeled flags that differ from their defaults).
     """
     main = argparse.ArgumentParser(prog="vllm", usage=_MAIN_USAGE)
-    main.add_argument("-v", "--version", action="version", version=SIMULATED_VERSION)
+    main.add_argument("-v", "--version", action="version", version=REPORTED_VERSION)
     commands = main.add_subparsers(dest="command", metavar="{serve}", required=True)
     serve = commands.add_parser(
         "serve",
@@ -189,7 +189,7 @@ def _add_modeled(parser: argparse.ArgumentParser) -> None:
 
 def _add_ignored(parser: argparse.ArgumentParser) -> None:
     modeled = vars(parser.parse_args([]))
-    table = release_table(VERSION)
+    table = release_table(SIMULATED_VERSION)
     assert table is not None
     for name, flag in table.flags.items():
         if name.replace("-", "_") in modeled:

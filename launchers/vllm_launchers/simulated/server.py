@@ -28,7 +28,7 @@ from vllm_launchers.simulated.engine import Engines, SimulatedEngine, probe_of
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.requests import ServedModel
-from vllm_launchers.simulated.settings import SIMULATED_VERSION, EngineSettings
+from vllm_launchers.simulated.settings import REPORTED_VERSION, EngineSettings
 from vllm_launchers.simulated.sleep import SleepMode
 from vllm_launchers.simulated.startup import Log
 from vllm_launchers.simulated.vocabulary import Vocabulary
@@ -109,7 +109,7 @@ def fingerprint_of(args: argparse.Namespace, settings: EngineSettings) -> str:
     sizes = (("tp", settings.tensor_parallel), ("pp", settings.pipeline_parallel), ("dp", settings.data_parallel))
     parts = [f"{name}{size}" for name, size in sizes if size > 1]
     given = repr(sorted((key, value) for key, value in args.given.items() if key not in ("host", "port", "api_key")))
-    return "-".join(("vllm", SIMULATED_VERSION, *parts, hashlib.sha256(given.encode()).hexdigest()[:8]))
+    return "-".join(("vllm", REPORTED_VERSION, *parts, hashlib.sha256(given.encode()).hexdigest()[:8]))
 
 
 def build_core(settings: EngineSettings, plan: MemoryPlan) -> Core:

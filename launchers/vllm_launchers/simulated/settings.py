@@ -25,6 +25,7 @@ from vllm_launchers.vllm.modelfacts.facts import (
 )
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.modelfacts.read import facts_of_files
+from vllm_launchers.vllm.release_defaults import SIMULATED_RELEASE, SIMULATED_VERSION
 
 
 class ModelNotFoundError(Exception):
@@ -159,10 +160,7 @@ def _interpolated(name: str, size: float, quantization: Quantization | None) -> 
     )
 
 
-VERSION = "0.33.0"
-"""The vLLM release that is simulated."""
-RELEASE = (0, 33, 0)
-SIMULATED_VERSION = f"{VERSION}+simulated"
+REPORTED_VERSION = f"{SIMULATED_VERSION}+simulated"
 """The version that ``/version`` reports, which can't be mistaken for a real vLLM's."""
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_STARTUP_SECONDS = 4.0
@@ -345,7 +343,7 @@ def _limits(args: argparse.Namespace, model: Geometry, gpu: GpuModel) -> Schedul
     length = _max_model_len(args.max_model_len, model)
     chunked = args.enable_chunked_prefill is not False
     tokens, seqs = args.max_num_batched_tokens, args.max_num_seqs
-    default_seqs, default_tokens = batch_defaults(gpu.name, gpu.usable_gib, RELEASE)
+    default_seqs, default_tokens = batch_defaults(gpu.name, gpu.usable_gib, SIMULATED_RELEASE)
     if tokens is None:
         tokens = default_tokens
         if not chunked:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_launchers.simulated.memory import MemoryBudgetError, MemoryPlan, MemoryStage, format_gib, plan_memory
-from vllm_launchers.simulated.settings import VERSION, EngineSettings
+from vllm_launchers.simulated.settings import EngineSettings
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.release_defaults import SIMULATED_VERSION
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 
@@ -82,7 +83,7 @@ _LOGO = (
 
 def announce(log: Log, args: argparse.Namespace, gpu: str) -> None:
     """Write the first lines: banner, a note about the simulation, and the given arguments."""
-    logo = "\n".join(_LOGO).format(version=VERSION, model=args.model)
+    logo = "\n".join(_LOGO).format(version=SIMULATED_VERSION, model=args.model)
     log.api("api_utils.py:347", logo)
     log.api("simulated.py:1", f"simulated engine: no GPU is used; it is timed as {gpu} by a roofline")
     given = {key: value for key, value in args.given.items() if key != "command"}
@@ -176,7 +177,8 @@ class SimulatedStartup:
     def _engine(self) -> MemoryPlan:
         settings = self.settings
         started = time.monotonic()
-        self.log.engine("core.py:133", f"Initializing a V1 LLM engine (v{VERSION}) with config: {self._config()}")
+        text = f"Initializing a V1 LLM engine (v{SIMULATED_VERSION}) with config: {self._config()}"
+        self.log.engine("core.py:133", text)
         self._pass("engine")
         world = settings.tensor_parallel * settings.pipeline_parallel
         for rank in range(world):

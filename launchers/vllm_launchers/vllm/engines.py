@@ -20,7 +20,7 @@ import msgspec
 from vllm_launchers.errors import OperationError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.installed_packages import Distribution, installed_vllm, script_interpreter, which
-from vllm_launchers.vllm.release_defaults import Release, parse_release
+from vllm_launchers.vllm.release_defaults import SIMULATED_VERSION, Release, parse_release
 
 MARKER = "vllm-console-complete"
 """File created as the last step of an installation; an environment without it is not used."""
@@ -176,9 +176,6 @@ class Engine(msgspec.Struct, frozen=True):
     def _build_label(self) -> str:
         return "" if self.build in (None, "simulated") else str(self.build)
 
-
-SIMULATED_VERSION = "0.33.0"
-"""The release whose behavior the simulated engine imitates."""
 
 MODULE = ("-m", "vllm.entrypoints.cli.main")
 """How to run vLLM with a Python that has no ``vllm`` command."""

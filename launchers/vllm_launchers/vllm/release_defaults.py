@@ -12,6 +12,10 @@ Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
 """The newest release examined; an unknown one is treated like it."""
 
+SIMULATED_RELEASE: Release = (0, 33, 0)
+SIMULATED_VERSION = ".".join(map(str, SIMULATED_RELEASE))
+"""The release that the simulated engine imitates."""
+
 CHECKED_SINCE: Release = (0, 32, 0)
 """First release of which it was checked in detail what it refuses."""
 
