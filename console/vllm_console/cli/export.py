@@ -24,11 +24,12 @@ from vllm_console.cli.output import complain, print_json
 from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES, objectives_of
 from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
+from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy, proxy_warning
 from vllm_launchers.plan.export.quoting import ExportError
 from vllm_launchers.plan.flags import served_name
 from vllm_launchers.vllm.flags.changes import Changes
 
-PROXIES = ("nginx", "llama-swap", "litellm")
+PROXIES = tuple(map(str, ProxyForm))
 FORMS = ("prometheus", "grafana", "scrape", *PROXIES)
 
 
@@ -76,8 +77,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _export_for_proxy(args: argparse.Namespace) -> int:
     """Print servers as a proxy configuration; stopped ones too, as they last ran."""
-    from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy, proxy_warning
-
     if not args.name:
         raise UsageError(f"export {args.form} needs a server's name; see 'vllm-console list --ours'")
     if args.match is not None:

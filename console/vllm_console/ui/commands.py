@@ -137,9 +137,6 @@ EXPORTS = {
 }  # fmt: skip
 """Export formats, and the file name suffix of each."""
 
-PROXIES = ("nginx", "llama-swap", "litellm")
-"""Formats for several servers: the selected one comes first, then the marked ones."""
-
 MOST_NAMED = 8
 """Maximum number of alternatives that an error message lists."""
 
@@ -641,7 +638,7 @@ class ServerCommands:
         if path.exists():
             raise RefusalError(f"{path} already exists: move it first.")
         fleet, name = self._console.fleet, server.name
-        beside = [one.name for one in self._screen.marked if one.ours] if form in PROXIES else []
+        marked = [one.name for one in self._screen.marked if one.ours]
 
         def write() -> Path:
             from vllm_launchers.plan.export import Form, export
@@ -649,12 +646,12 @@ class ServerCommands:
             from vllm_launchers.plan.export.quoting import ExportError
 
             try:
-                plans = {each: fleet.plan_restart(each, Changes()) for each in (name, *beside)}
-                if form in PROXIES:
-                    servers = [ProxiedServer(each, plan) for each, plan in plans.items()]
+                if form in tuple(ProxyForm):
+                    names = dict.fromkeys((name, *marked))
+                    servers = [ProxiedServer(each, fleet.plan_restart(each, Changes())) for each in names]
                     text = export_for_proxy(servers, ProxyForm(form))
                 else:
-                    text = export(plans[name], Form(form), name=name)
+                    text = export(fleet.plan_restart(name, Changes()), Form(form), name=name)
                 with path.open("x", encoding="utf-8") as file:
                     file.write(text)
             except ExportError as error:
