@@ -20,7 +20,6 @@ TLS_FLAGS = ("ssl-certfile", "ssl-keyfile")
 _WILDCARDS = {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 """Hosts that mean all addresses of a machine, and the address at which the machine itself reaches them."""
 
-
 _PORTS = {"http": 80, "https": 443}
 """Default ports by scheme."""
 
@@ -118,7 +117,7 @@ def server_url(text: str) -> ServerUrl:
     if not host or port == 0 or parts.scheme not in _PORTS or not text.isprintable() or " " in text:
         raise UsageError(f"{shown} is not a server URL; expected one such as http://gpubox:8000")
     if parts.username is not None:
-        raise UsageError("the URL contains a user name: an API key is read from an environment variable instead")
+        raise UsageError("the URL contains a user name; for an API key, attach the endpoint with --key-env VAR")
     if parts.query or parts.fragment:
         raise UsageError(f"{shown} has a query or a fragment: give the server's base URL")
     path = parts.path.rstrip("/")

@@ -11,7 +11,7 @@ import pytest
 
 from fakes.endpoint import FakeEndpoint, certificate, document, metrics
 from vllm_console import attached
-from vllm_console.attached import Endpoint, api_key_of, first_record, name_for
+from vllm_console.attached import Endpoint, api_key_of, endpoint_of, first_record, name_for
 from vllm_console.attached_recorder import LONGEST_PAUSE_SECONDS, MIXED, NO_ENGINE, EndpointRecording
 from vllm_console.history.store import HISTORY, HistoryReader
 from vllm_console.metrics.scrape import Scraper, verifying
@@ -194,6 +194,11 @@ def test_hostile_answers_become_plain_text(tmp_path: Path, fake: FakeEndpoint) -
     details = str(recorded(tmp_path)[0].current.spec.details)
     assert "\x1b" not in details
     assert len(details) < 5_000
+
+
+def test_record_with_an_invalid_url_is_not_that_of_an_endpoint() -> None:
+    assert endpoint_of(first_record("far", Endpoint("http://h:8000"), 1.0)) == Endpoint("http://h:8000")
+    assert endpoint_of(first_record("far", Endpoint("http://h:x"), 1.0)) is None
 
 
 def test_names_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_how_long_a_server_has_been_unresponsive_is_reported_before_the_reason(f
 
 def test_why_an_endpoint_cannot_be_reached_is_reported_without_its_address_which_stands_beside_it(fakes):
     reason = "h:8000 could not be reached (No route to host): check host and port."
-    far = replace(fakes.lost(fakes.NOW), name="far", attached=Endpoint("http://h:8000"), reason=reason)
+    far = replace(fakes.lost(fakes.NOW), host="h", port=8000, attached=Endpoint("http://h:8000"), reason=reason)
     text = row(far, columns_for([far], 118), fakes.NOW, 118, False).text
     assert "for 3s: could not be reached (No route to host)" in text
 

@@ -13,7 +13,7 @@ from vllm_console.attached import Endpoint
 from vllm_console.cli import bench, load_target
 from vllm_console.cli.load_target import find_target
 from vllm_console.fleet.snapshot import ServerView
-from vllm_launchers.errors import RefusedError
+from vllm_launchers.errors import RefusedError, UsageError
 from vllm_launchers.host.ports import user_name
 
 
@@ -46,6 +46,8 @@ def test_attached_server_of_this_machine_is_refused_by_any_of_its_addresses(
     asked = argparse.Namespace(server="http://127.0.0.1:8100/v1", preset=None)
     with pytest.raises(RefusedError, match="is attached as far: nothing is sent to it without --remote"):
         find_target(asked, "--remote", others_allowed=False)
+    with pytest.raises(UsageError, match="contains a user name"):
+        find_target(argparse.Namespace(server="http://u:p@127.0.0.1:8100"), "--remote", others_allowed=False)
 
 
 @pytest.mark.parametrize("server", ["anna-8100", "http://127.0.0.1:8100"])
