@@ -349,7 +349,6 @@ class LocalFleet:
             report_store(self._state),
             self._vllm_paths,
             self._gpus,
-            self._shares,
             warm_up=self._warm_up,
             probe=self._probe,
             prepared=lambda: self.verdicts.pids,

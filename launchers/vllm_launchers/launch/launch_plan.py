@@ -6,8 +6,7 @@ Reads only the stored reports of earlier starts, and whether the home folder exi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,13 +16,13 @@ from vllm_launchers import values
 from vllm_launchers.engine_model.gpu_models import DEFAULT_GPU, UnknownGpuError, find_gpu
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host
-from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, on_slice, without_server
+from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice, without_server
 from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes, with_lasting_way
-from vllm_launchers.launch.place import OFFERED, PRETENDS, GpuRequest, Place, find_place, kept_slice
+from vllm_launchers.launch.place import OFFERED, PRETENDS, GpuFinder, Place, kept_slice
 from vllm_launchers.plan.alternatives import Alternative, alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget, shapes
@@ -61,22 +60,19 @@ REUSE_PORT_UNTIL = (0, 25, 0)
 
 HEADLESS_NO_PROBE = "a headless node has no engine of its own"
 
-Finder = Callable[[Plan, Host | None], Place]
-"""Finds GPUs on a host for a plan that has none yet."""
-
 
 class ResolvedRequest(PlanRequest, frozen=True):
     """A request whose preset, engine, model, port, and so on have been looked up.
 
     ``workload``: measured traffic to use instead of the preset's. ``sources`` is set for a restart: flags other than
-    ``changes`` stay as they are. ``find`` finds the GPUs; without it, or on a MIG slice, the server keeps its GPUs.
-    ``found``: problems that are known before planning.
+    ``changes`` stay as they are. Without a ``gpu_finder``, or on a MIG slice, the server keeps its ``gpus``. ``found``:
+    problems that are known before planning.
     """
 
     gpus: tuple[int, ...] = ()
     workload: Workload | None = None
     sources: Mapping[str, str] | None = None
-    find: Finder | None = None
+    gpu_finder: GpuFinder | None = None
     found: tuple[PlanFinding, ...] = ()
     restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
     warm_up: bool = True
@@ -274,8 +270,9 @@ def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choic
         NoPlaceError: there are none.
     """
     plan = make_plan(request, choices)
-    if request.find is not None and not kept_slice(request.environment):
-        place = request.find(replace(plan, memory=budget(plan.flags)), inputs.host)
+    if request.gpu_finder is not None and not kept_slice(request.environment):
+        estimated = replace(plan, memory=budget(plan.flags))
+        place = request.gpu_finder.find(estimated, request.gpus, inputs.host, inputs.shares)
         plan = _on_fitting_gpus(request, inputs, choices, place, budget)
     else:
         plan = replace(plan, gpus=request.gpus)
@@ -331,7 +328,7 @@ def _has_place(one: Alternative, request: ResolvedRequest, inputs: PlanInputs) -
     if request.gpus and request.sources is None:
         if one.layout.total == len(request.gpus):
             return True  # the plan's own GPUs
-        request = replace(request, gpus=(), find=partial(_find_any, shares=inputs.shares))
+        request = replace(request, gpus=(), gpu_finder=GpuFinder(OFFERED))
     seen = replace(inputs, host=_seen_host(request, inputs))
     budget = _assumed_budget(request, seen)
     try:
@@ -340,10 +337,6 @@ def _has_place(one: Alternative, request: ResolvedRequest, inputs: PlanInputs) -
         return False
     # The budget of another checkpoint is not known here.
     return one.model is not None or budget.on(plan).fits(plan.flags)
-
-
-def _find_any(plan: Plan, host: Host | None, *, shares: Sequence[GpuShare]) -> Place:
-    return find_place(GpuRequest(plan.flags, plan.engine, plan.memory), host, OFFERED, (), shares)
 
 
 def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, inputs: PlanInputs, budget: _Budget) -> Plan:

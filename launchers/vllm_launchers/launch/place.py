@@ -9,6 +9,7 @@ from itertools import chain, combinations
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host, with_claims
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings, slice_gpu, without_server
@@ -16,9 +17,10 @@ from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget, cuda_gib, needed_gib, share_within
 from vllm_launchers.plan.budget.memory_flags import accepted_utilization
-from vllm_launchers.plan.checks.request import local_ranks
+from vllm_launchers.plan.checks.request import local_ranks, on_ray
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS
 from vllm_launchers.plan.flags import BYTES, QUANTIZATION, TENSOR, UTILIZATION, VISIBLE, token_count
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import SLACK_GIB, Need, Placement, format_needs, rank_placements, takes_uuids
 from vllm_launchers.units import GIB, counted
 from vllm_launchers.vllm.engines import Engine, EngineKind
@@ -27,7 +29,6 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, flag_te
 AUTO, OFFERED, NONE = "auto", "offered", "none"
 PRETENDS = "SIMULATED_GPU"
 """Environment variable that names the GPU a simulated server imitates."""
-
 
 MOST_STOPPED = 3
 """At most this many servers are named to be stopped for a launch."""
@@ -75,6 +76,54 @@ class GpuRequest(msgspec.Struct, frozen=True):
         if memory is not None and memory.fixed:
             least = memory.taken_gib
         return max(needed_gib(gpu, share) or 0.0, least)
+
+
+class GpuFinder(msgspec.Struct, frozen=True):
+    """How to find the GPUs of a planned server. ``place`` is as in `vllm_launchers.launch.request.LaunchRequest`.
+
+    ``recorded``: the host is a recorded one, whose GPUs a simulated server imitates.
+    """
+
+    place: str = ""
+    again: bool = False
+    """Whether it is a restart, with the same GPUs if possible."""
+    chosen: bool = False
+    """Whether the GPUs to restart on were chosen automatically."""
+    recorded: bool = False
+
+    def find(self, plan: Plan, gpus: tuple[int, ...], host: Host | None, shares: Sequence[GpuShare]) -> Place:
+        """The GPUs for a plan that has none yet. ``gpus``: those that a user named, or those to restart on.
+
+        Raises:
+            NoPlaceError: nothing fits, or the requested GPUs exceed this user's share.
+            UsageError: there is no such GPU, Ray chooses them, or the server is to imitate another one.
+        """
+        if on_ray(plan.engine, plan.flags):
+            return Place() if self.again else place_on_ray(self.place, gpus)
+        wanted = GpuRequest(plan.flags, plan.engine, plan.memory)
+        if self.again:
+            found = find_place_again(wanted, host, gpus, chosen=self.chosen, shares=shares)
+        else:
+            found = find_place(wanted, host, self.place, gpus, shares)
+        if not self.recorded or plan.engine.kind is not EngineKind.SIMULATED:
+            return found
+        # At a restart, the GPU that it has imitated so far came from its placement.
+        return _imitated(found, host, "" if self.again else plan.environment.get(PRETENDS, ""))
+
+
+def _imitated(found: Place, host: Host | None, pretends: str) -> Place:
+    """The placement of a simulated server that imitates the GPU found there.
+
+    Raises:
+        UsageError: ``pretends`` names another GPU.
+    """
+    gpu = host.gpu(found.gpus[0]) if host is not None and found.gpus else None
+    model = find_model(gpu.name) if gpu is not None and gpu.name else None
+    if gpu is None or model is None or model.bf16_flops is None:
+        return found
+    if pretends and find_model(pretends) != model:
+        raise UsageError(f"{PRETENDS}={pretends}, but the recorded host's {gpu.label} is selected; drop one of them")
+    return replace(found, pretends=gpu.name or "")
 
 
 def find_place(

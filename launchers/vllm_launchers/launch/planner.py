@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.errors import OperationError, RefusedError, UsageError
-from vllm_launchers.host.gpu.host import Host
-from vllm_launchers.host.gpu.sharing import GpuShare, without_server
+from vllm_launchers.host.gpu.sharing import without_server
 from vllm_launchers.host.ports import check_port, free_port, host_problem
 from vllm_launchers.host.processes import announced_ports
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerRecord
@@ -20,21 +17,9 @@ from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.inputs_reader import GpuSource, PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, suggestions
-from vllm_launchers.launch.place import (
-    AUTO,
-    NONE,
-    OFFERED,
-    PRETENDS,
-    GpuRequest,
-    Place,
-    find_place,
-    find_place_again,
-    kept_slice,
-    place_on_ray,
-)
+from vllm_launchers.launch.place import AUTO, NONE, OFFERED, GpuFinder, kept_slice
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
-from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choice import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
@@ -67,7 +52,6 @@ class Planner:
         reports: StartupReportStore,
         vllm_paths: Sequence[str] = (),
         gpus: GpuSource | None = None,
-        shares: Sequence[GpuShare] = (),
         *,
         warm_up: bool = True,
         probe: ProbeWish = "auto",
@@ -76,7 +60,7 @@ class Planner:
         self._config_folder = config_folder
         self._prepared = prepared
         self._warm_up, self._probe = warm_up, probe
-        self._gpus, self._shares = gpus, tuple(shares)
+        self._gpus, self._recorded = gpus, gpus is not None and gpus.recorded
         self._vllm_paths = tuple(vllm_paths)
         self.inputs, self._reports = inputs, reports
 
@@ -168,7 +152,7 @@ class Planner:
         port_to_check = request.port if request.port is not None and port not in taken else None
         environment, given = split_secrets(request.environment)
         place = request.place
-        if self._on_recorded(engine) and not request.gpus:
+        if self._recorded and engine.kind is EngineKind.SIMULATED and not request.gpus:
             place = place or AUTO  # it simulates a server on that host, so it takes a GPU of it
         place = "" if place == NONE else place
         resolved = ResolvedRequest(
@@ -183,7 +167,7 @@ class Planner:
             secrets={**inherited_secrets(os.environ), **given},
             inherited=os.environ,
             workload=request.workload,
-            find=partial(self._find_place, place=place, gpus=request.gpus),
+            gpu_finder=GpuFinder(place, recorded=self._recorded),
             found=tuple(found),
             restart=RestartPolicy(RestartMode(request.restart)),
             warm_up=self._warm_up if request.warm_up is None else request.warm_up,
@@ -272,7 +256,7 @@ class Planner:
             standby_of="",  # it is not part of a standby pair
             beside="" if engine is not None else record.name,
             gpus=(),
-            find=partial(self._find_place, place=place, gpus=()),
+            gpu_finder=GpuFinder(place, recorded=self._recorded),
             gpus_unnamed=not place,
         )
         inputs = self.inputs.gather(resolved, None, starting, place=place)
@@ -320,7 +304,7 @@ class Planner:
             secrets={**inherited_secrets(os.environ), **given},
             more_secrets=spec.secret_names,
             inherited=os.environ,
-            find=partial(self._find_place_again, gpus=details.gpus, chosen=details.gpus_chosen),
+            gpu_finder=GpuFinder(again=True, chosen=details.gpus_chosen, recorded=self._recorded),
             restart=spec.restart,
             warm_up=self._warm_up and details.warm_up if options.warm_up is None else options.warm_up,
             probe=self._probe,
@@ -349,41 +333,8 @@ class Planner:
         except UsageError:
             raise
         except OperationError as error:
-            elsewhere = self._gpus is not None and self._gpus.recorded
-            found.append(engine_missing(str(error), elsewhere=elsewhere))
+            found.append(engine_missing(str(error), elsewhere=self._recorded))
             return Engine(EngineKind.VLLM, (request.vllm or "vllm",), None, None, "")
-
-    def _find_place(self, plan: Plan, host: Host | None, *, place: str, gpus: tuple[int, ...]) -> Place:
-        if on_ray(plan.engine, plan.flags):
-            return place_on_ray(place, gpus)
-        found = find_place(GpuRequest(plan.flags, plan.engine, plan.memory), host, place, gpus, self._shares)
-        return self._as_there(plan, host, found, pretends=plan.environment.get(PRETENDS, ""))
-
-    def _find_place_again(self, plan: Plan, host: Host | None, *, gpus: tuple[int, ...], chosen: bool) -> Place:
-        if on_ray(plan.engine, plan.flags):
-            return place_on_ray("", ())
-        wanted = GpuRequest(plan.flags, plan.engine, plan.memory)
-        found = find_place_again(wanted, host, gpus, chosen=chosen, shares=self._shares)
-        return self._as_there(plan, host, found, pretends="")  # the GPU it imitated so far came from its placement
-
-    def _on_recorded(self, engine: Engine) -> bool:
-        return engine.kind is EngineKind.SIMULATED and self._gpus is not None and self._gpus.recorded
-
-    def _as_there(self, plan: Plan, host: Host | None, found: Place, *, pretends: str) -> Place:
-        """The placement, but a simulated server on a recorded host imitates the GPU chosen there.
-
-        Raises:
-            UsageError: ``pretends`` names another GPU.
-        """
-        gpu = host.gpu(found.gpus[0]) if host is not None and found.gpus else None
-        model = find_model(gpu.name) if gpu is not None and gpu.name else None
-        if not self._on_recorded(plan.engine) or gpu is None or model is None or model.bf16_flops is None:
-            return found
-        if pretends and find_model(pretends) != model:
-            raise UsageError(
-                f"{PRETENDS}={pretends}, but the recorded host's {gpu.label} is selected; drop one of them"
-            )
-        return replace(found, pretends=gpu.name or "")
 
     def refuse_elsewhere(self, plan: Plan) -> None:
         """Refuse to start a real server that was planned for a recorded host's GPUs or for a vLLM installed only there.
@@ -391,7 +342,7 @@ class Planner:
         Raises:
             RefusedError: the engine is real.
         """
-        if self._gpus is None or not self._gpus.recorded or plan.engine.kind is not EngineKind.VLLM:
+        if not self._recorded or plan.engine.kind is not EngineKind.VLLM:
             return
         if not plan.engine.path:
             raise RefusedError(

@@ -17,7 +17,7 @@ from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, Link
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
 from vllm_launchers.launch.launch_plan import ResolvedRequest, plan_launch
-from vllm_launchers.launch.place import GpuRequest, find_place
+from vllm_launchers.launch.place import GpuFinder
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -73,13 +73,9 @@ def plan(
     place: str = "offered",
 ) -> Plan:
     engine = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cuda", "/opt/vllm", "")
-
-    def find(made: Plan, seen: Host | None) -> object:
-        return find_place(GpuRequest(made.flags, made.engine, made.memory), seen, "" if gpus else place, gpus)
-
     ask = ResolvedRequest(
         PRESETS[preset], engine, changes or Changes(), model, "127.0.0.1", 8000, {}, gpus=gpus,
-        find=find,  # type: ignore[arg-type]
+        gpu_finder=GpuFinder("" if gpus else place),
         gpus_unnamed=not place and not gpus,
     )  # fmt: skip
     return plan_launch(ask, PlanInputs(known_facts(model), host=host)).plan

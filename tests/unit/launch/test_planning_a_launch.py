@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
 from vllm_launchers.launch.errors import UnfitError
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
-from vllm_launchers.launch.place import GpuRequest, find_place, find_place_again
+from vllm_launchers.launch.place import GpuFinder
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import fix_options, refuse_unfit
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -59,10 +58,7 @@ def ask() -> Callable[..., ResolvedRequest]:
     ) -> ResolvedRequest:
         preset = read_presets(None)[0][more.pop("preset", "chatbot")]
 
-        def find(plan: Plan, host: Host | None) -> Any:
-            return find_place(GpuRequest(plan.flags, plan.engine), host, place or "", more.get("gpus", ()))
-
-        more = {"find": find} | more if place is not None else more
+        more = {"gpu_finder": GpuFinder(place)} | more if place is not None else more
         model = more.pop("model", "/models/eight")
         engine = more.pop("engine", VLLM)
         return ResolvedRequest(preset, engine, Changes(set or {}, unset), model, "127.0.0.1", 8000, {}, **more)
@@ -208,7 +204,7 @@ def test_restart_keeps_earlier_choices(ask: Callable[..., ResolvedRequest]) -> N
     again = ResolvedRequest(
         details.as_preset(), VLLM, Changes({"max-num-seqs": 32}), details.model, "127.0.0.1", 8000, {},
         gpus=details.gpus, sources=details.sources, workload=None,
-        find=lambda plan, seen: find_place_again(GpuRequest(plan.flags, plan.engine), seen, details.gpus, chosen=True),
+        gpu_finder=GpuFinder(again=True, chosen=True),
     )  # fmt: skip
     plan = plan_launch(again, PlanInputs(SEVENTY, host=host("8xh100"))).plan
     assert dict(plan.flags) == {**first.plan.flags, "max-num-seqs": 32}
@@ -221,17 +217,12 @@ def test_restart_keeps_earlier_choices(ask: Callable[..., ResolvedRequest]) -> N
 
 def test_restart_with_more_gpus_moves_and_reports_it(ask: Callable[..., ResolvedRequest]) -> None:
     preset = Details.of(plan_launch(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
-    find = partial(_again, gpus=(1,))
     again = ResolvedRequest(preset, VLLM, Changes({"tensor-parallel-size": 2}), "/models/eight", "127.0.0.1", 8000, {},
-                            gpus=(1,), sources={}, find=find)  # fmt: skip
+                            gpus=(1,), sources={}, gpu_finder=GpuFinder(again=True, chosen=True))  # fmt: skip
     plan = plan_launch(again, PlanInputs(EIGHT, host=host("4xa6000"))).plan
     assert len(plan.gpus) == 2
     assert plan.environment["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, plan.gpus))
     assert [found.level for found in plan.findings if found.code == "gpus_moved"] == [Level.WARNING]
-
-
-def _again(plan: Plan, seen: Host | None, gpus: tuple[int, ...]) -> Any:
-    return find_place_again(GpuRequest(plan.flags, plan.engine), seen, gpus, chosen=True)
 
 
 def test_larger_gpus_are_taken_if_the_first_are_too_small(ask: Callable[..., ResolvedRequest]) -> None:

@@ -20,7 +20,7 @@ from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.launch.inputs_reader import PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
-from vllm_launchers.launch.place import AUTO, OFFERED, Place, place_on_ray
+from vllm_launchers.launch.place import AUTO, OFFERED, GpuFinder, Place, place_on_ray
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.choices.nodes import NodesRequest
@@ -50,7 +50,7 @@ def launch(
     changes = Changes({**RAY, "tensor-parallel-size": 2, **(flags or {})})
     request = ResolvedRequest(
         read_presets(None)[0][preset], engine, changes, "meta-llama/Llama-3.1-8B-Instruct", "127.0.0.1", 8000, {},
-        find=lambda plan, host: place_on_ray(OFFERED, ()), nodes=nodes,
+        gpu_finder=GpuFinder(OFFERED), nodes=nodes,
     )  # fmt: skip
     facts = known_facts("meta-llama/Llama-3.1-8B-Instruct")
     inputs = PlanInputs(facts, release_table("0.33.0"), read_host(Path("8xh100")), ray=cluster)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.launch_plan import ResolvedRequest, plan_launch
-from vllm_launchers.launch.place import GpuRequest, find_place
+from vllm_launchers.launch.place import GpuFinder
 from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -44,10 +44,7 @@ def planned(
     engine = Engine(EngineKind.VLLM, ("/opt/vllm",), version, build, "/opt/vllm")
     request = ResolvedRequest(
         read_presets(None)[0]["chatbot"], engine, Changes(changes or {}), "/models/made", "127.0.0.1", 8000, {},
-        gpus=gpus, nodes=nodes,
-        find=lambda plan, host: find_place(
-            GpuRequest(plan.flags, plan.engine), host, "" if gpus else "offered", gpus
-        ),
+        gpus=gpus, nodes=nodes, gpu_finder=GpuFinder("" if gpus else "offered"),
     )  # fmt: skip
     there = read_host(Path(host)) if host else None
     return plan_launch(request, PlanInputs(facts, release_table(version), there)).plan

@@ -14,7 +14,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
-from vllm_launchers.launch.place import GpuRequest, Place, find_place
+from vllm_launchers.launch.place import GpuFinder
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
@@ -71,12 +71,9 @@ def make(tmp_path: Path) -> Make:
     def make(
         facts: ModelFacts | None, name: str, holders: Mapping[int, Sequence[Held]], set: Any = None, **more: Any
     ) -> LaunchPlan:
-        def find(plan: Plan, host: Any) -> Place:
-            return find_place(GpuRequest(plan.flags, plan.engine, plan.memory), host, "offered", ())
-
         asked = ResolvedRequest(
             read_presets(None)[0]["chatbot"], VLLM, Changes(set or {}), facts.model if facts else "org/unknown",
-            "127.0.0.1", 8000, {}, find=find, **more,
+            "127.0.0.1", 8000, {}, gpu_finder=GpuFinder("offered"), **more,
         )  # fmt: skip
         return plan_launch(asked, PlanInputs(facts, host=read_host(crowded_host(tmp_path / "h.json", name, holders))))
 
