@@ -60,8 +60,8 @@ def launched(state: Path, request: LaunchRequest, reading: float) -> float:
             time.sleep(reading)
         began = time.monotonic()
         fleet.start(request)
-        if fleet.verdicts.unused:
-            raise SystemExit(f"what was prepared was not used: {fleet.verdicts.unused}")
+        if fleet.engine_check.unused:
+            raise SystemExit(f"what was prepared was not used: {fleet.engine_check.unused}")
         record = client.wait_for(state, NAME, lambda record: record.state != "starting", WAIT_SECONDS)
         if record.state != "ready":
             raise SystemExit(f"it is {record.state}: {record.reason}")

@@ -567,7 +567,7 @@ class FakeFleet:
         self.ramps = SimpleNamespace(start=self.start_ramp, view=self.ramp, cancel=self.cancel_ramp)
         self.leftovers = SimpleNamespace(find=self.find_leftovers, remove=self.remove_leftovers)
         self.replays = SimpleNamespace(find=self.replay, removed_at=self.removed_at)
-        self.verdicts = SimpleNamespace(close=self.stop_judging, memory_mib=None, unused="")
+        self.engine_check = SimpleNamespace(close=self.stop_judging, memory_mib=None, unused="")
         self.predictions = SimpleNamespace(
             staged=SimpleNamespace(ask=self.predict_staged, cancel=lambda: None), keep=self.keep_prediction
         )

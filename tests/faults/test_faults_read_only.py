@@ -29,7 +29,6 @@ from vllm_console.fleet.attachments import Attachments
 from vllm_console.fleet.background_commands import Loads, Ramps, StagedPredictions
 from vllm_console.fleet.board import GpuClaims
 from vllm_console.fleet.change_predictions import ChangePredictions
-from vllm_console.fleet.launch_verdicts import LaunchVerdicts
 from vllm_console.fleet.leftovers import FleetLeftovers
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.probe import ProbeReports
@@ -40,6 +39,7 @@ from vllm_launchers.errors import RefusedError
 from vllm_launchers.keeper import client, folders, processes
 from vllm_launchers.keeper.records import LaunchSpec, State
 from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.launch.engine_check import EngineCheck
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.engines import simulated_engine
@@ -124,7 +124,7 @@ PARTS: dict[str, tuple[type, set[str], dict[str, tuple[object, ...]]]] = {
         Ramps, {"view", "close"}, {"start": ("ordered",), "cancel": ("ordered",), "stop": ("ordered",)},
     ),
     "replays": (Replays, {"find", "removed_at", "view", "close"}, {}),
-    "verdicts": (LaunchVerdicts, {"judged", "take", "close"}, {"request": (None, None)}),
+    "engine_check": (EngineCheck, {"keep", "with_verdict", "take", "close"}, {"ask": (None, None)}),
 }  # fmt: skip
 """The parts of a fleet: their methods that only read (or end what a console started), and those that are refused."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -18,6 +19,9 @@ from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
 from vllm_launchers.vllm.flags.changes import change_text
 
+if TYPE_CHECKING:
+    from vllm_launchers.plan.engine_verdict import EngineVerdict
+
 
 def diagnosed(lines: Sequence[str], code: int | None, details: Details) -> Diagnosis:
     """Diagnose a failed start with these details from its last lines and its exit code."""
@@ -25,6 +29,16 @@ def diagnosed(lines: Sequence[str], code: int | None, details: Details) -> Diagn
 
     shown = [redact(redrawn(line)) for line in lines]
     return diagnose(shown, code, details.flags, details.gpu_name, mla=details.mla, environment=details.variables)
+
+
+def verdict_with_fix(verdict: EngineVerdict, details: Details) -> EngineVerdict:
+    """The verdict on a launch with these details, with the change that the message of a refusal suggests, if any."""
+    from vllm_launchers.plan.engine_verdict import EngineAnswer
+
+    if verdict.answer is not EngineAnswer.REFUSED:
+        return verdict
+    fixes = diagnosed(verdict.message.splitlines(), None, details).fixes
+    return replace(verdict, fix=next((one.changes for one in fixes if not one.changes.empty), None))
 
 
 def diagnosed_part(

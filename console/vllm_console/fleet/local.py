@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,7 +19,7 @@ from vllm_console.fleet.attachments import Attachments
 from vllm_console.fleet.background_commands import Loads, Ramps, child_options
 from vllm_console.fleet.board import GpuClaims, SharedBoard, gpu_claims
 from vllm_console.fleet.change_predictions import ChangePredictions
-from vllm_console.fleet.launch_verdicts import LaunchVerdicts
+from vllm_console.fleet.failure import verdict_with_fix
 from vllm_console.fleet.leftovers import FleetLeftovers, format_lost_here
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
 from vllm_console.fleet.runs import RunHistory, RunRecorder
@@ -34,8 +33,9 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.folders import default_root, server_folder
-from vllm_launchers.keeper.records import NotRetryable, ServerRecord, State
+from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.launch.engine_check import EngineCheck
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.listeners import Listener, Owner
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from vllm_console.history.workload import SeenWorkload
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
-    from vllm_launchers.launch.launch_plan import LaunchPlan
     from vllm_launchers.launch.launcher import Launcher, Recorded
     from vllm_launchers.plan.choices.choice import Choice, SeenRoom
     from vllm_launchers.vllm.flags.flag_table import FlagTable
@@ -155,7 +154,7 @@ class LocalFleet:
         self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
         self.claims = GpuClaims(self._board, self.access.refuse_read_only, self._gpu_indices)
         """The board, and claims of GPUs on it."""
-        self.verdicts = LaunchVerdicts(self.access.refuse_read_only)
+        self.engine_check = EngineCheck(self.access.refuse_read_only)
         """The engine's verdicts on planned launches, and the process that waits to be launched."""
         self._download: ModelDownload | None = None
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
@@ -216,7 +215,7 @@ class LocalFleet:
             pids = {record.server.pid for record in records if record.server and record.state.alive}
             preparations = [record.preparation for record in records]
             pids |= {one.process.pid for one in preparations if one is not None and one.process is not None}
-            pids.update(self.verdicts.pids)
+            pids.update(self.engine_check.pids)
             taken = [*own, *(one.name for one in attached)]
             views += self._observer.views(pids, taken, selected, view)
         if self._board is not None:
@@ -335,6 +334,7 @@ class LocalFleet:
     @cached_property
     def _launcher(self) -> Launcher:
         # Imported lazily: takes a considerable part of a command's start-up time.
+        from vllm_console.fleet.launch_hooks import FleetLaunchHooks
         from vllm_launchers.launch.earlier_starts import report_store
         from vllm_launchers.launch.inputs_reader import PlanInputsReader
         from vllm_launchers.launch.launcher import Launcher
@@ -351,18 +351,15 @@ class LocalFleet:
             self._gpus,
             warm_up=self._warm_up,
             probe=self._probe,
-            prepared=lambda: self.verdicts.pids,
         )
         return Launcher(
             self._state,
             planner,
             self._records,
-            sidecar=partial(_recorder_command, self._state, self._window_seconds),
-            not_retryable=_not_retryable,
-            refresh=self._refresh_gpus,
-            noted=self._note,
-            judged=self.verdicts.judged,
-            prepared=self.verdicts.take,
+            FleetLaunchHooks(
+                self._state, self._recorder, self._refresh_gpus, self._forget_release, self._window_seconds
+            ),
+            self.engine_check,
             prepare=self._prepare,
             rollback=self._rollback,
         )
@@ -459,8 +456,11 @@ class LocalFleet:
         launch = self._launcher.plan(request)
         elsewhere = self._gpus is not None and self._gpus.recorded
         folder = self._launcher.folder_of(request)
-        newest = self.verdicts.request(launch, folder, elsewhere=elsewhere)
-        return self.verdicts.judged(launch.plan) if newest else None
+        verdict = self.engine_check.ask(launch, folder, elsewhere=elsewhere)
+        if verdict is None:
+            return None
+        self.engine_check.keep(launch.plan, verdict_with_fix(verdict, launch.details))
+        return self.engine_check.with_verdict(launch.plan)
 
     def plan_restart(self, name: str, changes: Changes) -> Plan:
         """Plan a restart with changed flags without executing it; what the server holds now counts as free."""
@@ -734,11 +734,6 @@ class LocalFleet:
         self._announce()
         return self._view_apart(record)
 
-    def _note(self, record: ServerRecord) -> ServerRecord:
-        """Record that a server was launched, or is about to restart."""
-        self._forget_release(record.name)
-        return self._recorder.enter(record)
-
     def _announce(self) -> None:
         """Announce what runs now, after an action. Ignores a board that cannot be written: the servers run anyway."""
         self._acted = True
@@ -768,7 +763,7 @@ class LocalFleet:
             self.loads,
             self.ramps,
             self.leftovers,
-            self.verdicts,
+            self.engine_check,
             self._gpus,
             self._gpu_charts,
             self._releases,
@@ -781,30 +776,3 @@ class LocalFleet:
             watched.close()
         self._watched.clear()
         self.attached.close()
-
-
-def _recorder_command(state: Path, window: float | None, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:
-    """The recorder's command line for a server whose records are in ``folder``; ``state`` is the state folder.
-
-    The keeper fills in the placeholders in braces.
-    """
-    from vllm_console.history.gpu_samples import GPU_SAMPLES
-    from vllm_console.history.store import HISTORY
-    from vllm_console.runs import windows
-    from vllm_console.runs.store import FILE_NAME as RUNS
-
-    return (
-        *(sys.executable, "-m", "vllm_console.recorder"),
-        *(() if launch.plan.flags.get("headless") is True else ("--url", launch.plan.url)),  # no metrics there
-        *("--history", str(folder / HISTORY), "--generation", "{generation}"),
-        *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
-        *("--runs", str(state / RUNS), "--run", f"{os.urandom(8).hex()}-{{generation}}"),
-        *("--window", f"{window or windows.WINDOW_SECONDS:g}"),
-        *(("--gpu-samples", str(state / GPU_SAMPLES)) if launch.plan.gpus else ()),
-    )
-
-
-def _not_retryable() -> Sequence[NotRetryable]:
-    from vllm_console.diagnosis.failure.diagnose import NOT_RETRYABLE
-
-    return NOT_RETRYABLE

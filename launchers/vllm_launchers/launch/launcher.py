@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from vllm_launchers.keeper.errors import NameTakenError, NoSuchServerError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.launch.earlier_starts import own_start
+from vllm_launchers.launch.engine_check import EngineCheck
 from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.launch.node_start import node_spec, refuse_node, startable
 from vllm_launchers.launch.planner import Planner
@@ -114,18 +115,26 @@ Recorded = Callable[[Path, Sequence[LaunchSpec]], tuple[LaunchSpec, Recording]]
 """Puts a recording into a server's folder; returns the spec to run and the recording that it continues."""
 
 
+class LaunchHooks(Protocol):
+    """What the console adds to launches: `vllm_console.fleet.launch_hooks.FleetLaunchHooks`."""
+
+    def refresh_gpus(self) -> None:
+        """Update the planner's GPUs. Called before planning."""
+
+    def recorder_command(self, launch: LaunchPlan, folder: Path) -> Sequence[str]:
+        """The command that the keeper runs beside the server, whose records are in ``folder``."""
+
+    def not_retryable(self) -> Sequence[NotRetryable]:
+        """Log lines that show that another automatic start would fail the same way."""
+
+    def note(self, record: ServerRecord) -> ServerRecord:
+        """Record that a server was launched, or is about to restart; return its record."""
+
+
 class Launcher:
     """Starts and restarts servers below the state folder ``state``.
 
-    The caller (`vllm_console.fleet.local`) provides:
-
-    - ``sidecar``: the command that a keeper runs beside a server, given its plan and folder (the recorder).
-    - ``refresh``: called before planning, to update the planner's GPUs.
-    - ``noted``: gets the record of each server after its launch and before a restart.
-    - ``judged``: adds the engine's own verdict to a plan, if it is known.
-    - ``prepared``: the keeper that has prepared exactly this launch, if there is one.
-    - ``not_retryable``: log lines that show that another automatic start would fail the same way.
-    - ``prepare`` and ``rollback``: defaults for restarts whose options leave them out.
+    ``prepare`` and ``rollback`` are defaults for restarts whose options leave them out.
     """
 
     def __init__(
@@ -133,33 +142,28 @@ class Launcher:
         state: Path,
         planner: Planner,
         records: ServerRecords,
+        hooks: LaunchHooks,
+        engine_check: EngineCheck,
         *,
-        sidecar: Callable[[LaunchPlan, Path], Sequence[str]],
-        not_retryable: Callable[[], Sequence[NotRetryable]],
-        refresh: Callable[[], None],
-        noted: Callable[[ServerRecord], ServerRecord],
-        judged: Callable[[Plan], Plan],
-        prepared: Callable[[LaunchPlan, Path], PreparedLaunch | None],
         prepare: bool,
         rollback: bool,
     ) -> None:
         self.planner = planner
         self._state, self._records = state, records
-        self._sidecar, self._not_retryable = sidecar, not_retryable
-        self._refresh, self._noted, self._judged = refresh, noted, judged
-        self._prepared = prepared
+        self._hooks, self._engine_check = hooks, engine_check
         self._prepare, self._rollback = prepare, rollback
         self._own_reports: dict[str, tuple[float, StoredReport | None]] = {}
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """Plan a launch without doing it; problems are in the plan's findings."""
-        self._refresh()
+        self._hooks.refresh_gpus()
         freed = ""
         if request.standby_of:
             other = find_other(self._records.read()[0], request.standby_of)
             request, freed = standby_request(request, other), "" if other.state is State.ASLEEP else other.name
-        launch = self.planner.plan(request, self._records.taken_ports(), self._records.starting(), freed=freed)
-        return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
+        taken, starting, prepared = self._records.taken_ports(), self._records.starting(), self._engine_check.pids
+        launch = self.planner.plan(request, taken, starting, freed=freed, prepared=prepared)
+        return msgspec.structs.replace(launch, plan=self._engine_check.with_verdict(launch.plan))
 
     def name_of(self, request: LaunchRequest) -> str:
         """The name that the server would get now."""
@@ -174,7 +178,7 @@ class Launcher:
     ) -> LaunchPlan:
         """Plan a restart with changed flags without doing it."""
         refuse_node(record)
-        self._refresh()
+        self._hooks.refresh_gpus()
         own, starting = self._own_report(record), self._records.starting()
         return self.planner.plan_restart(record, changes, options, starting, own)
 
@@ -226,7 +230,7 @@ class Launcher:
             self._refuse_third(record)
             beside = self._name_beside(record)
             client.refuse_lost(self._state, beside)
-            self._refresh()
+            self._hooks.refresh_gpus()
             taken, starting = self._records.taken_ports(), self._records.starting()
             launch = self.planner.plan_beside(record, changes, options, taken, starting)
             self.planner.refuse_elsewhere(launch.plan)
@@ -242,12 +246,12 @@ class Launcher:
         """
         record = client.read(self._state, name)
         refuse_node(record)
-        self._refresh()
+        self._hooks.refresh_gpus()
         taken, starting = self._records.taken_ports(), self._records.starting()
         options = RestartOptions()
         launch = self.planner.plan_beside(record, changes, options, taken, starting, engine)
         never = values.replace(launch.restart, mode=RestartMode.NEVER)
-        return msgspec.structs.replace(launch, plan=self._judged(launch.plan), restart=never)
+        return msgspec.structs.replace(launch, plan=self._engine_check.with_verdict(launch.plan), restart=never)
 
     def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerRecord:
         """Launch what `plan_trial` plans, under the name ``trial``, which may have run before.
@@ -298,14 +302,14 @@ class Launcher:
     def _launch(self, name: str, launch: LaunchPlan) -> ServerRecord:
         """Launch under a name that no running server has."""
         folder = folders.server_folder(self._state, name)
-        prepared = self._prepared(launch, folder) if launch.plan.nodes is None else None
+        prepared = self._engine_check.take(launch, folder) if launch.plan.nodes is None else None
         try:
             if client.exists(self._state, name):
                 # A stopped server of that name continues: it keeps its history and generation numbers.
                 with contextlib.suppress(NoSuchServerError):  # another command has just removed it
                     return self._again(name, launch, prepared=prepared)
             spec = self._spec(name, launch)
-            return self._noted(client.launch(self._state, name, spec, launch.secrets, prepared=prepared))
+            return self._hooks.note(client.launch(self._state, name, spec, launch.secrets, prepared=prepared))
         finally:
             if prepared is not None:
                 prepared.end()
@@ -328,7 +332,7 @@ class Launcher:
             own_folder(folder)
             spec, recording = recorded(folder, [self._spec(name, launch) for launch in launches])
             secrets = launches[-1].secrets
-            return self._noted(client.launch(self._state, name, spec, secrets, recording=recording))
+            return self._hooks.note(client.launch(self._state, name, spec, secrets, recording=recording))
 
     def restart(
         self,
@@ -364,7 +368,7 @@ class Launcher:
             raise UsageError("--preset keeps the port and can't be combined with --port")
 
         def plan(record: ServerRecord) -> LaunchPlan:
-            self._refresh()
+            self._hooks.refresh_gpus()
             return self.planner.plan_switch(record, preset, options, self._records.starting())
 
         return self._replaced(name, options, planned, plan)
@@ -404,15 +408,15 @@ class Launcher:
             environment = {**os.environ, **launch.plan.environment}
             argv = prepared_command(launch.plan.argv, environment) if prepare else ()
             spec = values.replace(spec, prepared_argv=argv, rollback=rollback)
-        record = self._noted(client.read(self._state, name))
+        record = self._hooks.note(client.read(self._state, name))
         if spec.port and (not record.needs_keeper or record.current.spec.port != spec.port):
             self.planner.refuse_taken_port(spec.host, spec.port, self._records.taken_ports(name))
-        return self._noted(client.restart(self._state, name, spec, launch.secrets, prepared=prepared))
+        return self._hooks.note(client.restart(self._state, name, spec, launch.secrets, prepared=prepared))
 
     def _spec(self, name: str, launch: LaunchPlan) -> LaunchSpec:
         retried = launch.restart.mode is not RestartMode.NEVER
-        sidecar = self._sidecar(launch, folders.server_folder(self._state, name))
-        return launch.spec(sidecar, self._not_retryable() if retried else (), node_spec(launch))
+        sidecar = self._hooks.recorder_command(launch, folders.server_folder(self._state, name))
+        return launch.spec(sidecar, self._hooks.not_retryable() if retried else (), node_spec(launch))
 
     def _own_report(self, record: ServerRecord) -> StoredReport | None:
         """The memory report in the server's log, read once per generation."""

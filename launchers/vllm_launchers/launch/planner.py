@@ -40,10 +40,7 @@ FIRST_PORT = 8000
 
 
 class Planner:
-    """Plans launches on this machine. ``vllm_paths`` are the installations named in the settings.
-
-    ``prepared`` returns the pids of processes prepared for the planned launch: the port they announce is free for it.
-    """
+    """Plans launches on this machine. ``vllm_paths`` are the installations named in the settings."""
 
     def __init__(
         self,
@@ -55,10 +52,8 @@ class Planner:
         *,
         warm_up: bool = True,
         probe: ProbeWish = "auto",
-        prepared: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._config_folder = config_folder
-        self._prepared = prepared
         self._warm_up, self._probe = warm_up, probe
         self._gpus, self._recorded = gpus, gpus is not None and gpus.recorded
         self._vllm_paths = tuple(vllm_paths)
@@ -122,10 +117,17 @@ class Planner:
             raise OperationError(f"port {port} {use}; choose another with --port")
 
     def plan(
-        self, request: LaunchRequest, taken: Collection[int], starting: Sequence[str] = (), *, freed: str = ""
+        self,
+        request: LaunchRequest,
+        taken: Collection[int],
+        starting: Sequence[str] = (),
+        *,
+        freed: str = "",
+        prepared: Collection[int] = (),
     ) -> LaunchPlan:
         """Plan a launch. ``taken``: ports that our other servers hold or will hold. ``starting``: names of those that
-        are starting. GPU memory held by the server ``freed`` counts as free.
+        are starting. GPU memory held by the server ``freed`` counts as free, and so does the port that a process
+        ``prepared`` for this launch announces.
 
         Raises:
             OperationError: there is no such preset or host, no port is free, no GPUs are available.
@@ -143,7 +145,7 @@ class Planner:
                 engine = _release(engine.version.partition("+")[0])
                 text += f". The vLLM here is a CPU build: planned for vLLM {engine.version} with CUDA"
             found.append(PlanFinding("recorded_host", Level.ADVICE, text))
-        port = request.port if request.port is not None else _free(host, taken, self._prepared())
+        port = request.port if request.port is not None else _free(host, taken, prepared)
         if not 1 <= port <= 65535:
             raise UsageError(f"--port {port}: expected a port between 1 and 65535")
         if port in taken:

@@ -65,7 +65,7 @@ def starts(fleet):
 
 async def test_its_memory_is_shown_until_it_accepts(screen, fleet, wait_until):
     fleet.findings = (LEARNED,)
-    fleet.verdicts.memory_mib = 1234
+    fleet.engine_check.memory_mib = 1234
     async with screen.run_test(size=SIZE) as pilot:
         await wait_until(pilot, lambda: "asking vLLM 0.33.0 cuda about these flags… 1,234 MiB" in screen.text())
         assert "has no --new-flag" in screen.text()

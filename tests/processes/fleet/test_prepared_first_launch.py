@@ -35,7 +35,7 @@ def prepared_pid(fleet: LocalFleet) -> int:
     assert judged is not None
     assert judged.verdict is not None
     assert judged.verdict.answer is EngineAnswer.ACCEPTED
-    (pid,) = fleet.verdicts.pids
+    (pid,) = fleet.engine_check.pids
     return pid
 
 
@@ -44,7 +44,7 @@ def test_plan_is_unchanged_and_its_process_becomes_the_server(fleet: LocalFleet,
     pid = prepared_pid(fleet)
     assert fleet.plan(REQUEST).argv == before.argv, "its port counts as free although its prepared process exists"
     view = fleet.start(REQUEST)
-    assert not fleet.verdicts.unused
+    assert not fleet.engine_check.unused
     record = client.wait_for(tmp_path, view.name, lambda record: record.state is not State.STARTING, 60.0)
     assert record.state is State.READY
     assert record.server is not None
@@ -55,4 +55,4 @@ def test_other_launch_ends_prepared_process_with_reason(fleet: LocalFleet) -> No
     pid = prepared_pid(fleet)
     view = fleet.start(LaunchRequest("chatbot", engine="simulated", place="none", changes=Changes(set={"seed": 7})))
     assert view.pid != pid
-    assert fleet.verdicts.unused == "its flags have changed"
+    assert fleet.engine_check.unused == "its flags have changed"

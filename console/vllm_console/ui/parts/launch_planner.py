@@ -128,7 +128,7 @@ class LaunchPlanner:
         plan = self.outcome.plan
         if self._asked is None or plan is None:
             return ""
-        memory = self._fleet.verdicts.memory_mib
+        memory = self._fleet.engine_check.memory_mib
         if plan.verdict is not None:
             return f"prepared, {memory:,} MiB" if memory is not None else ""
         return f"asking {plan.engine.label} about these flags…{f' {memory:,} MiB' if memory is not None else ''}"
@@ -137,7 +137,7 @@ class LaunchPlanner:
         """End the prepared process because the plan changed."""
         if self._asked is not None:
             self.hand_over()
-            self._fleet.verdicts.close()
+            self._fleet.engine_check.close()
 
     def hand_over(self) -> None:
         """Forget the prepared process, which the launch takes over or ends."""

@@ -228,7 +228,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         self.downloads.cancel()
         self.planner.hand_over()
         if self._fleet.judge_launches:
-            self._fleet.verdicts.close()
+            self._fleet.engine_check.close()
 
     def _invalidated(self) -> None:
         self._armed, self._launch_next = "", False

@@ -1204,7 +1204,7 @@ class OperationsScreen(PartialRepaintScreen):
         def launched(result: ServerView | None) -> None:
             if result is not None:
                 self.select(result.name)
-                if why := self.console.fleet.verdicts.unused:
+                if why := self.console.fleet.engine_check.unused:
                     self.console.say(f"{result.name} starts without preparation: {why}")
             self.console.poll_once()
 

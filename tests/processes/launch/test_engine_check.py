@@ -14,13 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.ports import free_port
-from vllm_launchers.launch import verdict_process
+from vllm_launchers.launch.engine_check import EngineCheck
 from vllm_launchers.launch.inputs_reader import PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
-from vllm_launchers.launch.verdict_process import EngineVerdicts
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
+from vllm_launchers.prepared import command
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.startup_reports import StartupReportStore
@@ -59,7 +59,7 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[i
     run."""
     pipe = tmp_path / "pids"
     os.mkfifo(pipe)
-    monkeypatch.setattr(verdict_process, "prepared_command", lambda *_: (sys.executable, "-c", HANGS, str(pipe)))
+    monkeypatch.setattr(command, "prepared_command", lambda *_: (sys.executable, "-c", HANGS, str(pipe)))
     return lambda: [int(word) for word in pipe.read_text().split()]
 
 
@@ -93,58 +93,57 @@ def in_thread(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def test_engine_accepts_and_refuses(plan: Plan, folder: Path) -> None:
-    verdicts = EngineVerdicts()
-    assert verdicts.ask(plan(), folder) == EngineVerdict(EngineAnswer.ACCEPTED)
-    assert verdicts.memory_mib, "it waits to be launched"
-    refused = verdicts.ask(plan(**{"no-such-flag": 1}), folder)
+    check = EngineCheck(lambda: None)
+    assert check.ask(plan(), folder) == EngineVerdict(EngineAnswer.ACCEPTED)
+    assert check.memory_mib, "it waits to be launched"
+    refused = check.ask(plan(**{"no-such-flag": 1}), folder)
     assert refused is not None
     assert refused.answer is EngineAnswer.REFUSED
     assert "unrecognized arguments: --no-such-flag 1" in refused.message
-    assert verdicts.memory_mib is None
+    assert check.memory_mib is None
 
 
 def test_prepared_engine_is_launched_only_if_nothing_changed(plan: Plan, folder: Path) -> None:
-    verdicts, launch = EngineVerdicts(), plan()
-    assert verdicts.take(launch, folder) is None
-    assert not verdicts.unused
+    check, launch = EngineCheck(lambda: None), plan()
+    assert check.take(launch, folder) is None
+    assert not check.unused
     changes = {
         "its flags have changed": (plan(**{"max-num-seqs": 7}), folder),
         "its name has changed": (launch, folder.with_name("other")),
         "its environment has changed": (replace(launch, secrets={"VLLM_API_KEY": "other"}), folder),
     }
     for reason, taken in changes.items():
-        verdicts.ask(launch, folder)
-        pid = verdicts.pid
-        assert pid
-        assert verdicts.take(*taken) is None
-        assert verdicts.unused == reason
+        check.ask(launch, folder)
+        (pid,) = check.pids
+        assert check.take(*taken) is None
+        assert check.unused == reason
         assert gone([pid])
-    verdicts.ask(launch, folder)
-    prepared = verdicts.take(launch, folder)
+    check.ask(launch, folder)
+    prepared = check.take(launch, folder)
     assert prepared is not None
-    assert not verdicts.unused
-    verdicts.close()
+    assert not check.unused
+    check.close()
     assert prepared.usable, "it belongs to the launch now"
     prepared.end()
 
 
 def test_crashed_process_gives_no_verdict(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict_process, "prepared_command", lambda *_: (sys.executable, "-c", "raise SystemExit(9)"))
-    assert EngineVerdicts().ask(plan(), folder) == EngineVerdict(
+    monkeypatch.setattr(command, "prepared_command", lambda *_: (sys.executable, "-c", "raise SystemExit(9)"))
+    assert EngineCheck(lambda: None).ask(plan(), folder) == EngineVerdict(
         EngineAnswer.UNKNOWN, "its process ended before it answered"
     )
 
 
 def test_canceling_ends_all_started_processes(plan: Plan, folder: Path, hang: Callable[[], list[int]]) -> None:
-    verdicts = EngineVerdicts()
+    check = EngineCheck(lambda: None)
     launch = plan()
-    result = in_thread(lambda: verdicts.ask(launch, folder))
+    result = in_thread(lambda: check.ask(launch, folder))
     pids = hang()
     deadline = time.monotonic() + 60
-    while verdicts.memory_mib is None and time.monotonic() < deadline:
+    while check.memory_mib is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert verdicts.memory_mib
-    verdicts.close()
+    assert check.memory_mib
+    check.close()
     assert result() is None
     assert gone(pids)
 
@@ -152,11 +151,11 @@ def test_canceling_ends_all_started_processes(plan: Plan, folder: Path, hang: Ca
 def test_new_request_ends_the_previous_one(
     plan: Plan, folder: Path, hang: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdicts, launch = EngineVerdicts(), plan()
-    first = in_thread(lambda: verdicts.ask(launch, folder))
+    check, launch = EngineCheck(lambda: None), plan()
+    first = in_thread(lambda: check.ask(launch, folder))
     pids = hang()
     monkeypatch.undo()
-    assert verdicts.ask(launch, folder) == EngineVerdict(EngineAnswer.ACCEPTED)
+    assert check.ask(launch, folder) == EngineVerdict(EngineAnswer.ACCEPTED)
     assert first() is None
     assert gone(pids)
 
@@ -168,12 +167,14 @@ def test_engine_that_cannot_be_asked_is_not_started(plan: Plan, tmp_path: Path) 
     engine = Engine(EngineKind.VLLM, (str(script),), "0.33.0", "cuda", str(script))
     launch = plan()
     wrapped = replace(launch, plan=replace(launch.plan, engine=engine, argv=(str(script), "serve", "m")))
-    assert EngineVerdicts().ask(wrapped, tmp_path) == EngineVerdict(
+    assert EngineCheck(lambda: None).ask(wrapped, tmp_path) == EngineVerdict(
         EngineAnswer.UNKNOWN, "the model is not on this machine"
     )
     here = replace(wrapped, model_here=True)
-    assert EngineVerdicts().ask(here, tmp_path) == EngineVerdict(
+    assert EngineCheck(lambda: None).ask(here, tmp_path) == EngineVerdict(
         EngineAnswer.UNKNOWN, "its command may do more than run vLLM"
     )
     absent = replace(here, plan=replace(here.plan, engine=replace(engine, path="")))
-    assert EngineVerdicts().ask(absent, tmp_path) == EngineVerdict(EngineAnswer.UNKNOWN, "it is not installed here")
+    assert EngineCheck(lambda: None).ask(absent, tmp_path) == EngineVerdict(
+        EngineAnswer.UNKNOWN, "it is not installed here"
+    )
