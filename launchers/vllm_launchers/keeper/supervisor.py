@@ -262,7 +262,7 @@ class Supervisor:
         elif record.current.spec.node is not None:
             self._end_with_nodes(LINK_LOST)
         else:
-            self._start_probing()
+            self._start_health_checks()
             self._sleeper.resume(*self._request_target(record, server))
 
     def _adopt_waiting(self) -> None:
@@ -353,7 +353,7 @@ class Supervisor:
         self._ended = False
         self._record_started()
         self._group = ProcessGroup.born(self._context.folder, server, ray=begun.spec.ray)
-        self._start_probing()
+        self._start_health_checks()
         self._sidecar.want(self._sidecar_command())
 
     def _record_started(self) -> None:
@@ -422,7 +422,7 @@ class Supervisor:
 
     # -- health ----------------------------------------------------------------------------------------------------
 
-    def _start_probing(self) -> None:
+    def _start_health_checks(self) -> None:
         spec, tuning = self.record.current.spec, self._context.tuning
         if spec.node is not None and spec.node.headless:
             return  # it serves no HTTP; its process and the link to node 0 show that it is alive
@@ -513,7 +513,7 @@ class Supervisor:
         self.record_writer.move(Transition.ANSWERED, "", generation, downtime_seconds=downtime)
         if recording is not None:
             self.record_writer.change(state_since=recording.ready_at)
-        self._start_probing()
+        self._start_health_checks()
         if self._nodes is not None and generation.spec.node is not None and not generation.spec.node.headless:
             self._nodes.ready()
         if self._group is not None:
@@ -664,14 +664,18 @@ class Supervisor:
         else:
             self.record_writer.move(Transition.ENDED, ended.reason, generation, **fields)
 
-    def stop(self, next_spec: LaunchSpec | None = None, secrets: Mapping[str, str] | None = None) -> None:
+    def stop(self) -> None:
+        """Stop the server as requested. The next `tick` sends the signals."""
+        self._stop_for(None)
+
+    def _stop_for(self, next_spec: LaunchSpec | None) -> None:
         """Stop the server as requested; ``next_spec``: what to start afterwards. The last request counts.
 
-        The next `tick` sends the signals. Raises `SecretMissingError` before anything is done, and for a restart
-        `UnwrittenError` before the server is touched (another restart's preparation is already discarded then).
+        Raises `SecretMissingError` before anything is done, and for a restart `UnwrittenError` before the server is
+        touched (another restart's preparation is already discarded then).
         """
         if next_spec is not None:
-            self._learn_secrets(next_spec, secrets)
+            self._learn_secrets(next_spec)
         if next_spec is None or next_spec is not self._preparation.spec:
             self._preparation.discard(PreparationStep.CANCELED, "a stop was requested")
         reason = STOPPING if next_spec is None else STOPPING_FOR_RESTART
@@ -707,7 +711,7 @@ class Supervisor:
             self.record_writer.move(Transition.CANCELED, reason, next_attempt_at=None, keeper=None)
             self.over = True
 
-    def _learn_secrets(self, spec: LaunchSpec, secrets: Mapping[str, str] | None) -> None:
+    def _learn_secrets(self, spec: LaunchSpec, secrets: Mapping[str, str] | None = None) -> None:
         """Collect all secrets of a spec and redact them in the log. Raises `SecretMissingError`."""
         given = {**self._secrets, **(secrets or {})}
         self._secrets.update(complete_secrets(spec, given, self._context.environment))
@@ -823,7 +827,7 @@ class Supervisor:
             command = server_process_command(self._context, spec, spec.prepared_argv, self._secrets)
             self._preparation.begin(spec, console, command)
             return
-        self.stop(spec, secrets)
+        self._stop_for(spec)
         if self.record.preparation is not None:
             self.record_writer.change(preparation=None)  # from an earlier restart
 
@@ -868,7 +872,7 @@ class Supervisor:
     def _restart_after_sleep(self) -> None:
         """Restart a server that is unusable after its sleep; if that can't be done now, `tick` tries again."""
         try:
-            self.stop(self.record.current.spec)
+            self._stop_for(self.record.current.spec)
         except KeeperError as error:
             reason = f"can't be restarted: {error}"
             if self.record.reason != reason:
@@ -881,7 +885,7 @@ class Supervisor:
             self._record_started()
             return
         try:
-            self.stop(spec)
+            self._stop_for(spec)
         except KeeperError as error:
             self._preparation.fail(str(error))
         else:

@@ -13,25 +13,21 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers import values
-from vllm_launchers.engine_model.gpu_models import DEFAULT_GPU, UnknownGpuError, find_gpu
 from vllm_launchers.errors import OperationError, UsageError
-from vllm_launchers.host.gpu.host import Gpu, Host
-from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice, without_server
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.host.gpu.sharing import on_slice, without_server
 from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes, with_lasting_way
 from vllm_launchers.launch.place import OFFERED, PRETENDS, GpuFinder, Place, kept_slice
+from vllm_launchers.launch.plan_budget import FlagBudget, assumed_budget
 from vllm_launchers.plan.alternatives import Alternative, alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
-from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget, shapes
 from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
-from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.budget.memory_flags import MEMORY_FLAGS, batch_sizes
 from vllm_launchers.plan.build import PlanRequest, make_plan
-from vllm_launchers.plan.checks.check import check_plan, refused_flags
-from vllm_launchers.plan.checks.context import unestimated_override
+from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray, visible_gpus
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
@@ -39,10 +35,10 @@ from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Choice, ChoiceInp
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_at_p95, sizes
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_layout, check_nodes, node_choices
-from vllm_launchers.plan.choices.pool import first_visible, pool_of, usable_gpus
+from vllm_launchers.plan.choices.pool import first_visible, pool_of
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
-from vllm_launchers.plan.flags import BLOCKS, SEQUENCES, VISIBLE
-from vllm_launchers.plan.inputs import EarlierReport, PlanInputs
+from vllm_launchers.plan.flags import BLOCKS, VISIBLE
+from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
 from vllm_launchers.plan.pace import timing_of
@@ -50,8 +46,7 @@ from vllm_launchers.plan.probe import ProbeWish, plan_probe
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.ray_cluster import ADDRESS
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
 
@@ -205,7 +200,7 @@ def _planned(
     """One plan. Unless it is ``compared`` with alternatives, which takes most of the time, only its errors count."""
     request = _on_cluster(request, inputs)
     seen = replace(inputs, host=_seen_host(request, inputs))
-    budget = _assumed_budget(request, seen)
+    budget = assumed_budget(request, seen)
     if request.nodes is not None:
         if request.standby_of:
             raise PlanError("--nodes: a server over several machines can't be another one's standby")
@@ -217,7 +212,7 @@ def _planned(
     plan = _sited(request, inputs, choices, budget)
     budget = budget.on(plan)
     kind = gpu_kind(gpus_of(plan, inputs), plan.engine.build)
-    memory = estimated = budget(plan.flags)
+    memory = estimated = budget.for_flags(plan.flags)
     earlier = find_earlier(reports, plan, kind, own) if reports is not None and estimated is not None else None
     fixed = fixed_cache(reports, plan, kind, own) if reports is not None else None
     if earlier is not None and estimated is not None:
@@ -225,7 +220,7 @@ def _planned(
         if earlier.same:
             memory = as_reported(estimated, earlier.learned.report, limited=BLOCKS in plan.flags)
         else:
-            memory = budget(plan.flags)
+            memory = budget.for_flags(plan.flags)
     plan = replace(
         plan,
         memory=memory,
@@ -238,7 +233,7 @@ def _planned(
     elif compared:
         plan = _with_alternatives(plan, request, inputs, budget)
     workload, objectives = request.workload or request.preset.workload, request.preset.objectives
-    findings = check_plan(plan, inputs, workload, budget, objectives)
+    findings = check_plan(plan, inputs, workload, budget.for_flags, objectives)
     mla = inputs.facts is not None and inputs.facts.mla
     around = inputs.environment.variables
     inherited = {BACKEND_VARIABLE: around[BACKEND_VARIABLE]} if BACKEND_VARIABLE in around else {}
@@ -263,7 +258,7 @@ def _planned(
     return LaunchPlan(plan, details, request.secrets, request.restart, here, folder or "")
 
 
-def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], budget: _Budget) -> Plan:
+def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], budget: FlagBudget) -> Plan:
     """The plan with its GPUs.
 
     Raises:
@@ -271,7 +266,7 @@ def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choic
     """
     plan = make_plan(request, choices)
     if request.gpu_finder is not None and not kept_slice(request.environment):
-        estimated = replace(plan, memory=budget(plan.flags))
+        estimated = replace(plan, memory=budget.for_flags(plan.flags))
         place = request.gpu_finder.find(estimated, request.gpus, inputs.host, inputs.shares)
         plan = _on_fitting_gpus(request, inputs, choices, place, budget)
     else:
@@ -299,15 +294,15 @@ def _on_cluster(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedRequest
     return replace(request, environment={**request.environment, ADDRESS: inputs.ray.address})
 
 
-def _with_alternatives(plan: Plan, request: ResolvedRequest, whole: PlanInputs, budget: _Budget) -> Plan:
+def _with_alternatives(plan: Plan, request: ResolvedRequest, whole: PlanInputs, budget: FlagBudget) -> Plan:
     """The plan with alternative layouts that have a place, and their expected speed. ``whole`` has all GPUs."""
     inputs = replace(whole, host=_seen_host(request, whole))
     workload = request.workload or request.preset.workload
     if plan.memory is None or inputs.facts is None:
         return plan
     choice_inputs = ChoiceInputs(
-        workload, budget, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
-        inputs.shares, environment={**inputs.environment.variables, **plan.environment},
+        workload, budget.for_flags, inputs.facts, inputs.host, request.engine.release, request.engine.build,
+        request.gpus, inputs.shares, environment={**inputs.environment.variables, **plan.environment},
     )  # fmt: skip
     sliced = bool(kept_slice(plan.environment))
     pool = None if sliced else pool_of(inputs.host, request.gpus, inputs.shares)
@@ -330,7 +325,7 @@ def _has_place(one: Alternative, request: ResolvedRequest, inputs: PlanInputs) -
             return True  # the plan's own GPUs
         request = replace(request, gpus=(), gpu_finder=GpuFinder(OFFERED))
     seen = replace(inputs, host=_seen_host(request, inputs))
-    budget = _assumed_budget(request, seen)
+    budget = assumed_budget(request, seen)
     try:
         plan = _sited(request, inputs, _choices(request, seen, budget), budget)
     except OperationError:
@@ -339,7 +334,9 @@ def _has_place(one: Alternative, request: ResolvedRequest, inputs: PlanInputs) -
     return one.model is not None or budget.on(plan).fits(plan.flags)
 
 
-def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
+def _with_nodes(
+    plan: Plan, request: ResolvedRequest, nodes: NodesRequest, inputs: PlanInputs, budget: FlagBudget
+) -> Plan:
     """The plan with each machine's command, and the expected speed if only pipeline stages cross machines."""
     if kept_slice(plan.environment):
         raise UsageError("--nodes: a slice of a GPU (MIG) can't be joined with others; choose whole GPUs with --gpus")
@@ -359,7 +356,7 @@ def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, input
     if pool is not None and facts is not None and request.engine.build != "cpu":
         layouts = [one for one in all_layouts(facts, pool.size) if one.data == 1 and pool.holds(one)]
         alone = {name: value for name, value in plan.flags.items() if name not in (*NODE_FLAGS, *PARALLEL_FLAGS)}
-        budgets = (budget({**alone, **sizes(layout)}) for layout in layouts)
+        budgets = (budget.for_flags({**alone, **sizes(layout)}) for layout in layouts)
         known = [found.fits for found in budgets if found is not None]
         fits_one = any(known) if known else None
     found = nodes_plan(plan, nodes, facts, workload, fits_one=fits_one)
@@ -382,19 +379,19 @@ def suggestions(
         return ()
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
     choice_inputs = ChoiceInputs(
-        request.workload, _assumed_budget(request, inputs), inputs.facts, inputs.host, request.engine.release,
-        request.engine.build, request.gpus, inputs.shares, seen=seen,
+        request.workload, assumed_budget(request, inputs).for_flags, inputs.facts, inputs.host,
+        request.engine.release, request.engine.build, request.gpus, inputs.shares, seen=seen,
     )  # fmt: skip
     return suggest(flags, choice_inputs, keep)
 
 
-def _choices(request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> tuple[Choice, ...]:
+def _choices(request: ResolvedRequest, inputs: PlanInputs, budget: FlagBudget) -> tuple[Choice, ...]:
     """All flags with their reasons. The server's environment may select a MIG slice."""
     if request.sources is not None:
         return tuple(overlay(request.preset.flags, request.changes, request.sources).values())
     choice_inputs = ChoiceInputs(
         request.workload or request.preset.workload,
-        budget,
+        budget.for_flags,
         inputs.facts,
         on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares),
         request.engine.release,
@@ -413,7 +410,7 @@ def _choices(request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> t
 
 
 def _on_fitting_gpus(
-    request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], found: Place, budget: _Budget
+    request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], found: Place, budget: FlagBudget
 ) -> Plan:
     """The plan on the GPUs found. If they were chosen automatically and are too small: on the first set that is not."""
     plan = _placed(request, inputs, choices, found, budget)
@@ -431,7 +428,7 @@ def _on_fitting_gpus(
 
 
 def _placed(
-    request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], place: Place, budget: _Budget
+    request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], place: Place, budget: FlagBudget
 ) -> Plan:
     """The plan on these GPUs. On a MIG slice, flags are chosen again: they may assume a slice of another size."""
     pretended = {PRETENDS: place.pretends} if place.pretends else {}
@@ -450,112 +447,3 @@ def _placed(
         placement=place.reason,
         sets=place.sets,
     )
-
-
-class _Budget(msgspec.Struct, frozen=True):
-    """Memory budget as a function of flags (`vllm_launchers.plan.choices.choice.BudgetFor`), on certain GPUs."""
-
-    request: ResolvedRequest
-    inputs: PlanInputs
-    gpus: Sequence[Gpu | GpuShape]
-    environment: Mapping[str, str]
-    assumed: tuple[str, ...]
-    refused: Flags
-    """The request's values of memory flags that vLLM refuses. With one of them there is no budget."""
-    learned: EarlierReport | None = None
-
-    def on(self, plan: Plan) -> _Budget:
-        """The same on the GPUs of a plan, in its environment."""
-        gpus = gpus_of(plan, self.inputs) or self.gpus
-        # A GPU in MIG mode that was named as a whole provides only a slice.
-        sliced = [gpu for gpu in gpus if isinstance(gpu, Gpu) and gpu.mig_mode]
-        best = best_slice(sliced, self.inputs.shares) if sliced else None
-        environment = {**self.inputs.environment.variables, **plan.environment}
-        return replace(self, gpus=[best] if best is not None else gpus, environment=environment)
-
-    @property
-    def gpu_name(self) -> str:
-        """The GPU model of the estimate; empty if unknown, or for a part of a GPU."""
-        return next((gpu.name or "" for gpu in self.gpus), "")
-
-    def fits(self, flags: Flags) -> bool:
-        """Whether the memory suffices, as far as it is known."""
-        memory = self(flags)
-        return memory is None or memory.fits
-
-    def unestimated(self, flags: Flags) -> str:
-        """Why there is no budget with these flags, as in `Plan`."""
-        table = self.inputs.flags
-        vllm = f"vLLM {table.version}" if table.assumed else "vLLM"
-        found = [f"--{name} {value}" for name, value in self.refused.items() if same_value(flags.get(name), value)]
-        if found:
-            return f"{vllm} refuses {' '.join(found)}"
-        on_cpu, gpu = self.request.engine.build == "cpu", next(iter(shapes(self.gpus, 1)), None)
-        if self.inputs.facts is not None and (changed := unestimated_override(flags)):
-            return changed
-        if gpu is None and not on_cpu:
-            return ""
-        release = self.request.engine.release
-        sequences, step = batch_sizes(self.inputs.facts, flags, release, None if on_cpu else gpu)
-        if sequences <= step:
-            return ""
-        return f"{vllm} refuses --{SEQUENCES} {sequences} with steps of {step:,} tokens"
-
-    def __call__(self, flags: Flags, /) -> MemoryBudget | None:
-        facts = self.inputs.facts
-        return self.of(facts, flags) if facts is not None else None
-
-    def of(self, facts: ModelFacts, flags: Flags) -> MemoryBudget | None:
-        """The memory budget of another checkpoint."""
-        if self.unestimated(flags):
-            return None
-        found = estimate(
-            facts,
-            flags,
-            self.gpus,
-            release=self.request.engine.release,
-            workload=self.request.workload or self.request.preset.workload,
-            learned=self.learned if facts is self.inputs.facts else None,
-            build=self.request.engine.build,
-            environment=self.environment,
-            draft=self.inputs.draft,
-        )
-        return replace(found, assumed=(*self.assumed, *found.assumed)) if found is not None else None
-
-
-def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
-    """The budget before GPUs are chosen: it assumes those with the most free memory."""
-    environment = {**inputs.environment.variables, **request.environment}
-    host = on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares)
-    gpus: Sequence[Gpu | GpuShape] = _by_free_memory(host, request.gpus, inputs)
-    assumed: tuple[str, ...] = ()
-    if request.engine.kind is EngineKind.SIMULATED and not gpus:
-        gpus = _pretended(environment)
-        assumed = tuple(f"a simulated {gpu.name} ({PRETENDS} chooses another)" for gpu in gpus)
-    return _Budget(request, inputs, gpus, environment, assumed, _refused(request, inputs))
-
-
-def _refused(request: ResolvedRequest, inputs: PlanInputs) -> Flags:
-    """The values of memory flags that vLLM refuses, whatever else is chosen."""
-    given = make_plan(request, tuple(overlay(request.preset.flags, request.changes).values()))
-    names = {name for name in refused_flags(given, inputs) if name.partition(".")[0] in MEMORY_FLAGS}
-    return {name: value for name, value in given.flags.items() if name in names or name.partition(".")[0] in names}
-
-
-def _by_free_memory(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:
-    """The chosen GPUs, else the unused ones, else all; in order of free memory, largest first."""
-    if host is None:
-        return []
-    known = [gpu for gpu in host.gpus if not gpu.lost and (gpu.index in chosen or not chosen)]
-    if not chosen:
-        known = usable_gpus(host, (), inputs.shares) or known
-    return sorted(known, key=lambda gpu: -(available_gib(gpu, inputs.shares) or 0.0))
-
-
-def _pretended(environment: Mapping[str, str]) -> list[GpuShape]:
-    """The GPU that a simulated server imitates on a machine without GPUs."""
-    try:
-        gpu = find_gpu(environment.get(PRETENDS) or DEFAULT_GPU)
-    except UnknownGpuError:
-        return []
-    return [GpuShape(gpu.name, usable_gib=gpu.usable_gib)]

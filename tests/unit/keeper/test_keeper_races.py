@@ -154,7 +154,7 @@ def test_log_that_takes_too_long_to_read_is_reported(server):
 def test_restart_waits_only_once_for_a_log_that_takes_long_to_read(server):
     server._forwarder.reads_in_time = False
     waits, spec = server._forwarder.waits, server.record.current.spec
-    server.stop(spec)
+    server.restart(spec)
     until(server, lambda: server.record.current.number == 2 and server.record.server is not None)
     assert server._forwarder.waits == waits + 1
     server.stop()
@@ -166,7 +166,7 @@ def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
     server.health_checked(HealthChecked(epoch=1, healthy=True))
     before = server.record
     with pytest.raises(TypeError, match="not JSON serializable"):
-        server.stop(replace(before.current.spec, details={"x": object()}))
+        server.restart(replace(before.current.spec, details={"x": object()}))
     assert server.record == before
     server.stop()
     until_over(server)

@@ -89,7 +89,8 @@ PARALLEL_FLAGS = (TENSOR, PIPELINE, DATA)
 
 BudgetFor = Callable[[Flags], MemoryBudget | None]
 """The memory budget of a launch with these flags, for one copy of the model (data-parallel rank) on the GPU with the
-least room; None if too little is known. Called for many sets of flags."""
+least room; None if too little is known. Called for many sets of flags. It is
+`vllm_launchers.launch.plan_budget.FlagBudget.for_flags`."""
 
 
 def fits_with(budget: BudgetFor, flags: Flags) -> bool | None:
