@@ -12,8 +12,8 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity, titl
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
-from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.server_verbs import in_flight
+from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
 from vllm_console.ui.theme import DIM, to_ascii
 from vllm_launchers.errors import OperationError

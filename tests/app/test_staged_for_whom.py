@@ -51,7 +51,7 @@ async def test_nothing_is_kept_of_a_server_that_is_gone(console, world):
         await judged(c)
         world.now = None
         await c.until(lambda: c.app.operations.staging.by_server == {})
-        assert c.app.operations.verdicts.by_server == c.app.operations.verdicts.plans == {}
+        assert c.app.operations.staged_plans.by_server == c.app.operations.staged_plans.plans == {}
 
 
 async def test_forgetting_drops_it_before_the_next_poll(console, world):

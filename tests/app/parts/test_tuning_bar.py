@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.plan_verdict import PlanVerdict
+from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.parts.tuning_bar import tuning_lines
 from vllm_console.ui.theme import BAD, OK, WARN
 

@@ -13,7 +13,7 @@ from vllm_console.text import clock
 from vllm_console.ui.panes.bars import staged_line
 from vllm_console.ui.panes.change import change_line, worth_reporting
 from vllm_console.ui.parts import change_report
-from vllm_console.ui.parts.plan_verdict import PlanVerdict
+from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD, OK
 

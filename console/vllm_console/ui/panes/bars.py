@@ -15,7 +15,7 @@ from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import action_named, scoped
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.gpus import format_host
-from vllm_console.ui.parts.plan_verdict import PlanVerdict
+from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.parts.staging import TUNED
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.terminal.lines import clickable, line

@@ -23,7 +23,7 @@ from vllm_console.ui.findings import (
     with_tradeoff,
 )
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.parts.plan_verdict import PlanVerdict
+from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.terminal.lines import cells, clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, paragraph, parts_length, wrapped

@@ -17,7 +17,7 @@ from vllm_console.text import plain, rate, took
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.finding import draining
-from vllm_console.ui.parts.plan_verdict import PlanVerdicts
+from vllm_console.ui.parts.staged_plan import StagedPlans
 from vllm_console.ui.parts.staged_prediction import Predictions
 from vllm_console.ui.parts.staging import Staging, combined_warning
 from vllm_console.ui.theme import BAD, WARN
@@ -228,12 +228,12 @@ class ServerVerbs:
         self,
         console: ConsoleApp,
         staging: Staging,
-        verdicts: PlanVerdicts,
+        staged_plans: StagedPlans,
         predictions: Predictions,
         forget: Callable[[str], None],
         undecided: Callable[[ServerView], str],
     ) -> None:
-        self._console, self._staging, self._verdicts, self._forget = console, staging, verdicts, forget
+        self._console, self._staging, self._staged_plans, self._forget = console, staging, staged_plans, forget
         self._predictions, self._undecided = predictions, undecided
         self.in_progress = VerbsInProgress()
         self.rolling = RollingUpdates(self, console, staging)
@@ -297,7 +297,7 @@ class ServerVerbs:
         another machine, or a tuner is running."""
         server = self.alone(self.idle(selected, elsewhere=True))
         staged = self._staging.of(server.name)
-        verdict = self._verdicts.of(server)
+        verdict = self._staged_plans.of(server)
         if verdict is not None and verdict.certain and not server.remote:
             raise RefusalError(f"{server.name} was not restarted: it {verdict.message}", server.name)
         ended = self._ended_by_restart(server, staged)
@@ -311,7 +311,7 @@ class ServerVerbs:
 
     def _ended_by_restart(self, server: ServerView, staged: Edits) -> list[str]:
         """What a restart interrupts; empty if no confirmation is needed."""
-        verdict, details = self._verdicts.of(server), [*tuner_at_work(server), *in_flight(server)]
+        verdict, details = self._staged_plans.of(server), [*tuner_at_work(server), *in_flight(server)]
         if details and verdict is not None and verdict.refused:
             details = ["The plan has an error: nothing is restarted without another confirmation."]
         if server.state is State.STARTING and not staged and server.next_attempt_at is None:
@@ -321,7 +321,7 @@ class ServerVerbs:
         return details
 
     def _changed_by_restart(self, server: ServerView, staged: Edits) -> list[str]:
-        verdict = self._verdicts.of(server)
+        verdict = self._staged_plans.of(server)
         downtime = _downtime(server) if verdict is None or not verdict.refused else ""
         return [
             *change_rows(server, staged),
@@ -369,7 +369,7 @@ class ServerVerbs:
         self._sent.pop(name, None)
 
     def _verdict_note(self, server: ServerView) -> Part:
-        found = self._verdicts.of(server)
+        found = self._staged_plans.of(server)
         return (found.message, found.style) if found is not None else ""
 
     def _restart(self, server: ServerView, staged: Edits, force: bool = False) -> None:

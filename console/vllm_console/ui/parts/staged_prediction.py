@@ -15,7 +15,7 @@ from rich.style import Style
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import count, percent, plain, seconds, seconds_range
 from vllm_console.ui.findings import MAKES_WORSE, edits_of, findings_of, staged_fix
-from vllm_console.ui.parts.plan_verdict import CHECKING, PlanVerdicts
+from vllm_console.ui.parts.staged_plan import CHECKING, StagedPlans
 from vllm_console.ui.parts.staging import Staging
 from vllm_console.ui.theme import ACCENT, DIM
 from vllm_console.ui.threads import begin_worker, in_thread
@@ -80,9 +80,9 @@ class Predictions:
     """
 
     def __init__(
-        self, console: ConsoleApp, staging: Staging, verdicts: PlanVerdicts, changed: Callable[[], None]
+        self, console: ConsoleApp, staging: Staging, staged_plans: StagedPlans, changed: Callable[[], None]
     ) -> None:
-        self._console, self._staging, self._verdicts, self._changed = console, staging, verdicts, changed
+        self._console, self._staging, self._staged_plans, self._changed = console, staging, staged_plans, changed
         self._answers: dict[_Key, _Answer] = {}
         self._wanted: _Key | None = None
         self._running = self._fix_runs = False
@@ -167,7 +167,7 @@ class Predictions:
         """The key of the staged changes; None if they can't be predicted or the plan refuses them."""
         if server is None or not self._predictable(server):
             return None
-        staged, verdict = self._staging.of(server.name), self._verdicts.of(server)
+        staged, verdict = self._staging.of(server.name), self._staged_plans.of(server)
         if not staged or verdict is None or verdict.refused or verdict.message == CHECKING:
             return None
         return _key(server, staged)

@@ -16,7 +16,7 @@ from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.plan_verdict import PlanVerdict
+from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.parts.staging import Staging, TuningKey
 from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, KEY

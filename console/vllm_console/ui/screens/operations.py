@@ -79,9 +79,9 @@ from vllm_console.ui.parts.pane_layout import (
     PaneLayout,
     best_layout,
 )
-from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.server_events import SeenServer, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import RefusalError, ServerVerbs, change_rows
+from vllm_console.ui.parts.staged_plan import StagedPlans
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
 from vllm_console.ui.parts.staging import MeasuredTraffic, StagedStep, Staging, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
@@ -147,11 +147,11 @@ class OperationsScreen(PartialRepaintScreen):
         super().__init__()
         self.console = console
         self.staging = Staging(self._staging_changed)
-        self.verdicts = PlanVerdicts(console, self.staging, self._verdict_changed)
-        self.predictions = Predictions(console, self.staging, self.verdicts, self.redraw)
+        self.staged_plans = StagedPlans(console, self.staging, self._verdict_changed)
+        self.predictions = Predictions(console, self.staging, self.staged_plans, self.redraw)
         self.changes = ChangeReport(console, self.redraw)
         self.verbs = ServerVerbs(
-            console, self.staging, self.verdicts, self.predictions, self._forget, self.changes.undecided
+            console, self.staging, self.staged_plans, self.predictions, self._forget, self.changes.undecided
         )
         self.fixes = FixCycle(console, self.staging)
         self.time = TimeCursor(console, self._time_changed, at, replay)
@@ -323,7 +323,7 @@ class OperationsScreen(PartialRepaintScreen):
     def staged_state(self, server: ServerView) -> StagedState:
         """A server's staged changes and the plan's verdict on them."""
         effect = self.predictions.of_fix(server)
-        return StagedState(self.staging.of(server.name), self.verdicts.of(server), self.console.read_only, effect)
+        return StagedState(self.staging.of(server.name), self.staged_plans.of(server), self.console.read_only, effect)
 
     # -- a new snapshot --------------------------------------------------------------------------------------------
 
@@ -364,20 +364,20 @@ class OperationsScreen(PartialRepaintScreen):
                 self._forget(name)
         self._marked &= {server.name for server in servers}
         self.staging.drop_applied(servers)
-        self.verdicts.observe(servers)
+        self.staged_plans.observe(servers)
         self.verbs.observe(servers)
 
     def _forget(self, name: str) -> None:
         """Drop all state of a removed server, so that a new server of that name does not inherit it."""
         self.staging.drop(name)
-        self.verdicts.drop(name)
+        self.staged_plans.drop(name)
         self.changes.drop(name)
         self.verbs.drop(name)
         self._marked -= {name}
 
     def _staging_changed(self, name: str) -> None:
         self.redraw()
-        self.verdicts.judge_soon(name)
+        self.staged_plans.judge_soon(name)
 
     def _verdict_changed(self, server: ServerView, _: Edits) -> None:
         self.redraw()

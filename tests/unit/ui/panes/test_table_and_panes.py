@@ -28,7 +28,7 @@ from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.footer_keys import FooterContext, footer_hints, tail_hints
-from vllm_console.ui.parts.plan_verdict import PlanVerdict
+from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.screens.describe import describe_lines
 from vllm_console.ui.screens.help import help_lines

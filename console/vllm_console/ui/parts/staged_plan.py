@@ -53,8 +53,8 @@ class PlanVerdict(msgspec.Struct, frozen=True):
         return [self.message, *shortened(self.warning)] if self.warning else shortened(self.message)
 
 
-class PlanVerdicts:
-    """Keeps the verdicts on each server's staged changes up to date; calls ``changed`` for each new verdict."""
+class StagedPlans:
+    """Plans each server's staged changes and keeps the verdicts up to date; calls ``changed`` for each new one."""
 
     def __init__(self, console: ConsoleApp, staging: Staging, changed: Callable[[ServerView, Edits], None]) -> None:
         self._console, self._staging, self._changed = console, staging, changed
