@@ -99,7 +99,9 @@ class GpuFinder(msgspec.Struct, frozen=True):
             UsageError: there is no such GPU, Ray chooses them, or the server is to imitate another one.
         """
         if on_ray(plan.engine, plan.flags):
-            return Place() if self.again else place_on_ray(self.place, gpus)
+            if not self.again and (gpus or self.place not in ("", AUTO, OFFERED)):
+                raise UsageError("Ray chooses the GPUs of its workers: omit --gpus")
+            return Place()
         wanted = GpuRequest(plan.flags, plan.engine, plan.memory)
         if self.again:
             found = find_place_again(wanted, host, gpus, chosen=self.chosen, shares=shares)
@@ -162,17 +164,6 @@ def find_place(
     if not gpus:
         return Place(sets=sets)
     return _asked_for(wanted, host, gpus, sets, shares)
-
-
-def place_on_ray(place: str, gpus: Sequence[int]) -> Place:
-    """The GPUs that this machine assigns to a server on a Ray cluster: none, since Ray assigns them.
-
-    Raises:
-        UsageError: GPUs, or a slice of one, are named.
-    """
-    if gpus or place not in ("", AUTO, OFFERED):
-        raise UsageError("Ray chooses the GPUs of its workers: omit --gpus")
-    return Place()
 
 
 def find_place_again(

@@ -20,7 +20,7 @@ from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.launch.inputs_reader import PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
-from vllm_launchers.launch.place import AUTO, OFFERED, GpuFinder, Place, place_on_ray
+from vllm_launchers.launch.place import AUTO, OFFERED, GpuFinder
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.choices.nodes import NodesRequest
@@ -44,13 +44,13 @@ SAME = {"ray_version": "2.60.0", "python_version": "3.11.7"}
 
 def launch(
     cluster: RayCluster | None = CLUSTER, flags: Mapping[str, Any] | None = None, *, build: str = "cuda",
-    nodes: NodesRequest | None = None, preset: str = "chatbot",
+    nodes: NodesRequest | None = None, preset: str = "chatbot", place: str = OFFERED, gpus: tuple[int, ...] = (),
 ) -> LaunchPlan:  # fmt: skip
     engine = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", build, "/opt/vllm")
     changes = Changes({**RAY, "tensor-parallel-size": 2, **(flags or {})})
     request = ResolvedRequest(
         read_presets(None)[0][preset], engine, changes, "meta-llama/Llama-3.1-8B-Instruct", "127.0.0.1", 8000, {},
-        gpu_finder=GpuFinder(OFFERED), nodes=nodes,
+        gpu_finder=GpuFinder(place), gpus=gpus, nodes=nodes,
     )  # fmt: skip
     facts = known_facts("meta-llama/Llama-3.1-8B-Instruct")
     inputs = PlanInputs(facts, release_table("0.33.0"), read_host(Path("8xh100")), ray=cluster)
@@ -135,8 +135,8 @@ def test_local_gpus_are_not_judged_with_several_ray_nodes() -> None:
 @pytest.mark.parametrize(("place", "gpus"), [("", (0,)), ("MIG-1", ()), ("", (0, 1))])
 def test_named_gpus_are_refused_because_ray_chooses(place: str, gpus: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="Ray chooses the GPUs"):
-        place_on_ray(place, gpus)
-    assert place_on_ray(AUTO, ()) == Place()
+        launch(place=place, gpus=gpus)
+    assert launch(place=AUTO).plan.gpus == ()
 
 
 def test_nodes_of_vllm_and_ray_exclude_each_other() -> None:
