@@ -51,9 +51,9 @@ MEMORY_FLAGS = frozenset(
      "decode-context-parallel-size", "dtype", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype",
      "kv-cache-memory-bytes", "kv-transfer-config", "limit-mm-per-prompt", "mamba-cache-mode",
      "max-cudagraph-capture-size", "max-lora-rank", "max-loras", "max-model-len", "max-num-batched-tokens",
-     "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs", "num-gpu-blocks-override", "optimization-level",
-     "performance-mode", "pipeline-parallel-size", "quantization", "runner", "spec-method", "spec-model",
-     "spec-tokens", "speculative-config", "task", "tensor-parallel-size"}
+     "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs", "num-gpu-blocks-override", "offload-backend",
+     "offload-group-size", "optimization-level", "performance-mode", "pipeline-parallel-size", "quantization", "runner",
+     "spec-method", "spec-model", "spec-tokens", "speculative-config", "task", "tensor-parallel-size"}
 )  # fmt: skip
 """Flags with a value on which a memory budget depends."""
 
