@@ -21,7 +21,8 @@ from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.cli.host_source import host_from_matrix
 from vllm_console.cli.metrics import read_sample
 from vllm_console.load import client as load_client
-from vllm_console.load.client import RequestFailedError, StreamedAnswer
+from vllm_console.load.client import StreamedAnswer
+from vllm_console.load.events import AnswerError
 from vllm_console.load.report import Tally
 from vllm_console.load.run import run_load_sync
 from vllm_console.logs.file import LogFile
@@ -45,7 +46,7 @@ ROOM_OF_A_LOG = 200 << 20
 """Bytes for log readers, which read windows of a few MB and decode one line of this log of 400 MB."""
 ROOM_OF_ALL = 320 << 20
 SENTENCES = (
-    ConfigError, OperationError, KeeperError, HostError, ModelFactsError, ScrapeError, RequestFailedError,
+    ConfigError, OperationError, KeeperError, HostError, ModelFactsError, ScrapeError, AnswerError,
     load_client.LoadError
 )  # fmt: skip
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.history import encoding
-from vllm_console.load.client import LoadError, RequestFailedError, StreamedAnswer, message_of, target_in
+from vllm_console.load.client import LoadError, StreamedAnswer, target_in
+from vllm_console.load.events import AnswerError, message_of
 from vllm_console.load.report import Tally
 from vllm_console.logs.access import fold
 from vllm_console.logs.file import make_line
@@ -309,7 +310,7 @@ class Reader(NamedTuple):
 READERS = {
     "metrics page": Reader(metrics, METRICS),
     "log": Reader(log, LOG, ("message", "levelname", "processName", "exc_info")),
-    "answer stream": Reader(stream, STREAM, ("choices", "usage", "error"), (RequestFailedError,)),
+    "answer stream": Reader(stream, STREAM, ("choices", "usage", "error"), (AnswerError,)),
     "error body": Reader(error_body, b'{"error": {"message": "no"}}', ("error", "message", "detail")),
     "history row": Reader(packed_row, b"\x78\x9c\x03\x00", (), (encoding.EncodingError,)),
     "config file": Reader(in_a_folder("c.toml", lambda at: read_settings(at / "c.toml")), TOML, (), (ConfigError,)),

@@ -7,16 +7,12 @@ from typing import Any
 
 import msgspec
 
+from vllm_console.load.events import AnswerError, EventStream, StreamEvent
 from vllm_console.text import count, rate, seconds
 from vllm_launchers.typed_decoding import json_decoder
 
-LARGEST_EVENT = 1 << 20
 LARGEST_ANSWER = 8 << 20
 """Maximum number of characters. No model's context holds as many."""
-
-
-class AnswerError(Exception):
-    """The answer cannot be read. The message is one sentence."""
 
 
 class PartKind(StrEnum):
@@ -93,15 +89,8 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw()
+class _Event(StreamEvent):
+    choices: tuple[_Choice, ...] = ()
 
 
 class _Piece(msgspec.Struct):
@@ -122,8 +111,7 @@ class AnswerReader:
 
     def __init__(self, begin: float, *, raw: bool = False, note: str = "") -> None:
         self._begin, self._raw, self._note = begin, raw, note
-        self._rest = b""
-        self._done = False
+        self._stream = EventStream(_decode)
         self._pieces: list[_Piece] = []
         self._size = 0
         self._first: float | None = None
@@ -140,21 +128,25 @@ class AnswerReader:
         Raises:
             AnswerError: they are not an event stream of an answer, or report an error.
         """
-        events = (self._rest + data.replace(b"\r", b"")).split(b"\n\n")
-        self._rest = events.pop()
-        if len(self._rest) > LARGEST_EVENT:
-            raise AnswerError("the server sent an event of more than 1 MiB, too large for a token")
-        for event in events:
-            if event.startswith(b"data:"):
-                self._event(event[5:].strip(), at)
+        for event in self._stream.feed(data):
+            before, has_text = self._tokens, False
+            if event.usage is not None:
+                self._prompt_tokens = event.usage.prompt_tokens or self._prompt_tokens
+                self._tokens = max(self._tokens, event.usage.completion_tokens or 0)
+            for choice in event.choices[:1]:
+                self._finish = choice.finish_reason or self._finish
+                has_text = self._take(choice)
+            if event.choices and (has_text or self._tokens > before):
+                self._token(at)
 
     def end(self) -> None:
         """Handle the end of the stream. Raises AnswerError if it ended before the answer did."""
         if self._finish == "abort":
             raise AnswerError("the server aborted the request")
-        if self._rest.strip() and not self._rest.startswith(b"data:") and self._first is None:
+        rest = self._stream.rest
+        if rest.strip() and not rest.startswith(b"data:") and self._first is None:
             raise AnswerError("the response is not an event stream: is this vLLM's address?")
-        if not self._done:
+        if not self._stream.done:
             raise AnswerError("the connection ended before the answer did")
 
     def answer(self, **ended: Any) -> Answer:
@@ -182,28 +174,6 @@ class AnswerReader:
     @property
     def _count(self) -> int:
         return self._tokens or self._events
-
-    def _event(self, payload: bytes, at: float) -> None:
-        if payload == b"[DONE]":
-            self._done = True
-            return
-        try:
-            event = _decode(payload)
-        except (ValueError, RecursionError) as error:
-            raise AnswerError("the response is not an event stream of a chat or completion") from error
-        if bytes(event.error) not in (b"", b"null"):
-            from vllm_console.load.client import message_of  # imports httpx, which no screen needs to draw an answer
-
-            raise AnswerError(f"the server reports: {message_of(bytes(event.error))}")
-        before, has_text = self._tokens, False
-        if event.usage is not None:
-            self._prompt_tokens = event.usage.prompt_tokens or self._prompt_tokens
-            self._tokens = max(self._tokens, event.usage.completion_tokens or 0)
-        for choice in event.choices[:1]:
-            self._finish = choice.finish_reason or self._finish
-            has_text = self._take(choice)
-        if event.choices and (has_text or self._tokens > before):
-            self._token(at)
 
     def _take(self, choice: _Choice) -> bool:
         """Add a choice's content; return whether there was any."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import httpx
 import msgspec
 
-from vllm_console.chat.answer import Answer, AnswerError, AnswerReader
+from vllm_console.chat.answer import Answer, AnswerReader
 from vllm_console.chat.conversation import NO_TEMPLATE, ChatOptions, ChatRequest, Turn, raw_note, request_for
 from vllm_console.load.client import (
     CONNECT_SECONDS,
@@ -19,10 +19,10 @@ from vllm_console.load.client import (
     Lookup,
     find_served_model,
     key_wanted,
-    message_of,
     open_client,
     read_body,
 )
+from vllm_console.load.events import AnswerError, message_of
 from vllm_console.load.transport import unreachable
 from vllm_console.text import plain
 from vllm_launchers.secrets import redact

@@ -13,6 +13,7 @@ from functools import partial
 import httpx
 import msgspec
 
+from vllm_console.load.events import AnswerError, EventStream, StreamEvent, message_of
 from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest
 from vllm_console.load.transport import LeanTransport, unreachable
@@ -23,48 +24,16 @@ from vllm_launchers.listeners import Listener, WrongProcessError, trusted
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.typed_decoding import decode_json, json_decoder
 
-LARGEST_EVENT = 1024 * 1024
-
-
-class RequestFailedError(Exception):
-    """A request failed: one sentence, the same for all failures of its kind."""
-
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int = 0
-
-
-class _Event(msgspec.Struct):
-    """The parsed fields of an event; everything else is skipped without being built."""
-
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw()
+class _Event(StreamEvent):
+    choices: tuple[_Choice, ...] = ()
 
 
 _decode = json_decoder(_Event).decode
-
-LONGEST_MESSAGE = 400
-"""Maximum length of a shown error. vLLM's message about a prompt that is too long has 270 characters."""
-
-
-def message_of(error: bytes) -> str:
-    """An API error's message, or the raw text, in one short line."""
-    try:
-        document = msgspec.json.decode(error)
-    except (ValueError, RecursionError):
-        document = error.decode(errors="replace")
-    if isinstance(document, dict):
-        document = document.get("error", document)
-    if isinstance(document, dict):
-        document = document.get("message") or document.get("detail") or document
-    text = plain(" ".join(str(document).split()))
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1].rstrip()}…"
 
 
 class StreamedAnswer:
@@ -78,13 +47,12 @@ class StreamedAnswer:
     def __init__(self, tally: Tally, begin: float = 0.0, place: int = 0) -> None:
         self.tally = tally
         self._place = place
-        self._rest = b""
+        self._stream = EventStream(_decode)
         self._begin = begin
         self._first: float | None = None
         self._last = begin
         self._tokens = 0
         self._finish: str | None = None
-        self._done = False
         self.counted = 0
         """Output tokens so far."""
         self.prompt_tokens: int | None = None
@@ -94,24 +62,22 @@ class StreamedAnswer:
         """Process bytes that arrived at ``at``.
 
         Raises:
-            RequestFailedError: they are not an event stream of completions, or report an error.
+            AnswerError: they are not an event stream of completions, or report an error.
         """
-        if b"\r" in data:
-            data = data.replace(b"\r", b"")
-        events = (self._rest + data).split(b"\n\n")
-        self._rest = events.pop()
-        if len(self._rest) > LARGEST_EVENT:
-            raise RequestFailedError("the server sent an event of more than 1 MiB, too large for a token")
-        for event in events:
-            if event.startswith(b"data:"):
-                self._event(event[5:].strip(), at)
+        for event in self._stream.feed(data):
+            if event.choices:
+                self._finish = event.choices[0].finish_reason or self._finish
+                self._token(at)
+            if event.usage is not None:
+                self.prompt_tokens = event.usage.prompt_tokens
+                self._count(event.usage.completion_tokens or 0)
 
     def end(self) -> None:
-        """Handle the end of the stream. Raises RequestFailedError if it ended too soon."""
+        """Handle the end of the stream. Raises AnswerError if it ended too soon."""
         if self._finish == "abort":
-            raise RequestFailedError("the server aborted the request")
-        if not self._done or self._first is None:
-            raise RequestFailedError("the answer ended before its last token")
+            raise AnswerError("the server aborted the request")
+        if not self._stream.done or self._first is None:
+            raise AnswerError("the answer ended before its last token")
         tpot = (self._last - self._first) / (self.counted - 1) if self.counted > 1 else None
         self.tally.finish(self._place, self._first - self._begin, tpot, self._last - self._begin)
 
@@ -136,23 +102,6 @@ class StreamedAnswer:
     def age(self, at: float) -> float:
         """Seconds from its scheduled arrival to ``at``."""
         return at - self._begin
-
-    def _event(self, payload: bytes, at: float) -> None:
-        if payload == b"[DONE]":
-            self._done = True
-            return
-        try:
-            event = _decode(payload)
-        except (ValueError, RecursionError) as error:
-            raise RequestFailedError("the response is not an event stream of completions") from error
-        if bytes(event.error) not in (b"", b"null"):
-            raise RequestFailedError(f"the server reports: {message_of(bytes(event.error))}")
-        if event.choices:
-            self._finish = event.choices[0].finish_reason or self._finish
-            self._token(at)
-        if event.usage is not None:
-            self.prompt_tokens = event.usage.prompt_tokens
-            self._count(event.usage.completion_tokens)
 
     def _token(self, at: float) -> None:
         if self._first is None:
@@ -508,7 +457,7 @@ class Sender:
             tally.fail(f"the response is not valid HTTP: {error}")
         except httpx.HTTPError:
             tally.fail("the connection was lost")
-        except RequestFailedError as error:
+        except AnswerError as error:
             tally.fail(str(error))
         else:
             tally.completed += 1
@@ -533,7 +482,7 @@ class Sender:
         async with self.client.stream("POST", "/v1/completions", content=content) as response:
             if response.status_code != 200:
                 message = message_of(await read_body(response, LARGEST_ERROR))
-                raise RequestFailedError(f"HTTP {response.status_code}: {message or 'no reason given'}")
+                raise AnswerError(f"HTTP {response.status_code}: {message or 'no reason given'}")
             async for data in response.aiter_raw():
                 answer.feed(data, time.perf_counter())
         answer.end()

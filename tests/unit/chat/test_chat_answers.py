@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from vllm_console.chat.answer import Answer, AnswerError, AnswerFigures, AnswerReader, Part, PartKind, figures_text
+from vllm_console.chat.answer import Answer, AnswerFigures, AnswerReader, Part, PartKind, figures_text
 from vllm_console.chat.code import Language, code_for
 from vllm_console.chat.conversation import ChatOptions, Turn, request_for
+from vllm_console.load.events import AnswerError
 
 
 def read(*pieces: bytes, at: float = 1.0, step: float = 0.5) -> AnswerReader:

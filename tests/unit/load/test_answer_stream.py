@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_console.load.client import RequestFailedError, StreamedAnswer, message_of
+from vllm_console.load.client import StreamedAnswer
+from vllm_console.load.events import AnswerError, message_of
 from vllm_console.load.report import Tally
 
 
@@ -88,7 +89,7 @@ def test_without_usage_every_event_counts_as_a_token() -> None:
 def test_truncated_answer_is_a_failure(data: bytes, reason: str) -> None:
     answer = StreamedAnswer(Tally())
     answer.feed(data, 1.0)
-    with pytest.raises(RequestFailedError, match=reason):
+    with pytest.raises(AnswerError, match=reason):
         answer.end()
 
 
@@ -101,7 +102,7 @@ def test_truncated_answer_is_a_failure(data: bytes, reason: str) -> None:
     ],
 )
 def test_invalid_answer_is_refused(data: bytes, reason: str) -> None:
-    with pytest.raises(RequestFailedError, match=reason):
+    with pytest.raises(AnswerError, match=reason):
         StreamedAnswer(Tally()).feed(data, 1.0)
 
 
