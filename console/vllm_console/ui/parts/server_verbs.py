@@ -25,7 +25,7 @@ from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper.records import PreparationStep, State
 from vllm_launchers.launch.errors import NoPlaceError, UnfitError, node_alone
-from vllm_launchers.launch.request import RestartOptions
+from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.presets.model import Preset
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from vllm_console.ui.screens.dialogs import Confirm, DialogAnswer
 
 T = TypeVar("T")
+
+Refused = Callable[[Exception], bool]
+"""Reports why a plan was refused; returns False for other errors, which the app reports."""
 
 
 class RefusalError(Exception):
@@ -154,7 +157,7 @@ class RollingUpdates:
             f"Start a second {server.name} next to it?", details, "start", lambda: self._start(server, staged)
         )
 
-    def _start(self, server: ServerView, staged: Edits, force: bool = False) -> None:
+    def _start(self, server: ServerView, staged: Edits) -> None:
         fleet, name = self._console.fleet, server.name
 
         def started(new: ServerView) -> str:
@@ -163,14 +166,11 @@ class RollingUpdates:
                 self._staging.put(name, {})
             return f"{new.name} is starting at {new.url}; {name} keeps serving."
 
-        def failed(error: Exception) -> bool:
-            again = partial(self._start, server, staged, True)
-            if not isinstance(error, OperationError):
-                return False
-            return self._verbs.refused(server, error, "start", edits_flags(), again, f"A second {name}")
+        def run(options: RestartOptions, refused: Refused) -> None:
+            call = partial(fleet.start_beside, name, Changes.of(staged), options)
+            self._console.act(f"Starting a second {name}…", call, started, refused, about=name)
 
-        call = partial(fleet.start_beside, name, Changes.of(staged), RestartOptions(force=force))
-        self._console.act(f"Starting a second {name}…", call, started, failed, about=name)
+        self._verbs.run_planned(server, "start", edits_flags(), run, f"A second {name}")
 
     def observe(self, servers: Sequence[ServerView]) -> None:
         """Handle new servers that became ready or failed for good."""
@@ -372,15 +372,15 @@ class ServerVerbs:
         found = self._staged_plans.of(server)
         return (found.message, found.style) if found is not None else ""
 
-    def _restart(self, server: ServerView, staged: Edits, force: bool = False) -> None:
+    def _restart(self, server: ServerView, staged: Edits) -> None:
         fleet, name, port = self._console.fleet, server.name, server.port
         predicted = self._predictions.seen(server, staged)
 
-        def restart() -> ServerView:
+        def restart(options: RestartOptions) -> ServerView:
             if predicted is not None:
                 with contextlib.suppress(OperationError):  # restart even if the prediction can't be kept
                     fleet.predictions.keep(name, server.generation, predicted)
-            return fleet.restart(name, Changes.of(staged), RestartOptions(force=force))
+            return fleet.restart(name, Changes.of(staged), options)
 
         def done(view: ServerView) -> str:
             if self._staging.of(name) == staged:
@@ -395,16 +395,11 @@ class ServerVerbs:
             moved = f" on port {view.port} ({port} is in use)" if port not in (0, view.port) else ""
             return f"{name} is restarting as run {number}{moved}."
 
-        self._run(
-            server,
-            RunningVerb.RESTART,
-            f"Restarting {name}…",
-            restart,
-            done,
-            lambda error: self.refused(
-                server, error, "restart", edits_flags(), lambda: self._restart(server, staged, True)
-            ),
-        )
+        def run(options: RestartOptions, refused: Refused) -> None:
+            call = partial(restart, options)
+            self._run(server, RunningVerb.RESTART, f"Restarting {name}…", call, done, refused)
+
+        self.run_planned(server, "restart", edits_flags(), run)
 
     def cancel_restart(self, server: ServerView) -> None:
         """Cancel a restart being prepared, or going to sleep; the server keeps serving."""
@@ -535,7 +530,7 @@ class ServerVerbs:
         self._console.say(text, server=name)
         return ""
 
-    def _switch(self, server: ServerView, preset: str, force: bool = False) -> None:
+    def _switch(self, server: ServerView, preset: str) -> None:
         fleet, name = self._console.fleet, server.name
 
         def done(view: ServerView) -> str:
@@ -544,20 +539,11 @@ class ServerVerbs:
                 return self._about(name, f"Preparing to switch {name} to {preset}.")
             return f"Stopping {name}, then starting preset {preset}…"
 
-        self._run(
-            server,
-            RunningVerb.SWITCH,
-            f"Switching {name} to {preset}…",
-            lambda: fleet.switch(name, preset, RestartOptions(force=force)),
-            done,
-            lambda error: self.refused(
-                server,
-                error,
-                "switch",
-                f"{key_of('new_server')} launches {preset} with other flags",
-                lambda: self._switch(server, preset, True),
-            ),
-        )
+        def run(options: RestartOptions, refused: Refused) -> None:
+            call = partial(fleet.switch, name, preset, options)
+            self._run(server, RunningVerb.SWITCH, f"Switching {name} to {preset}…", call, done, refused)
+
+        self.run_planned(server, "switch", f"{key_of('new_server')} launches {preset} with other flags", run)
 
     def switch_pair(self, selected: ServerView | None) -> None:
         """Put a server to sleep or wake it up, after confirmation; in a standby pair, the other gets its GPUs."""
@@ -660,7 +646,7 @@ class ServerVerbs:
         doing: str,
         call: Callable[[], T],
         done: Callable[[T], str],
-        refused: Callable[[OperationError], bool] | None = None,
+        refused: Refused | None = None,
     ) -> None:
         """Run a verb on a server. ``refused`` reports a plan that won't start, or returns False if the app should."""
         self.in_progress.begin(server, verb)
@@ -675,34 +661,43 @@ class ServerVerbs:
 
         def failed(error: Exception) -> bool:
             self.in_progress.drop(server.name)
-            return refused is not None and isinstance(error, OperationError) and refused(error)
+            return refused is not None and refused(error)
 
         self._console.act(doing, call, accepted, failed, about=server.name)
 
-    def refused(
+    def run_planned(
         self,
         server: ServerView,
-        error: OperationError,
         what: str,
         fix: str,
-        again: Callable[[], None],
+        run: Callable[[RestartOptions, Refused], None],
         subject: str = "",
-    ) -> bool:
-        """Report why a plan was refused; if it can be forced, ask. Returns False for other errors.
+    ) -> None:
+        """Run a verb that a plan may refuse, reporting why; if it can be forced, ask, then run it again.
 
-        ``subject`` is what would not start, if not the server itself.
+        ``subject`` is what would not start, if not the server itself. ``fix`` says how to change flags.
         """
+
+        def refused(error: Exception) -> bool:
+            again = partial(run, RestartOptions(force=True), refused)
+            return self._refused(server, error, what, fix, again, subject or server.name)
+
+        run(AS_CONFIGURED, refused)
+
+    def _refused(
+        self, server: ServerView, error: Exception, what: str, fix: str, again: Callable[[], None], subject: str
+    ) -> bool:
         if not isinstance(error, UnfitError | NoPlaceError):
             return False
         rows = refusal_rows(error, fix)
         forceable = isinstance(error, UnfitError) and error.forceable
-        outcome = f"{subject or server.name} was not {what}ed"
+        outcome = f"{subject} was not {what}ed"
         if not self._console.operations.on_top or (len(rows) == 1 and not forceable):
             more = f" (+{len(rows) - 1} more)" if len(rows) > 1 else ""
             self._console.say(f"{outcome}: {rows[0]}{more}", BAD, about=server.name)
             return True
         self._console.say(f"{outcome}.", BAD, about=server.name)
-        head = f"{subject or server.name} {'is unlikely to' if forceable else 'will not'} start"
+        head = f"{subject} {'is unlikely to' if forceable else 'will not'} start"
         details = [f"{number}. {row}" for number, row in enumerate(rows, 1)] if len(rows) > 1 else rows
         if forceable:
             self.ask(f"{head}. {what.capitalize()} anyway?", details, f"{what} anyway", again, late=True)
