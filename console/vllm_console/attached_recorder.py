@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import re
-import signal
 import sys
 import time
 from collections import deque
@@ -32,9 +31,9 @@ from vllm_console.attached import (
 )
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import Sample
-from vllm_console.metrics.scrape import ScrapeError, Scraper, verifying
+from vllm_console.metrics.scrape import ScrapeError, Scraper, still_busy, verifying
 from vllm_console.metrics.window import restarted
-from vllm_console.recorder import TroubleReporter, WindowRecorder, say, stopped_within
+from vllm_console.recorder import TroubleReporter, WindowRecorder, block_stop_signals, say, stopped_within
 from vllm_console.runs.keys import run_key
 from vllm_console.runs.store import FILE_NAME, RunName
 from vllm_console.text import plain
@@ -56,9 +55,6 @@ LONGEST_PAUSE_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 """Request timeout: a busy server may need seconds."""
 
-UNANSWERED_SAMPLES = 3
-"""Consecutive timeouts before an endpoint that was ready counts as unreachable."""
-
 MOST_GENERATIONS = 10
 RETURNS_WITHIN = 16
 """How many processes are remembered: if one returns, several of them answer at the same address."""
@@ -73,7 +69,6 @@ MIXED = "several servers answer at this address in turn, so their figures are mi
 NO_ENGINE = "its metrics page has no engine metrics, like a router's: attach the engines behind it"
 
 _STARTED = lazy_pattern(r"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+-]{1,40})\s", re.MULTILINE)
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -233,7 +228,7 @@ class EndpointRecording:
 
     def _failed(self, error: ScrapeError, now: float) -> float:
         self._unanswered = self._unanswered + 1 if error.kind == "timeout" else 0
-        if self._record.state is State.READY and 0 < self._unanswered < UNANSWERED_SAMPLES:
+        if still_busy(self._unanswered, ready=self._record.state is State.READY):
             return INTERVAL_SECONDS
         self._failures += 1
         reason = str(error)
@@ -333,8 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     state, name = Path(words[0]), words[1]
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    block_stop_signals()
     folder = attached_folder(state, name)
     try:
         lock = open_file(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)

@@ -156,8 +156,14 @@ class Schedule:
         return self._next - now
 
 
+def block_stop_signals() -> None:
+    """Keep stop signals pending for `stopped_within`, and ignore hang-ups."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def stopped_within(seconds: float) -> bool:
-    """Sleep; return True at once if a stop signal (blocked beforehand) arrives or is pending."""
+    """Sleep; return True at once if a stop signal arrives or is pending."""
     return signal.sigtimedwait(_STOP_SIGNALS, max(0.0, seconds)) is not None
 
 
@@ -346,8 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recorder; returns the exit code."""
     open_standard_streams()
     options = _options(arguments)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    block_stop_signals()
     try:
         owner = Owner(options.pid, options.start_time)
         timeout = min(2.0, max(0.5, options.interval * 2))

@@ -35,7 +35,6 @@ from vllm_console.load.ramp import (
     warm,
 )
 from vllm_console.load.ramp_search import (
-    ATTAINED,
     FEWEST_REQUESTS,
     FEWEST_SECONDS,
     StepFigures,
@@ -50,7 +49,7 @@ from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest, TrafficShape, mean_length, request_count, suggested_rate
 from vllm_launchers.engine_model.core import Core
 from vllm_launchers.engine_model.scheduler import Request
-from vllm_launchers.presets.model import Objectives, Workload
+from vllm_launchers.presets.model import ATTAINED, Objectives, Workload
 from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.server import build_core

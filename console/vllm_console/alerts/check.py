@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, finding_document
+from vllm_console.diagnosis.live.rule import UNJUDGED_SECONDS
 from vllm_console.diagnosis.objectives import Judged, ServedWindow, judge_objectives, served_window
 from vllm_console.fleet.probe import recorded_latencies
 from vllm_console.fleet.snapshot import ServerView
@@ -21,9 +22,6 @@ from vllm_console.metrics.window import traffic
 from vllm_console.text import duration
 from vllm_launchers.keeper.records import State
 from vllm_launchers.probe.environment import PROBE
-
-STALE_SECONDS = 30.0
-"""Without a sample for this many seconds, the current state is unknown; the recorder samples once a second."""
 
 MOST_POINTS = 2000
 """Enough for half an hour of one-second samples; a longer window is read in coarser steps."""
@@ -177,7 +175,7 @@ def _no_data(server: ServerView, entries: Sequence[HistoryEntry], now: float, tr
         return [f"{server.name} can't be judged: {trouble}"]
     if not entries:
         return [f"{server.name} can't be judged: nothing recorded in the window"]
-    if (age := now - entries[-1].at) > STALE_SECONDS:
+    if (age := now - entries[-1].at) > UNJUDGED_SECONDS:
         return [f"{server.name} can't be judged: its metrics were last read {duration(age)} ago"]
     if len(entries) < 2:
         return [f"{server.name} can't be judged: only one sample so far"]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_console.cli.load import MOST_SECONDS
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.ramp import confirm_load, only_one, rate_from
@@ -26,7 +27,6 @@ from vllm_launchers.presets.model import Workload
 if TYPE_CHECKING:
     from vllm_console.load.client import Lookup
 
-MOST_SECONDS = 86_400
 RESULT_OPTIONS = ("--result-dir", "--result-filename", "--append-result")
 OUTPUT_LINES = 12
 """Lines of the tool's output to show on failure."""

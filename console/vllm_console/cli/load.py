@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.load_target import add_shape, find_target, shaped, warn_of_tuner
-from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
+from vllm_console.cli.options import DAY, add_json, count_from, duration_type, number_type, share_from
 from vllm_console.cli.output import complain, show
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.load.spans import noted
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vllm_console.load.run import LoadProgress
     from vllm_console.load.shape import RecordedTraffic
 
-MOST_SECONDS = 86_400
+MOST_SECONDS = DAY
 """A load ends after a day."""
 
 MOST_RATE = 10_000

@@ -76,10 +76,6 @@ EVIDENCE_REQUESTS = 150
 RECORD_SECONDS = 5.0
 """How long the probe may take to write its records; it writes several times a second."""
 
-FEWEST_RECORDED = 20
-FAILED_SHARE = 0.02
-"""If more requests fail, a mean over the answered ones is not meaningful."""
-
 SLICES = 20
 SO_FAR_SECONDS = 5.0
 """Interval between interim figures of the original flags."""
@@ -354,6 +350,8 @@ class _Tuner:
         Raises:
             OperationError: somebody else removed, restarted or stopped it.
         """
+        from vllm_console.load.upgrade import FAILED_SHARE
+
         self._problem = "too few of its requests were answered"
         if self._args.objective == GOODPUT:
             measured = self._goodput(seconds, start)
@@ -485,7 +483,7 @@ class _Tuner:
 
     def _ttft_rate(self) -> float:
         """The request rate for measuring TTFT: as given, as recorded, or the preset's."""
-        from vllm_console.load.shape import suggested_rate
+        from vllm_console.load.shape import FEWEST_RECORDED, suggested_rate
 
         if self._args.rate is None:
             recorded = [one.arrived_at for one in self._fleet.probes.requests(self._name)]

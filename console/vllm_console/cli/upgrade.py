@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from vllm_console.load.upgrade import EngineTurn, UpgradeComparison
     from vllm_launchers.vllm.engines import Engine
 
-FEWEST_RECORDED = 20
-"""With fewer recorded requests, the preset's traffic is sent instead."""
 WARM_UP_SHARE, WARM_UP_MOST = 0.1, 16
 """Warm-up requests, sent first with other tokens and not counted: share of the recorded ones, and maximum."""
 START_SECONDS, STOP_SECONDS = 1800.0, 300.0
@@ -137,7 +135,7 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
 
 def _traffic(fleet: LocalFleet, args: argparse.Namespace) -> _Traffic:
     """The server's newest recorded requests, or else its preset's traffic."""
-    from vllm_console.load.shape import RecordedTraffic, served_requests, suggested_rate
+    from vllm_console.load.shape import FEWEST_RECORDED, RecordedTraffic, served_requests, suggested_rate
 
     server = fleet.snapshot().server(args.before)
     workload = (server.workload if server is not None else None) or Workload(1000, 200, 0.0, 8)

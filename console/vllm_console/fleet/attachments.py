@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.types import HOSTS
 from vllm_launchers.errors import NotFoundError, OperationError
 from vllm_launchers.keeper import client
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from vllm_console.fleet.attached_servers import AttachedServers
     from vllm_console.fleet.remote_hosts import RemoteHost, RemoteHosts
     from vllm_console.fleet.runs import RunHistory, RunRecorder
-
-HOSTS = "hosts.json"
-"""The file that lists the attached machines."""
 
 HOSTS_ANSWER_SECONDS = 12.0
 """How long a command waits for attached machines to answer."""

@@ -397,7 +397,7 @@ class _Before(msgspec.Struct, frozen=True):
         return replace(host, gpus=tuple(gpus))
 
 
-STALE_SECONDS = 30.0
+CURRENT_SECONDS = 30.0
 """Energy that ends longer ago than this is not current."""
 
 
@@ -423,4 +423,4 @@ def recent_energy(state: Path, record: ServerRecord, gpus: Sequence[int], now: f
     found = newest_energy(hosts, record.server.pid, totals)
     if found is None or set(found.gpus) != set(gpus):
         return None
-    return found if now - found.end <= STALE_SECONDS else None
+    return found if now - found.end <= CURRENT_SECONDS else None

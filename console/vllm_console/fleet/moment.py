@@ -18,7 +18,7 @@ from vllm_console.diagnosis.objectives import Judged, agreed, judge_window
 from vllm_console.fleet.judge import Judge
 from vllm_console.fleet.probe import exact_window
 from vllm_console.fleet.snapshot import StateThen
-from vllm_console.history.store import TIERS, HistoryReader
+from vllm_console.history.store import MOST_ROWS, TIERS, HistoryReader
 from vllm_console.history.timeline import Timeline
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import traffic
@@ -35,7 +35,6 @@ WINDOW_SECONDS = 60.0
 JUDGED_SECONDS = 1800.0
 """How much history before a moment its findings are based on."""
 
-_MOST_ROWS = 400
 _FINE, _TENS = TIERS[0].step, TIERS[1].step
 
 
@@ -112,7 +111,7 @@ def _window(history: HistoryReader, at: float) -> tuple[Window | None, Timeline]
     timeline = Timeline(5.0, 1, window_seconds=WINDOW_SECONDS)
     coarsest = newest_row = TIERS[-1].step
     for part in history.stretches(at - WINDOW_SECONDS - 2 * coarsest, at, _FINE):
-        for entry in history.read(part, _MOST_ROWS):
+        for entry in history.read(part, MOST_ROWS):
             if entry.at > at - WINDOW_SECONDS - 2 * part.tier.step:
                 timeline.append(entry.sample, entry.generation)
                 newest_row = part.tier.step
@@ -159,7 +158,7 @@ def _findings(
     judge = Judge(then.name, probe=probe)
     for part in history.stretches(at - JUDGED_SECONDS, at, 2 * _TENS):
         if part.tier.step <= _TENS:
-            for entry in history.read(part, _MOST_ROWS):
+            for entry in history.read(part, MOST_ROWS):
                 judge.append(entry.sample, entry.generation)
     found = judge.findings(then, unpack(then.current.spec.details), context, at, minute=minute)
     return tuple(one for one in found if one.code != EngineHung.code)

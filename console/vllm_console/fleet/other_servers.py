@@ -37,9 +37,6 @@ FIRST_ANSWER_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 """Request timeout: a busy server may need seconds."""
 
-UNANSWERED_SAMPLES = 3
-"""Consecutive samples without an answer before a server that was ready counts as unresponsive, as with keepers."""
-
 ONLY_ANSWER_SECONDS = ANSWER_SECONDS + 0.5
 """How long a command's only snapshot waits: longer than the request timeout, so each server has answered or not."""
 
@@ -173,10 +170,11 @@ class ObservedWatch:
 
     def _after(self, kind: str, unanswered: int) -> State:
         """The state after a failed sample and ``unanswered`` consecutive timeouts."""
+        from vllm_console.metrics.scrape import still_busy
+
         if kind == "refused":
             return State.STARTING
-        busy = self._state is State.READY and 0 < unanswered < UNANSWERED_SAMPLES
-        return State.READY if busy else State.UNRESPONSIVE
+        return State.READY if still_busy(unanswered, ready=self._state is State.READY) else State.UNRESPONSIVE
 
     def _enter(self, state: State, reason: str, exposed: str | None = None) -> None:
         with self._lock:

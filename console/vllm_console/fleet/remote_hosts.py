@@ -34,6 +34,7 @@ from vllm_console.fleet.remote_protocol import (
     views_of,
 )
 from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.types import HOSTS
 from vllm_console.text import error_sentence, plain
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper.folders import NAME
@@ -42,7 +43,6 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import open_regular, own_folder, replace_file
 from vllm_launchers.secrets import redact
 
-HOSTS = "hosts.json"
 CONNECT_SECONDS = 10
 ASK_SECONDS = 1.0
 """Pause between a response and the next request."""

@@ -12,6 +12,9 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
 DRAIN_SECONDS = 60.0
 """How long requests may take to end before a server goes to sleep."""
 
+HOSTS = "hosts.json"
+"""The file that lists the attached machines."""
+
 Say = Callable[[str], None]
 """Receives each step of a slow action, as a sentence."""
 

@@ -50,9 +50,6 @@ CHART_STEP_SECONDS = 5.0
 CHART_POINTS = 180
 """Charts cover a quarter of an hour in steps of five seconds."""
 
-STALE_SECONDS = 30.0
-"""Objectives are not judged after this long without a sample, because the current state is unknown."""
-
 UNRECORDED_SECONDS = 10.0
 """After this long without a sample, check whether the disk is full."""
 
@@ -468,11 +465,12 @@ class WatchedServer:
         ready = record.state is State.READY and self._answered(record)  # ignore samples of the previous generation
         if self._judge is None or context is None or not ready:
             return found, ()
+        from vllm_console.diagnosis.live.rule import UNJUDGED_SECONDS
         from vllm_console.diagnosis.objectives import agreed, judge_window
 
         samples = self._timeline.recent
         traffic_alone = traffic(samples)
-        if not traffic_alone or now - samples[-1].at > STALE_SECONDS:
+        if not traffic_alone or now - samples[-1].at > UNJUDGED_SECONDS:
             return found, ()
         if self._window is None or len(traffic_alone) != len(samples):
             return found, ()

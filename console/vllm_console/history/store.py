@@ -60,6 +60,9 @@ TIERS = (
 )
 """Half an hour by the second, a day by ten seconds, thirty days by the minute; less if many engines need more space."""
 
+MOST_ROWS = 400
+"""Maximum number of rows read for the figures of one moment."""
+
 NUMBERS_LIMIT = 5000
 """Maximum numbers per row, enough for about 25 engines; a larger sample is stored with its engines merged."""
 

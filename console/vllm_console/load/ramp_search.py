@@ -17,13 +17,10 @@ import msgspec
 
 from vllm_console.load.report import sorted_quantile
 from vllm_console.metrics.window import preemptions_per_request
-from vllm_launchers.presets.model import Objectives
+from vllm_launchers.presets.model import ATTAINED, Objectives
 
 TOLERANCE = 0.04
 """The bracket around the ceiling is closed when its ends differ by at most this share of the lower one."""
-
-ATTAINED = 0.99
-"""Minimum share of requests (of gaps between tokens) within the limit: the objectives are 99th percentiles."""
 
 P_HOLDS, P_FAILS = 0.995, 0.94
 """Attainment that counts as holding, and as failing, for the sequential test; in between, either may result.

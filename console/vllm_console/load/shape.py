@@ -42,6 +42,10 @@ PREFIXES = 4
 """Number of different prefixes that the requests share."""
 
 
+FEWEST_RECORDED = 20
+"""With fewer recorded requests, the preset's traffic is sent instead."""
+
+
 class Exact(msgspec.Struct, frozen=True):
     """Fixed lengths in tokens that replace a workload's distributions; None keeps the distribution."""
 

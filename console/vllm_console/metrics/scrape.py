@@ -32,6 +32,9 @@ BODY_LIMIT = 4 * 1024 * 1024
 _UNUSABLE = frozenset({9, 10, 62, 64})
 """OpenSSL error codes of certificates that no CA makes valid: not yet valid, expired, wrong name or address."""
 
+UNANSWERED_SAMPLES = 3
+"""Consecutive timeouts before a server that was ready counts as unresponsive, as with keepers."""
+
 _HEADERS = {"Accept": "text/plain, application/json"}
 
 
@@ -195,6 +198,11 @@ class Scraper:
             return ScrapeError("garbage", f"{place} does not respond with valid HTTP: check that this is vLLM's port.")
         reason = plain(getattr(error, "strerror", None) or str(error), 120)
         return ScrapeError("network", f"{place} could not be reached ({reason}): check host and port.")
+
+
+def still_busy(unanswered: int, *, ready: bool) -> bool:
+    """Whether a server counts as busy after so many consecutive timeouts, rather than as unresponsive."""
+    return ready and 0 < unanswered < UNANSWERED_SAMPLES
 
 
 def _tls_problem(error: Exception, place: str) -> ScrapeError | None:

@@ -15,10 +15,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
-from vllm_launchers.presets.model import Objectives
-
-ATTAINED = 0.99
-"""The objectives are 99th percentiles."""
+from vllm_launchers.presets.model import ATTAINED, Objectives
 
 SETTLED = 0.2
 """The first share of the requests fills the engine and is not evaluated."""

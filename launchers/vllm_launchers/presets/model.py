@@ -56,6 +56,10 @@ class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
 
 
+ATTAINED = 0.99
+"""Minimum share of requests (of gaps between tokens) within the limit: the objectives are 99th percentiles."""
+
+
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A preset as the rest of the program sees it: complete, validated, `extends` already resolved."""
 

@@ -29,6 +29,7 @@ from vllm_launchers.private import locked, make_folder
 from vllm_launchers.procfs import command_lines
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder, free_bytes
+from vllm_launchers.vllm.hub import Progress
 from vllm_launchers.vllm.installed_packages import site_packages
 
 Build = Literal["cuda", "cpu"]
@@ -356,9 +357,6 @@ def last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 
-
-Progress = Callable[[str, int], None]
-"""Called with the current step and the bytes downloaded."""
 
 _SCRATCH = ".downloads"
 

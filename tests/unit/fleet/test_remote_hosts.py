@@ -17,7 +17,6 @@ from vllm_console.cli.main import parse
 from vllm_console.fleet import remote_hosts
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.remote_hosts import (
-    HOSTS,
     Connection,
     RemoteHost,
     RemoteHosts,
@@ -39,6 +38,7 @@ from vllm_console.fleet.remote_protocol import (
     views_of,
 )
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.types import HOSTS
 from vllm_launchers.errors import OperationError, RefusedError, UsageError
 from vllm_launchers.launch.errors import UnfitError
 from vllm_launchers.launch.request import RestartOptions

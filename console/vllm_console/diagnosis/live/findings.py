@@ -33,7 +33,7 @@ from vllm_console.diagnosis.live.queue import (
 )
 from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.refused import RequestsRefused
-from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, holds_since
+from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, UNJUDGED_SECONDS, Evidence, Judgment, Rule, holds_since
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import Frame
 from vllm_console.history.timeline import IDLE_SECONDS
@@ -81,9 +81,6 @@ FIX_SETTLES_SECONDS = 60.0
 FIX_RENEWED_SECONDS = 600.0
 """Fixes are recomputed at multiples of this on the clock, because traffic changes."""
 
-MOST_STALE_SECONDS = 30.0
-"""If the newest frame is older, the present state is unknown."""
-
 
 def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """All open findings, most severe, then oldest first; `Healthy` is added if service is good and only notes hold."""
@@ -98,11 +95,11 @@ def _findings(evidence: Evidence, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     if (dead := engine_dead(evidence)) is not None:
         return (dead,)
     newest = evidence.frames[-1] if evidence.frames else None
-    if newest is not None and newest.unanswered and evidence.now - newest.end <= MOST_STALE_SECONDS:
+    if newest is not None and newest.unanswered and evidence.now - newest.end <= UNJUDGED_SECONDS:
         return (first_request(evidence),)
     judged = _settled(evidence)
     frames = judged.frames
-    if not frames or evidence.now - frames[-1].end > MOST_STALE_SECONDS:
+    if not frames or evidence.now - frames[-1].end > UNJUDGED_SECONDS:
         return ()
     held, codes = _held(rules, judged)
     found = [

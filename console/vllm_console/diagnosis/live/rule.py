@@ -35,6 +35,9 @@ from vllm_launchers.vllm.flags.changes import Flags, whole_number
 DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 """For servers launched without objectives."""
 
+UNJUDGED_SECONDS = 30.0
+"""After this long without a sample, the present state is unknown; recorders take one per second."""
+
 ELSEWHERE = (
     "data-parallel-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb", "data-parallel-size-local",
     "data-parallel-multi-port-external-lb", "nnodes",

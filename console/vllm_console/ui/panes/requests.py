@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.fleet.probe import ORDERS, RequestsSeen
-from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.snapshot import STALE_SECONDS, ServerView
 from vllm_console.history.prefix_use import LengthClass, PrefixUse, StillCached
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.metrics.sample import Window
@@ -39,8 +39,6 @@ VIEWS = (*ORDERS, PREFIXES)
 
 SHORTEST_BAR, LONGEST_BAR, LONGEST_PREFIX_BAR = 8, 60, 40
 ID_WIDTH = 25
-STALE_SECONDS = 5.0
-"""A step older than this does not show what is running now, so its time is shown."""
 
 
 class _Stage(msgspec.Struct, frozen=True):
