@@ -11,7 +11,6 @@ import msgspec
 from vllm_console.chat.answer import Answer, AnswerReader
 from vllm_console.chat.conversation import NO_TEMPLATE, ChatOptions, ChatRequest, Turn, raw_note, request_for
 from vllm_console.load.client import (
-    CONNECT_SECONDS,
     LARGEST_ERROR,
     ApiAccess,
     LoadError,
@@ -23,7 +22,7 @@ from vllm_console.load.client import (
     read_body,
 )
 from vllm_console.load.events import AnswerError, message_of
-from vllm_console.load.transport import unreachable
+from vllm_console.load.transport import connection_problem
 from vllm_console.text import plain
 from vllm_launchers.secrets import redact
 
@@ -81,15 +80,8 @@ class ChatClient:
                     break
         except (LoadError, AnswerError) as error:
             return reader.answer(problem=self._sentence(str(error)))
-        except httpx.ConnectError as error:
-            why = unreachable(error) or "nothing listens there anymore"
-            return reader.answer(problem=self._sentence(f"no connection to {self.server.url}: {why}"))
-        except httpx.TimeoutException:
-            return reader.answer(problem=self._sentence(f"no connection within {CONNECT_SECONDS:.0f}s"))
-        except httpx.RemoteProtocolError as error:
-            return reader.answer(problem=self._sentence(f"the response is not valid HTTP: {error}"))
-        except httpx.HTTPError:
-            return reader.answer(problem=self._sentence("the connection was lost: it ended or was restarted"))
+        except httpx.HTTPError as error:
+            return reader.answer(problem=self._sentence(connection_problem(error)))
         return reader.answer()
 
     def _sentence(self, problem: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from vllm_console.load.events import AnswerError, EventStream, StreamEvent, message_of
 from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest
-from vllm_console.load.transport import LeanTransport, unreachable
+from vllm_console.load.transport import LeanTransport, connection_problem, unreachable
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, reachable, server_url, tls_to_own
 from vllm_launchers.errors import OperationError
@@ -448,15 +448,8 @@ class Sender:
         tally = answer.tally
         try:
             await self._stream(request, answer, scheduled)
-        except httpx.ConnectError as error:
-            why = unreachable(error)
-            tally.fail(f"no connection: {why}" if why else "connection refused")
-        except httpx.TimeoutException:
-            tally.fail(f"no connection within {CONNECT_SECONDS:.0f}s")
-        except httpx.RemoteProtocolError as error:
-            tally.fail(f"the response is not valid HTTP: {error}")
-        except httpx.HTTPError:
-            tally.fail("the connection was lost")
+        except httpx.HTTPError as error:
+            tally.fail(connection_problem(error))
         except AnswerError as error:
             tally.fail(str(error))
         else:

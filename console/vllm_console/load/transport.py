@@ -37,6 +37,19 @@ def unreachable(error: httpx.ConnectError) -> str:
     return plain(getattr(cause, "strerror", None) or str(error), 200)
 
 
+def connection_problem(error: httpx.HTTPError) -> str:
+    """Why there was no answer, as a clause, the same for all failures of its kind."""
+    match error:
+        case httpx.ConnectError():
+            why = unreachable(error)
+            return f"no connection: {why}" if why else "connection refused"
+        case httpx.ConnectTimeout():
+            return str(error)
+        case httpx.RemoteProtocolError():
+            return f"the response is not valid HTTP: {error}"
+    return "the connection was lost"
+
+
 class LeanTransport(httpx.AsyncBaseTransport):
     """Connections to one server; ``tls`` is the TLS context for https.
 
@@ -77,7 +90,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
                 return await self._made(request.url, request.url.host)
             return await self._reach.connect(lambda host: self._made(request.url, host))
         except TimeoutError as error:
-            raise httpx.ConnectTimeout("no connection in time", request=request) from error
+            raise httpx.ConnectTimeout(f"no connection within {self._connect_seconds:.0f}s", request=request) from error
         except (OSError, UnicodeError) as error:
             raise httpx.ConnectError(str(error), request=request) from error
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_console.load.transport import LeanTransport, _Connection, unreachable
+from vllm_console.load.transport import LeanTransport, _Connection, connection_problem
 from vllm_launchers.addresses import tls_to_own
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -100,18 +100,32 @@ async def test_every_reason_for_no_connection_is_named(free_port: int) -> None:
     async def why(url: str) -> str:
         with pytest.raises(httpx.ConnectError) as raised:
             await LeanTransport(5, ssl.create_default_context()).handle_async_request(httpx.Request("GET", url))
-        return unreachable(raised.value)
+        return connection_problem(raised.value)
 
     async def plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    assert await why(f"http://127.0.0.1:{free_port}/") == ""
-    assert await why(f"http://localhost:{free_port}/") == "", "refused at each address of the name"
-    assert await why("http://no-such-host.invalid/") not in ("", "no connection")
+    assert await why(f"http://127.0.0.1:{free_port}/") == "connection refused"
+    assert await why(f"http://localhost:{free_port}/") == "connection refused", "refused at each address of the name"
+    assert (await why("http://no-such-host.invalid/")).startswith("no connection: ")
     async with await asyncio.start_server(plain_http, "127.0.0.1", free_port):
-        assert await why(f"https://127.0.0.1:{free_port}/") == "the TLS handshake failed: check scheme (https) and port"
+        tls = "no connection: the TLS handshake failed: check scheme (https) and port"
+        assert await why(f"https://127.0.0.1:{free_port}/") == tls
+
+
+async def test_a_connection_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = LeanTransport(0.0, ssl.create_default_context())
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", lambda *_, **_words: asyncio.Event().wait())
+    with pytest.raises(httpx.ConnectTimeout) as raised:
+        await transport.handle_async_request(httpx.Request("GET", "http://127.0.0.1:1/"))
+    assert connection_problem(raised.value) == "no connection within 0s"
+
+
+def test_other_failures_are_named() -> None:
+    assert connection_problem(httpx.RemoteProtocolError("no head")) == "the response is not valid HTTP: no head"
+    assert connection_problem(httpx.ReadError("reset")) == "the connection was lost"
 
 
 async def test_header_with_a_line_break_is_not_sent(free_port: int) -> None:
