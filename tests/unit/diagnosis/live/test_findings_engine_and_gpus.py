@@ -686,7 +686,7 @@ def test_api_server_is_not_the_only_cause_if_steps_may_have_been_long(gap: float
         replace(one, grown=replace(one.grown, histograms={**one.grown.histograms, "itl": more})) for one in frames
     )
     finding = find(evidence(frames=frames), "slow_first_token")
-    assert "in the API server, or waiting for a long step" in finding.cause
+    assert "in the API server, or waiting for the end of a long step" in finding.cause
     assert all(not fix.changes.set for fix in finding.fixes)
 
 
