@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import parse_release
 
 
 def accepted(
@@ -21,5 +22,5 @@ def accepted(
     from vllm_launchers.plan.proposals import Target, newly_refused
     from vllm_launchers.vllm.flags.releases import release_table
 
-    target = Target(release_table(version), facts)
+    target = Target(release_table(version), facts, release=parse_release(version or ""))
     return tuple(fix for fix in fixes if fix.changes.empty or not newly_refused(target, flags, fix.changes))

@@ -354,7 +354,8 @@ def _with_nodes(
     plan = replace(plan, paces=paces)
     fits_one: bool | None = None
     if pool is not None and facts is not None and request.engine.build != "cpu":
-        layouts = [one for one in all_layouts(facts, pool.size) if one.data == 1 and pool.holds(one)]
+        every = all_layouts(facts, pool.size, plan.flags, request.engine.release)
+        layouts = [one for one in every if one.data == 1 and pool.holds(one)]
         alone = {name: value for name, value in plan.flags.items() if name not in (*NODE_FLAGS, *PARALLEL_FLAGS)}
         budgets = (budget.for_flags({**alone, **sizes(layout)}) for layout in layouts)
         known = [found.fits for found in budgets if found is not None]

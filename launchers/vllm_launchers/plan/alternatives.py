@@ -149,7 +149,7 @@ def _others(
     if facts is None:
         return
     totals = {1 << power for power in range(pool.size.bit_length())} | {pool.size, chosen.layout.total}
-    layouts = [one for one in all_layouts(facts, pool.size) if one.total in totals]
+    layouts = [one for one in all_layouts(facts, pool.size, search.flags, inputs.release) if one.total in totals]
     options = [option for one in layouts if (option := _first_fitting(search, one, facts, formats)) is not None]
     alike = [one for one in options if one.layout.total == chosen.layout.total and one.layout != chosen.layout]
     for kind in sorted({_kind(one.layout) for one in alike}):
@@ -206,7 +206,8 @@ def _siblings(
     kept = {name: value for name, value in formats.items() if name == KV_DTYPE}
     for facts in sibling_facts(inputs.facts):
         search = Search(replace(inputs, facts=facts, budget=partial(budget_of, facts)), base, pool)
-        layouts = [one for one in all_layouts(facts, pool.size) if one.total & (one.total - 1) == 0]
+        every = all_layouts(facts, pool.size, base, inputs.release)
+        layouts = [one for one in every if one.total & (one.total - 1) == 0]
         layouts = [one for one in layouts if pool.holds(one, together=is_mixture(facts))]
         options = [search.option(one, kept) for one in sorted(layouts, key=lambda one: (one.total, one.pipeline))]
         found = best(options if pool.exact else few(options, wanted), wanted)
@@ -237,12 +238,12 @@ def _alternative(
         tradeoff=_tradeoff(pool, row, chosen),
         reason=chosen_reason if this else _why_not(inputs, row, chosen, wanted),
         chosen=this,
-        changes=Changes() if this else _changes(flags, row),
+        changes=Changes() if this else _changes(inputs, flags, row),
         near=option.near,
     )
 
 
-def _changes(flags: Flags, row: _Row) -> Changes:
+def _changes(inputs: ChoiceInputs, flags: Flags, row: _Row) -> Changes:
     """The flags of a row: all of its sizes and formats, so that none of them is chosen automatically."""
     layout, formats = row.option.layout, row.option.formats
     wanted: dict[str, FlagValue | None] = {
@@ -251,17 +252,17 @@ def _changes(flags: Flags, row: _Row) -> Changes:
         DATA: layout.data if layout.data > 1 else None,
         KV_DTYPE: formats.get(KV_DTYPE, "auto" if KV_DTYPE in flags else None),
         QUANTIZATION: formats.get(QUANTIZATION),
-        EXPERTS: _experts(row),
+        EXPERTS: _experts(inputs, flags, row),
     }
     given = {name: value for name, value in wanted.items() if value is not None}
     return Changes(given, tuple(name for name, value in wanted.items() if value is None and name in flags))
 
 
-def _experts(row: _Row) -> bool | None:
+def _experts(inputs: ChoiceInputs, flags: Flags, row: _Row) -> bool | None:
     """The value for ``enable-expert-parallel``; None if the layout implies it."""
     if row.option.formats.get(EXPERTS) is True:
         return True
-    return False if whole_experts(row.facts, row.option.layout) else None
+    return False if whole_experts(row.facts, row.option.layout, flags, inputs.release) else None
 
 
 def _tradeoff(pool: Pool, row: _Row, chosen: Option) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, max_tokens_per_mm_item
 from vllm_launchers.plan.flags import BATCHED, DECODE_CONTEXT, LENGTH, SEQUENCES, token_count
+from vllm_launchers.plan.model_conditions import broken_model_conditions
 from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
 from vllm_launchers.vllm.flags.check_value import refused_together
@@ -83,6 +84,8 @@ def _refused(target: Target, flags: Flags) -> Iterator[tuple[str, str]]:
         return
     if problem := tensor_problem(facts, flags):
         yield "", problem
+    for broken in broken_model_conditions(facts, flags, target.release):
+        yield broken.flag, broken.sentence
     batched, item = token_count(flags.get(BATCHED)), max_tokens_per_mm_item(facts, flags)
     if batched is not None and batched < item:
         yield "", f"--{BATCHED} {batched} holds no whole image or video of up to {item} tokens"

@@ -11,6 +11,7 @@ from vllm_launchers.plan.tensor_sizes import tensor_problem, tensor_sizes
 from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.release_defaults import Release
 
 TABLE = release_table("0.33.0")
 DENSE = ModelFacts(
@@ -69,6 +70,15 @@ def test_step_is_not_made_too_small_for_whole_videos() -> None:
     seeing = replace(DENSE, model_type="gemma4", multimodal=True)
     assert acceptable(Target(TABLE, seeing), {}, smaller) is None
     assert acceptable(Target(TABLE, seeing), {"language-model-only": True}, smaller) == smaller
+
+
+@pytest.mark.parametrize(("release", "offered"), [((0, 16, 0), False), ((0, 33, 0), True)])
+def test_whole_experts_are_not_proposed_with_adapters_that_prevent_them(release: Release, offered: bool) -> None:
+    whole = Changes(set={"enable-expert-parallel": True})
+    flags: Flags = {"tensor-parallel-size": 4, "enable-lora": True}
+    target = Target(None, BLOCKS, release=release)
+    assert acceptable(target, flags, whole) == (whole if offered else None)
+    assert acceptable(target, {"tensor-parallel-size": 4}, whole) == whole
 
 
 @pytest.mark.parametrize(("gpu", "offered"), [(None, True), (GpuShape("NVIDIA L40S", 45.0), False)])

@@ -19,9 +19,9 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalize, token_count
 from vllm_launchers.python_source import parse_literal
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue
-from vllm_launchers.vllm.modelfacts.facts import split_quantization
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, split_quantization
 from vllm_launchers.vllm.modelfacts.known import known_facts
-from vllm_launchers.vllm.release_defaults import default_utilization
+from vllm_launchers.vllm.release_defaults import Release, default_utilization, parse_release
 
 _ARGS = lazy_pattern(r"non-default args: (?P<args>\{.*\})")
 _VERSION = lazy_pattern(
@@ -87,8 +87,7 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def fp8_cache(self) -> Fp8Cache:
         """Whether this vLLM supports an FP8 KV cache on the GPU it ran on."""
-        release = (*self.release, 0) if self.release is not None else None
-        return fp8_cache_support(self.flags, self.environment, release, self.capability, mla=self.mla)
+        return fp8_cache_support(self.flags, self.environment, self.release, self.capability, mla=self.mla)
 
     @property
     def text(self) -> str:
@@ -108,10 +107,14 @@ class Case(msgspec.Struct, frozen=True):
         return float(found[0]) if found else None
 
     @property
-    def release(self) -> tuple[int, int] | None:
-        """Major and minor version, or None if the log does not show it."""
-        found = re.match(r"(\d+)\.(\d+)", self.version or "")
-        return (int(found[1]), int(found[2])) if found else None
+    def release(self) -> Release | None:
+        """The release of vLLM, or None if the log does not show it."""
+        return parse_release(self.version or "")
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What is known about a model of this name."""
+        return known_facts(self.model.rstrip("/"))
 
     @property
     def quantized(self) -> bool:
@@ -121,23 +124,21 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def stored_quantized(self) -> bool:
         """Whether its weight files are quantized, according to the log or the model's name."""
-        model = self.model.rstrip("/")
-        known = known_facts(model)
-        named = known.quantization if known is not None else split_quantization(model)[1]
+        known = self.facts
+        named = known.quantization if known is not None else split_quantization(self.model.rstrip("/"))[1]
         return bool(self.quantization) or named is not None
 
     @property
     def has_experts(self) -> bool:
         """Whether it is known to be a mixture of experts, from the failure's line or the model's name."""
-        known = known_facts(self.model.rstrip("/"))
+        known = self.facts
         named = _EXPERTS.search(self.text) or _NAMED_EXPERTS.search(self.model)
         return bool(named if known is None else known.experts)
 
     @property
     def utilization(self) -> float:
         """The requested fraction of the GPU's memory."""
-        release = (*self.release, 0) if self.release is not None else None
-        return self.number("gpu-memory-utilization", default_utilization(release))
+        return self.number("gpu-memory-utilization", default_utilization(self.release))
 
 
 def case_of(  # noqa: C901 (one branch per kind of fact)

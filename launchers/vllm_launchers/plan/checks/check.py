@@ -17,6 +17,7 @@ from vllm_launchers.plan.checks.flags import (
 from vllm_launchers.plan.checks.hardware import block_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import adapter_findings, model_findings
+from vllm_launchers.plan.checks.model_conditions import model_condition_findings
 from vllm_launchers.plan.checks.model_runner import model_runner_findings
 from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.checks.parallel import node_findings, parallel_findings
@@ -78,6 +79,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor) 
     yield from _by_assumed_flags(by_table, plan, engine) if inputs.flags.assumed else by_table
     yield from value_findings(plan, inputs, budget)
     yield from model_findings(plan, inputs)
+    yield from model_condition_findings(plan, inputs)
     yield from speculation_findings(plan, inputs)
     yield from model_runner_findings(plan, inputs)
     yield from parallel_findings(plan, inputs, budget)

@@ -22,9 +22,10 @@ from vllm_launchers.plan.checks.request import (
 from vllm_launchers.plan.choices.choice import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import DATA, DECODE_CONTEXT, EXPERTS, PIPELINE, TENSOR, VISIBLE
+from vllm_launchers.plan.flags import DATA, DECODE_CONTEXT, EXPERTS, LORA, PIPELINE, TENSOR, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.model_conditions import adapter_problem
 from vllm_launchers.plan.nodes import NodesPlan
 from vllm_launchers.plan.placement import crossing, set_level
 from vllm_launchers.plan.tensor_sizes import tensor_sizes
@@ -96,7 +97,11 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(DECODE_CONTEXT,)), surely=sure)
     spread = tensor * whole_number(plan.flags, DATA)
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
-        text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
+        way = f"with --{EXPERTS} each GPU holds whole experts"
+        why_not = adapter_problem(plan.flags, plan.engine.release, tensor=tensor, data=whole_number(plan.flags, DATA))
+        if why_not:
+            way = f"--{EXPERTS} would keep them whole, but does not work with --{LORA} {why_not}"
+        text = f"{spread} GPUs share each expert: {problem}; {way}"
         yield PlanFinding("experts_not_divisible", Level.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
     if plan.flags.get(EXPERTS) is True and is_dense(facts):
         text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"

@@ -25,15 +25,17 @@ from vllm_launchers.plan.flags import (
     DECODE_CONTEXT,
     EXPERTS,
     KV_DTYPE,
+    LORA,
     PIPELINE,
     QUANTIZATION,
     TENSOR,
 )
+from vllm_launchers.plan.model_conditions import adapter_problem
 from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
-from vllm_launchers.vllm.release_defaults import online_fp8
+from vllm_launchers.vllm.release_defaults import Release, online_fp8
 
 LONG_AT_ONCE = 0.75
 """At most this share of the requests in flight have p95 length at once; the KV cache is sized for these."""
@@ -195,7 +197,8 @@ class Search:
     def option(self, layout: Layout, formats: Flags) -> Option:
         """Evaluate a layout, with experts distributed as vLLM allows."""
         facts, pool = self.inputs.facts, self.pool
-        if not self.experts_settled and EXPERTS not in formats and whole_experts(facts, layout):
+        open_ = not self.experts_settled and EXPERTS not in formats
+        if open_ and whole_experts(facts, layout, self.flags, self.inputs.release):
             formats = {**formats, EXPERTS: True}
         budget = self._budget(layout, formats)
         width = layout.tensor * layout.data if is_mixture(facts) else layout.tensor
@@ -281,10 +284,15 @@ def is_mixture(facts: ModelFacts | None) -> bool:
     return facts is not None and facts.experts is not None and facts.experts > 1
 
 
-def whole_experts(facts: ModelFacts | None, layout: Layout) -> bool:
-    """Whether experts are better kept whole: attention is replicated, or splitting them is impossible or too fine."""
+def whole_experts(facts: ModelFacts | None, layout: Layout, flags: Flags, release: Release | None) -> bool:
+    """Whether experts are better kept whole, and vLLM allows it with the other flags.
+
+    That is if attention is replicated, or if splitting them is impossible or too fine.
+    """
     ranks = layout.tensor * layout.data
     if facts is None or not is_mixture(facts) or ranks == 1:
+        return False
+    if adapter_problem(flags, release, tensor=layout.tensor, data=layout.data):
         return False
     if facts.quantization is not None and facts.quantization.method in KEPT_WHOLE:
         return False
@@ -306,7 +314,8 @@ def _layouts(inputs: ChoiceInputs, flags: Flags, pool: Pool, weights_gib: float)
     """
     facts = inputs.facts
     heavy = pool.memory_gib is not None and weights_gib > HEAVY * pool.memory_gib
-    even = [one for one in all_layouts(facts, pool.size) if _even(one.total) or one.total == pool.size]
+    every = all_layouts(facts, pool.size, flags, inputs.release)
+    even = [one for one in every if _even(one.total) or one.total == pool.size]
     near = [one for one in even if pool.holds(one, together=is_mixture(facts))]
     shards = whole_number(flags, DECODE_CONTEXT)
     sharded = ([one for one in some if one.tensor % shards == 0] for some in (near, even))
@@ -343,8 +352,8 @@ def _even(total: int) -> bool:
     return total & (total - 1) == 0
 
 
-def all_layouts(facts: ModelFacts | None, most: int) -> Iterator[Layout]:
-    """Every layout over at most this many GPUs that vLLM accepts for the model."""
+def all_layouts(facts: ModelFacts | None, most: int, flags: Flags, release: Release | None) -> Iterator[Layout]:
+    """Every layout over at most this many GPUs that vLLM accepts for the model with the other flags."""
     deepest = min(most, len(facts.layers) if facts is not None and facts.layers else most)
     for tensor in range(1, most + 1):
         if facts is not None and split_problem(facts, tensor):
@@ -352,18 +361,18 @@ def all_layouts(facts: ModelFacts | None, most: int) -> Iterator[Layout]:
         for pipeline in range(1, deepest + 1):
             for data in range(1, most // (tensor * pipeline) + 1):
                 layout = Layout(tensor, pipeline, data)
-                if _experts_allow(facts, layout):
+                if _experts_allow(facts, layout, flags, release):
                     yield layout
 
 
-def _experts_allow(facts: ModelFacts | None, layout: Layout) -> bool:
+def _experts_allow(facts: ModelFacts | None, layout: Layout, flags: Flags, release: Release | None) -> bool:
     """Whether experts divide evenly over the GPUs, and copies that share them have no pipeline stages."""
     if facts is None or not is_mixture(facts):
         return True
     if layout.data > 1 and layout.pipeline > 1:
         return False
     ranks = layout.tensor * layout.data
-    if not whole_experts(facts, layout):
+    if not whole_experts(facts, layout, flags, release):
         return not expert_split_problem(facts, ranks)
     return (facts.experts or 1) % ranks == 0
 
@@ -526,9 +535,11 @@ def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
     if facts.quantization is not None and facts.quantization.method in KEPT_WHOLE:
         return None
     width = facts.expert_intermediate_size or facts.intermediate_size
-    if not whole_experts(facts, layout):
+    if not whole_experts(facts, layout, flags, inputs.release):
         columns = f"{width // spread:,} of {width:,} columns" if width else "a part"
         reason = f"Each GPU holds {columns} of every expert, so the load is even."
+        if problem := adapter_problem(flags, inputs.release, tensor=layout.tensor, data=layout.data):
+            reason = f"{reason} vLLM can't keep experts whole with --{LORA} {problem}."
         return Choice(EXPERTS, None, reason, Source.MODEL)
     each = -(-(facts.experts or 1) // spread)
     reason = f"{facts.experts} experts are spread whole over {spread} GPUs, {each} on each"

@@ -379,6 +379,14 @@ def test_tensor_parallelism_keeps_whole_blocks(size: int, fitting: int | None) -
     assert fixes[1].changes == Changes({"enable-expert-parallel": True})
 
 
+@pytest.mark.parametrize(("version", "offered"), [("0.16.0", False), ("0.33.0", True)])
+def test_expert_parallelism_is_not_offered_with_adapters_that_prevent_it(version: str, offered: bool) -> None:
+    text = "ValueError: The output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128."  # noqa: E501
+    began = f"INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version {version}"
+    fixes = of(text, {"tensor-parallel-size": 8, "enable-lora": True}, began).fixes
+    assert (Changes({"enable-expert-parallel": True}) in [fix.changes for fix in fixes]) is offered
+
+
 def model_of(name: str) -> str:
     return f"INFO 11-20 10:00:00 [utils.py:1] non-default args: {{'model': '{name}', 'tensor_parallel_size': 8}}"
 

@@ -861,7 +861,23 @@ def test_no_fix_leads_to_flags_that_vllm_refuses(find: Find, code: str, fixed: b
     assert newly_refused(find, case) == []
 
 
+def test_adapters_on_whole_experts_are_an_error(find: Find) -> None:
+    case: dict[str, Any] = {"host": FOUR, "facts": MOE, "version": "0.16.0"}
+    flags: dict[str, Any] = {"tensor-parallel-size": 4, "enable-lora": True}
+    whole = {**flags, "enable-expert-parallel": True}
+    (found,) = [one for one in find(**case, set=whole) if one.code == "flag_value"]
+    assert found.level is Level.ERROR
+    assert "--enable-expert-parallel does not work with --enable-lora in this release" in found.message
+    assert found.fix is None  # the blocks of its experts do not divide over 4 GPUs either
+    (found,) = [one for one in find(**case, set={**whole, "tensor-parallel-size": 2}) if one.code == "flag_value"]
+    assert found.fix == Changes(unset=("enable-expert-parallel",))
+    (found,) = [one for one in find(**case, set=flags) if one.code == "experts_not_divisible"]
+    assert found.fix is None
+    assert "does not work with --enable-lora in this release" in found.message
+
+
 SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "enable-lora": st.booleans(),
     "tensor-parallel-size": st.sampled_from([1, 2, 3, 4, 8]),
     "pipeline-parallel-size": st.sampled_from([1, 2, 3, 40]),
     "data-parallel-size": st.sampled_from([1, 2]),

@@ -17,8 +17,10 @@ from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.choices.layout import all_layouts
 from vllm_launchers.plan.choices.pool import Layout, pool_of
 from vllm_launchers.presets.model import FlagSetting, Workload
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization, expert_split_problem
 from vllm_launchers.vllm.modelfacts.known import known_facts
+from vllm_launchers.vllm.release_defaults import Release
 
 Chosen = Callable[..., dict[str, Choice]]
 Models = dict[str, ModelFacts]
@@ -104,6 +106,39 @@ def test_experts_stay_whole_if_their_parts_would_be_thin(chosen: Chosen) -> None
     assert chosen("8b", "2xa6000", set={"tensor-parallel-size": 2}).keys().isdisjoint({"enable-expert-parallel"})
 
 
+@pytest.mark.parametrize(
+    ("sizes", "release", "more", "whole"),
+    [
+        ({"tensor-parallel-size": 4}, (0, 11, 0), {}, True),
+        ({"tensor-parallel-size": 4}, (0, 11, 1), {}, None),
+        ({"tensor-parallel-size": 4}, (0, 20, 0), {}, None),
+        ({"tensor-parallel-size": 4}, (0, 21, 0), {}, True),
+        ({"tensor-parallel-size": 4}, (0, 33, 0), {}, True),
+        ({"tensor-parallel-size": 4}, (0, 33, 0), {"fully-sharded-loras": True}, None),
+        ({"tensor-parallel-size": 4}, (0, 33, 0), {"all2all-backend": "deepep_low_latency"}, None),
+        ({"tensor-parallel-size": 4}, (0, 33, 0), {"all2all-backend": "naive"}, True),
+        ({"tensor-parallel-size": 2, "data-parallel-size": 2}, (0, 33, 0), {}, None),
+        ({"data-parallel-size": 2}, (0, 33, 0), {}, True),
+        ({"data-parallel-size": 2}, (0, 16, 0), {}, None),
+    ],
+)  # fmt: skip
+def test_experts_are_not_kept_whole_where_adapters_prevent_it(
+    chosen: Chosen, sizes: Flags, release: Release, more: Flags, whole: bool | None
+) -> None:
+    flags: Flags = {**sizes, **more, "enable-lora": True}
+    found = chosen("30b-a3b", "8xh100", FEW, set=flags, release=release)["enable-expert-parallel"]
+    assert found.value is whole
+    assert ("--enable-lora" in found.reason) is (whole is None)
+
+
+def test_layouts_do_not_count_on_whole_experts_that_adapters_prevent(models: Models) -> None:
+    facts = replace(models["30b-a3b"], intermediate_size=768, quantization=Quantization("fp8", 8, block=(128, 128)))
+    with_adapters: Flags = {"enable-lora": True}
+    assert Layout(tensor=4) in set(all_layouts(facts, 4, {}, (0, 16, 0)))
+    assert Layout(tensor=4) not in set(all_layouts(facts, 4, with_adapters, (0, 16, 0)))
+    assert Layout(tensor=4) in set(all_layouts(facts, 4, with_adapters, (0, 33, 0)))
+
+
 def joined(count: int, gib: float, able: str, name: str, kind: str) -> Host:
     """Idle GPUs with links of one kind between all pairs, at that kind's speed with these GPUs."""
     gpus = tuple(
@@ -125,7 +160,7 @@ def test_mixture_is_split_over_all_gpus_behind_one_switch(chosen: Chosen) -> Non
 def test_eight_experts_do_not_divide_over_three_gpus() -> None:
     facts = known_facts("mistralai/Mixtral-8x7B-Instruct-v0.1")
     assert facts is not None
-    assert Layout(data=3) not in set(all_layouts(facts, 4))
+    assert Layout(data=3) not in set(all_layouts(facts, 4, {}, None))
     spread = {"data-parallel-size": 3, "enable-expert-parallel": True}
     budget = estimate(facts, spread, [GpuShape("NVIDIA L40S", 45.0)], release=(0, 33, 0))
     assert budget is not None

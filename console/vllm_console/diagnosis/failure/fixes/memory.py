@@ -322,7 +322,7 @@ def weights_do_not_fit(case: Case) -> tuple[Fix, ...]:
     """The model is larger than the GPU."""
     found = _spread(case)
     if _fits_in_fp8(case):
-        method = online_fp8((*case.release, 0) if case.release is not None else None)
+        method = online_fp8(case.release)
         found.insert(
             1,
             Fix(

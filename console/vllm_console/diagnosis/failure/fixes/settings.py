@@ -15,6 +15,7 @@ from vllm_launchers.plan.checks.hardware import TURING
 from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalize, parse_value
+from vllm_launchers.plan.model_conditions import adapter_problem
 from vllm_launchers.presets.rules import FLAG_NAME
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
@@ -223,7 +224,8 @@ def _whole_blocks(case: Case, part: int, block: int) -> tuple[Fix, ...]:
         found.append(Fix(Changes(), f"{why}: divide --tensor-parallel-size by {factor}."))
     else:
         found.append(Fix(Changes(), f"{why}: use a checkpoint with smaller blocks, or an unquantized one."))
-    if case.has_experts:
+    data = int(case.number("data-parallel-size", 1))
+    if case.has_experts and not adapter_problem(case.flags, case.release, tensor=size, data=data):
         why = "For a mixture of experts: distributes whole experts over the GPUs."
         found.append(Fix(Changes({"enable-expert-parallel": True}), why))
     return tuple(found)

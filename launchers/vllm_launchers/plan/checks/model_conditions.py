@@ -1,0 +1,22 @@
+"""Flags that vLLM refuses together for the model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.model_conditions import broken_model_conditions
+from vllm_launchers.vllm.flags.changes import Changes
+
+
+def model_condition_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
+    """Each broken condition, with the flag to unset."""
+    facts, release = inputs.facts, plan.engine.release
+    if facts is None:
+        return
+    for broken in broken_model_conditions(facts, plan.flags, release):
+        text = f"vLLM will not start: {broken.sentence}"
+        sure = broken.surely and release is not None and facts.source != "table"
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(broken.flag,)), surely=sure)
