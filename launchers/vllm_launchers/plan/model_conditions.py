@@ -10,10 +10,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vllm_launchers.plan.flags import DATA, EXPERTS, LORA, TENSOR
+from vllm_launchers.plan.budget.memory_flags import EVERY_STATE, caches_every_state, pools
+from vllm_launchers.plan.flags import CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, WHOLE_ITEMS
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
-from vllm_launchers.vllm.release_defaults import NEWEST, Release
+from vllm_launchers.vllm.flags.speculation import speculates
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+from vllm_launchers.vllm.release_defaults import (
+    NEWEST,
+    Release,
+    caches_linear_prefixes,
+    can_cache_linear_prefixes,
+)
 
 
 class BrokenCondition(msgspec.Struct, frozen=True):
@@ -28,6 +35,7 @@ def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | 
     """What vLLM refuses in these flags for this model; an unknown release counts as the newest."""
     if facts.experts and flags.get(EXPERTS) is True:
         yield from _adapters_of_whole_experts(flags, release)
+    yield from broken_by_cached_states(facts, flags, release)
 
 
 # -- LoRA adapters on whole experts -----------------------------------------------------------------------------------
@@ -65,3 +73,50 @@ def adapter_problem(flags: Flags, release: Release | None, *, tensor: int, data:
         return "and --fully-sharded-loras"
     backend = str(flags.get(_ALL_TO_ALL, _GATHERED[0]))
     return "" if backend in _GATHERED else f"and --{_ALL_TO_ALL} {backend}"
+
+
+# -- cached states of linear layers -----------------------------------------------------------------------------------
+
+
+_ALWAYS_CHUNKED_SINCE: Release = (0, 32, 0)
+"""First release seen to require chunked prefill with every ``mamba-cache-mode``; earlier ones do with ``align``."""
+
+_ALIGNED_SEEN: Release = (0, 16, 0)
+"""First release of which the conditions of ``align`` were seen. 0.15 has the mode too."""
+
+
+def broken_by_cached_states(facts: ModelFacts, flags: Flags, release: Release | None) -> Iterator[BrokenCondition]:
+    """What vLLM refuses together with prefix caching, if it is on, of a model with linear layers.
+
+    From ``MambaModelConfig.verify_and_update_config`` and ``VllmConfig.validate_block_size``.
+    """
+    release = release or NEWEST
+    if not _caches_states(facts, flags, release) or not can_cache_linear_prefixes(release, drafts=False):
+        return
+    sure, aligned = release >= _ALIGNED_SEEN, _aligned(facts, flags, release)
+    of_these = "prefix caching of a model with Mamba or linear-attention layers"
+    if flags.get(CHUNKED) is False and (aligned or release >= _ALWAYS_CHUNKED_SINCE):
+        yield BrokenCondition(CHUNKED, f"--no-{CHUNKED} does not work with {of_these}", sure)
+    drafts = speculates(flags) or facts.own_draft
+    if aligned and not can_cache_linear_prefixes(release, drafts=drafts):
+        text = f"in this release, speculative decoding does not work with {of_these}"
+        yield BrokenCondition(PREFIX, text, sure)
+    if aligned and flags.get(WHOLE_ITEMS) is True:
+        yield BrokenCondition(WHOLE_ITEMS, f"--{WHOLE_ITEMS} does not work with {of_these}", sure)
+
+
+def _caches_states(facts: ModelFacts, flags: Flags, release: Release) -> bool:
+    if LayerKind.LINEAR not in facts.layers:
+        return False
+    asked = flags.get(PREFIX)
+    if isinstance(asked, bool):
+        return asked
+    return caches_linear_prefixes(release) and {*facts.layers} != {LayerKind.LINEAR} and not pools(flags)
+
+
+def _aligned(facts: ModelFacts, flags: Flags, release: Release) -> bool:
+    """Whether states are cached at the ends of blocks, rather than for each block."""
+    mode = str(flags.get("mamba-cache-mode", "none"))
+    if mode == "all":
+        return facts.model_type not in EVERY_STATE
+    return mode == "align" or not caches_every_state(facts, release)

@@ -78,9 +78,10 @@ def caches_linear_prefixes(release: Release) -> bool:
     return release >= (0, 26, 0)
 
 
-def can_cache_linear_prefixes(release: Release) -> bool:
+def can_cache_linear_prefixes(release: Release, *, drafts: bool) -> bool:
     """Whether ``mamba-cache-mode align`` turns on prefix caching for all models with linear layers.
 
-    Earlier releases turn it off again for most of these models.
+    Before 0.15, vLLM turns it off again for most of these models. ``drafts``: with speculative decoding, which 0.16
+    refuses then (``MambaModelConfig``).
     """
-    return release >= (0, 15, 0)
+    return release >= ((0, 17, 0) if drafts else (0, 15, 0))

@@ -81,6 +81,14 @@ def test_whole_experts_are_not_proposed_with_adapters_that_prevent_them(release:
     assert acceptable(target, {"tensor-parallel-size": 4}, whole) == whole
 
 
+def test_prefix_caching_is_proposed_without_flags_that_prevent_it() -> None:
+    hybrid = replace(DENSE, model_type="qwen3_next", layers=(LayerKind.LINEAR, LayerKind.FULL) * 16)
+    on = Changes(set={"enable-prefix-caching": True})
+    whole: Flags = {"enable-chunked-prefill": False}
+    assert acceptable(Target(None, hybrid, release=(0, 16, 0)), whole, on) == replace(on, unset=tuple(whole))
+    assert acceptable(Target(None, DENSE, release=(0, 16, 0)), whole, on) == on
+
+
 @pytest.mark.parametrize(("gpu", "offered"), [(None, True), (GpuShape("NVIDIA L40S", 45.0), False)])
 def test_derived_step_must_hold_the_sequences(gpu: GpuShape | None, offered: bool) -> None:
     more = Changes(set={"max-num-seqs": 4000})

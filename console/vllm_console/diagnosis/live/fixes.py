@@ -19,9 +19,10 @@ from vllm_console.history.workload import seen_room
 from vllm_console.text import percent, round_duration, seconds
 from vllm_launchers.plan import attention
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
-from vllm_launchers.plan.flags import BLOCKS, BYTES, PREFIX, token_count
+from vllm_launchers.plan.flags import BLOCKS, BYTES, CHUNKED, PREFIX, WHOLE_ITEMS, token_count
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes, same_value
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes, same_value, whole_number
+from vllm_launchers.vllm.flags.speculation import speculates
 from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
 
 if TYPE_CHECKING:
@@ -158,9 +159,25 @@ def can_cache_prefixes(evidence: Evidence) -> bool:
     """Whether vLLM caches this model's prefixes if a flag requests it, as far as its release is known."""
     if evidence.attention_free or (evidence.mla and evidence.build == "cpu"):
         return False
-    if evidence.linear_layers and evidence.flags.get("enable-chunked-prefill") is False:
+    if not evidence.linear_layers:
+        return True
+    flags, release = evidence.flags, evidence.release
+    if flags.get(CHUNKED) is False or flags.get(WHOLE_ITEMS) is True or _cuts_states(evidence):
         return False  # vLLM rejects that
-    return not evidence.linear_layers or evidence.release is None or can_cache_linear_prefixes(evidence.release)
+    return release is None or can_cache_linear_prefixes(release, drafts=speculates(flags))
+
+
+SHORT_CHUNKS_SINCE = (0, 27, 0)
+"""First release that caches states even if ``long-prefill-token-threshold`` is less than a block."""
+
+
+def _cuts_states(evidence: Evidence) -> bool:
+    """Whether long prompts are computed in chunks that may be too short for a cached state."""
+    threshold = whole_number(evidence.flags, "long-prefill-token-threshold", 0)
+    if not threshold or (evidence.release is not None and evidence.release >= SHORT_CHUNKS_SINCE):
+        return False
+    block = evidence.frames[-1].prefix_step if evidence.frames else None
+    return block is None or threshold < block
 
 
 def share_prefixes(evidence: Evidence) -> Fix | None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
-from vllm_console.diagnosis.live.fixes import WORTH_CACHING, cached_states, more_cache, present, setting, share_prefixes
+from vllm_console.diagnosis.live.fixes import (
+    WORTH_CACHING,
+    cached_states,
+    can_cache_prefixes,
+    more_cache,
+    present,
+    setting,
+    share_prefixes,
+)
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, totals
 from vllm_console.diagnosis.live.rule import Evidence, Judgment, Rule
 from vllm_console.history.frames import STEP_SECONDS, Frame, total
@@ -250,14 +258,15 @@ def turned_off(evidence: Evidence) -> tuple[str, Fix | None]:
         return "vLLM caches no prefixes of models without attention unless a flag asks for it.", None
     if evidence.linear_layers and not asked and release is not None and not caches_linear_prefixes(release):
         cause = "Before 0.26, vLLM caches prefixes of models with Mamba or linear-attention layers only if a flag asks."
-        return cause, _linear_prefixes(evidence, release)
-    if evidence.linear_layers and asked and release is not None and not can_cache_linear_prefixes(release):
+        return cause, _linear_prefixes(evidence)
+    able = release is None or can_cache_linear_prefixes(release, drafts=False)
+    if evidence.linear_layers and asked and not able:
         return "This release can't cache prefixes of models with Mamba or linear-attention layers.", None
     return "It does so for some models and platforms; its log may say why.", None
 
 
-def _linear_prefixes(evidence: Evidence, release: tuple[int, int, int]) -> Fix | None:
-    if not can_cache_linear_prefixes(release) or evidence.flags.get("enable-chunked-prefill") is False:
+def _linear_prefixes(evidence: Evidence) -> Fix | None:
+    if not can_cache_prefixes(evidence):
         return None
     why = "Prefixes that repeat are then computed once."
     tradeoff = "New in this release for such layers; blocks become large, so only long prefixes are found."

@@ -134,7 +134,7 @@ def effective_flags(
     draft_layers, draft_tokens = _draft(facts, flags, assumed, draft)
     kept = _prefix_caching(flags, release)
     mode = flags.get("mamba-cache-mode", "none")
-    if mode == "none" and kept and _caches_every_state(facts, flags, release):
+    if mode == "none" and kept and caches_every_state(facts, release) and not speculates(flags):
         mode = "all"
     return EffectiveFlags(
         release=release,
@@ -338,17 +338,17 @@ def _prefix_caching(flags: Flags, release: Release) -> bool:
     return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
 
 
-_EVERY_STATE = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba2"})
+EVERY_STATE = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba2"})
 """Types of models whose states vLLM can cache for each block (``SupportsMambaPrefixCaching``)."""
 
-_EVERY_STATE_RELEASES: tuple[Release, Release] = ((0, 13, 0), (0, 25, 0))
-"""From the first of these releases, and before the second, that is the default for them. 0.28 no longer does it."""
+_EVERY_STATE_RELEASES: tuple[Release, Release] = ((0, 13, 0), (0, 28, 0))
+"""From the first of these releases, and before the second, that is the default for them."""
 
 
-def _caches_every_state(facts: ModelFacts, flags: Flags, release: Release) -> bool:
+def caches_every_state(facts: ModelFacts, release: Release) -> bool:
     """Whether prefix caching keeps a state for each block unless ``mamba-cache-mode`` says otherwise."""
     first, end = _EVERY_STATE_RELEASES
-    return first <= release < end and facts.model_type in _EVERY_STATE and not speculates(flags)
+    return first <= release < end and facts.model_type in EVERY_STATE
 
 
 def draft_model(flags: Flags) -> str:

@@ -40,6 +40,7 @@ from vllm_launchers.plan.flags import (
 )
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.model_conditions import broken_model_conditions
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
 from vllm_launchers.vllm.flags.check_nested import part_at
 from vllm_launchers.vllm.flags.check_value import Given, problem, refused_together
@@ -505,7 +506,7 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[Pla
     chunked.
     """
     flags, release = plan.flags, plan.engine.release
-    yield from _chunks_off(plan)
+    yield from _chunks_off(plan, inputs)
     batched, sequences = token_count(flags.get(BATCHED)), token_count(flags.get(SEQUENCES))
     if batched is None:
         yield from _over_default_step(plan, inputs, sequences, budget)
@@ -560,15 +561,18 @@ def _over_default_step(
     yield PlanFinding("batch_too_small", Level.ERROR, text, fix)
 
 
-def _chunks_off(plan: Plan) -> Iterator[PlanFinding]:
-    """Chunked prefill turned off for a generative model, at any length.
+def _chunks_off(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
+    """Chunked prefill turned off for a generative model, at any length, unless the model does not allow it at all.
 
     The flag is ignored up to 0.11.0 and has an effect since 0.11.1; since 0.12 vLLM warns about it
     (``EngineArgs._set_default_chunked_prefill_and_prefix_caching_args``).
     """
     if plan.flags.get(CHUNKED) is not False or pools(plan.flags) or simulated(plan):
         return
-    if not whole_prompts(plan.flags, plan.engine.release):
+    facts, release = inputs.facts, plan.engine.release
+    if facts is not None and any(one.flag == CHUNKED for one in broken_model_conditions(facts, plan.flags, release)):
+        return
+    if not whole_prompts(plan.flags, release):
         text = f"vLLM {plan.engine.public_version} ignores --no-{CHUNKED}: prompts are still chunked"
     else:
         text = (

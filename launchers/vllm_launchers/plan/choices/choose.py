@@ -48,6 +48,7 @@ from vllm_launchers.plan.flags import (
     spellings,
     token_count,
 )
+from vllm_launchers.plan.model_conditions import broken_by_cached_states
 from vllm_launchers.presets.model import FlagSetting
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 
@@ -77,6 +78,7 @@ def choose(
         FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
     """
     given = _given(preset_flags, changes)
+    _drop_refused_caching(given, inputs)
     before = {name: choice for name, choice in given.items() if choice.source is Source.PRESET}
     if over_preset:
         recomputed = [name for name in WORKLOAD_FLAGS if name not in keep]
@@ -119,6 +121,18 @@ def _given(preset_flags: Mapping[str, FlagSetting], changes: Changes) -> dict[st
     return given
 
 
+def _drop_refused_caching(given: dict[str, Choice], inputs: ChoiceInputs) -> None:
+    """Drop a preset's prefix caching if vLLM would refuse it, so that it is decided anew."""
+    facts, asked = inputs.facts, given.get(PREFIX)
+    if facts is None or asked is None or asked.source is not Source.PRESET:
+        return
+    flags = {name: choice.value for name, choice in given.items() if choice.value is not None}
+    others = {name: value for name, value in flags.items() if name != PREFIX}
+    refused, still = (any(broken_by_cached_states(facts, one, inputs.release)) for one in (flags, others))
+    if refused and not still:
+        del given[PREFIX]
+
+
 def _keep_own_format(given: dict[str, Choice], inputs: ChoiceInputs) -> None:
     """Drop a preset's FP8 cache if vLLM would reject it. A user's setting stays, with a warning."""
     asked = given.get(KV_DTYPE)
@@ -153,7 +167,7 @@ class _Picked:
         inputs = self.inputs
         self._take(LENGTH, lambda: context(inputs))
         budget, pool = self._machine()
-        self._take(PREFIX, lambda: prefix_caching(inputs))
+        self._take(PREFIX, lambda: prefix_caching(inputs, self.flags))
         self._take(CHUNKED, lambda: chunked_prefill(inputs))
         self._take(SEQUENCES, lambda: sequences(inputs, self.flags, budget))
         memory, name = (pool.memory_gib, pool.name) if pool is not None else (None, "")

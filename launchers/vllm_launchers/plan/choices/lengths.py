@@ -9,6 +9,7 @@ from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_m
 from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
+from vllm_launchers.plan.model_conditions import broken_by_cached_states
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates
@@ -160,13 +161,16 @@ IDLE_REQUESTS = 2
 """With prompts of up to `SHORT_PROMPT` tokens and this many requests in flight, chunked prefill has no effect."""
 
 
-def prefix_caching(inputs: ChoiceInputs) -> Choice:
+def prefix_caching(inputs: ChoiceInputs, flags: Flags) -> Choice:
     """On if prompts share prefixes, off if they are unique, else vLLM's default."""
     reuse = inputs.workload.prefix_reuse
     share = f"{reuse:.0%} of prompt tokens repeat"
     linear = inputs.facts is not None and LayerKind.LINEAR in inputs.facts.layers
-    if linear and not can_cache_linear_prefixes(inputs.release or NEWEST):
+    if linear and not can_cache_linear_prefixes(inputs.release or NEWEST, drafts=False):
         reason = f"{share}, but this release of vLLM can't cache prefixes of linear-attention layers."
+        return Choice(PREFIX, None, reason, Source.MODEL)
+    if inputs.facts is not None and any(broken_by_cached_states(inputs.facts, {**flags, PREFIX: True}, inputs.release)):
+        reason = f"{share}, but vLLM can't cache prefixes of linear-attention layers with the other flags."
         return Choice(PREFIX, None, reason, Source.MODEL)
     if reuse > REUSED:
         tradeoff = "Almost none where prompts differ."

@@ -20,6 +20,7 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
+from vllm_launchers.vllm.release_defaults import Release
 
 SHORT = (
     "ValueError: To serve at least one request with the model's max seq len (32768), (4.50 GiB KV cache is needed, "
@@ -632,6 +633,25 @@ def test_prefix_caching_needs_chunked_prefill_with_linear_layers() -> None:
     known = Evidence(0.0, 0.0, (), flags=flags, release=(0, 32, 0), linear_layers=True, earlier_reuse=0.5)
     assert share_prefixes(known) is not None
     assert share_prefixes(replace(known, flags={**flags, "enable-chunked-prefill": False})) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "release", "offered"),
+    [
+        ({"spec-method": "qwen3_next_mtp", "spec-tokens": 2}, (0, 16, 0), False),
+        ({"spec-method": "qwen3_next_mtp", "spec-tokens": 2}, (0, 17, 0), True),
+        ({"disable-chunked-mm-input": True}, (0, 33, 0), False),
+        ({"long-prefill-token-threshold": 512}, (0, 26, 0), False),
+        ({"long-prefill-token-threshold": 512}, (0, 27, 0), True),
+    ],
+)
+def test_prefix_caching_of_linear_layers_is_not_offered_with_flags_that_prevent_it(
+    more: Flags, release: Release, offered: bool
+) -> None:
+    flags: Flags = {"enable-prefix-caching": False, **more}
+    known = Evidence(0.0, 0.0, (), flags=flags, release=release, linear_layers=True, earlier_reuse=0.5)
+    assert (share_prefixes(known) is not None) is offered
+    assert share_prefixes(replace(known, linear_layers=False)) is not None
 
 
 @pytest.mark.parametrize(

@@ -876,7 +876,45 @@ def test_adapters_on_whole_experts_are_an_error(find: Find) -> None:
     assert "does not work with --enable-lora in this release" in found.message
 
 
+HYBRID = replace(BF16, model_type="qwen3_next", layers=(LayerKind.LINEAR, LayerKind.LINEAR, LayerKind.FULL) * 10)
+DRAFTS = {"speculative-config": '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}'}
+WHOLE_PROMPTS = {"enable-chunked-prefill": False, "max-num-batched-tokens": 16384}
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "model_type", "unset"),
+    [
+        ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "qwen3_next", "enable-prefix-caching"),
+        ({"enable-prefix-caching": True, **DRAFTS}, "0.17.0", "qwen3_next", ""),
+        ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "nemotron_h", ""),
+        ({"enable-prefix-caching": True, **WHOLE_PROMPTS}, "0.16.0", "qwen3_next", "enable-chunked-prefill"),
+        ({"enable-prefix-caching": True, **WHOLE_PROMPTS}, "0.14.1", "qwen3_next", ""),
+        ({"enable-prefix-caching": True, **WHOLE_PROMPTS}, "0.25.0", "nemotron_h", ""),
+        ({"enable-prefix-caching": True, **WHOLE_PROMPTS}, "0.33.0", "nemotron_h", "enable-chunked-prefill"),
+        ({"enable-prefix-caching": True, "mamba-cache-mode": "all", **WHOLE_PROMPTS}, "0.30.0", "nemotron_h", ""),
+        (WHOLE_PROMPTS, "0.25.0", "qwen3_next", ""),
+        (WHOLE_PROMPTS, "0.26.0", "qwen3_next", "enable-chunked-prefill"),
+        ({"enable-prefix-caching": False, **WHOLE_PROMPTS}, "0.33.0", "qwen3_next", ""),
+        ({"enable-prefix-caching": True, "disable-chunked-mm-input": True}, "0.33.0", "qwen3_next",
+         "disable-chunked-mm-input"),
+    ],
+)  # fmt: skip
+def test_flags_that_vllm_refuses_with_cached_states(
+    find: Find, flags: dict[str, Any], version: str, model_type: str, unset: str
+) -> None:
+    facts = replace(HYBRID, model_type=model_type)
+    without = tuple({"enable-prefix-caching", "enable-chunked-prefill"} - flags.keys())
+    found = find(set=flags, unset=without, version=version, facts=facts)
+    refused = [one for one in found if one.level is Level.ERROR and "linear-attention layers" in one.message]
+    assert [one.fix for one in refused] == ([Changes(unset=(unset,))] if unset else [])
+    assert all(one.surely for one in refused)
+    warned = "chunked_prefill_off" in [one.code for one in found]
+    assert warned is ("enable-chunked-prefill" in flags and not unset)
+
+
 SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "enable-prefix-caching": st.booleans(),
+    "disable-chunked-mm-input": st.just(True),
     "enable-lora": st.booleans(),
     "tensor-parallel-size": st.sampled_from([1, 2, 3, 4, 8]),
     "pipeline-parallel-size": st.sampled_from([1, 2, 3, 40]),
@@ -901,7 +939,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
 @given(
     flags=st.fixed_dictionaries({}, optional=SETTINGS),
     unset=st.sampled_from([(), ("max-model-len",), ("max-num-batched-tokens", "max-num-seqs")]),
-    facts=st.sampled_from([BF16, AWQ, MOE, SEVENTY, None, replace(AWQ, model_type="gemma4", multimodal=True)]),
+    facts=st.sampled_from([BF16, AWQ, MOE, SEVENTY, HYBRID, None, replace(AWQ, model_type="gemma4", multimodal=True)]),
     host=st.sampled_from([A_GPU, SMALL, PAIR, APART, FOUR, SMALL_FOUR, HELD]),
 )
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,6 +13,7 @@ from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.choice import Choice, SeenRoom, Source
 from vllm_launchers.plan.choices.lengths import rounded_up
 from vllm_launchers.presets.model import FlagSetting, Workload
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import Release
 
@@ -218,6 +219,32 @@ def test_linear_layer_prefix_caching_follows_the_release(
     found = chosen(None, "h100", work(reuse=reuse), facts=linear, release=release)["enable-prefix-caching"]
     assert found.value is value
     assert words in found.reason
+
+
+DRAFTS: Flags = {"speculative-config": '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}'}
+
+
+@pytest.mark.parametrize(
+    ("release", "flags", "value"),
+    [
+        ((0, 16, 0), {}, True),
+        ((0, 16, 0), DRAFTS, None),
+        ((0, 17, 0), DRAFTS, True),
+        ((0, 25, 0), {"disable-chunked-mm-input": True}, None),
+        ((0, 25, 0), {"enable-chunked-prefill": False, "max-num-batched-tokens": 8192}, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("by_preset", [True, False])
+def test_linear_layer_prefixes_are_not_cached_with_flags_that_prevent_it(
+    chosen: Chosen, models: dict[str, ModelFacts], release: Release, flags: Flags, value: bool | None, by_preset: bool
+) -> None:
+    linear = replace(models["8b"], layers=(LayerKind.LINEAR, LayerKind.FULL) * 16, model_type="qwen3_next")
+    preset = {"enable-prefix-caching": FlagSetting(value=True, why="shared")} if by_preset else {}
+    found = chosen(None, "h100", work(reuse=0.9), facts=linear, release=release, set=flags, preset=preset)
+    assert found["enable-prefix-caching"].value is value
+    assert value or "can't cache prefixes of linear-attention layers with the other flags" in (
+        found["enable-prefix-caching"].reason
+    )
 
 
 @pytest.mark.parametrize(
