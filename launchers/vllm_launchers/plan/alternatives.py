@@ -121,7 +121,7 @@ def alternatives_of(
     if chosen.budget is None:
         return ()
     formats = {name: value for name, value in current.items() if name != EXPERTS}
-    if is_fp8(formats.get(KV_DTYPE)) and cache_verdict(inputs, flags, pool) is False:
+    if is_fp8(formats.get(KV_DTYPE)) and cache_verdict(inputs, flags, pool).works is False:
         del formats[KV_DTYPE]  # vLLM rejects it: no alternative has it
     rows = [_Row(chosen, facts), *_others(inputs, search, pool, chosen, formats, wanted)]
     rows += _formats(inputs, search, pool, flags, chosen)
@@ -185,7 +185,7 @@ def _formats(inputs: ChoiceInputs, search: Search, pool: Pool, flags: Flags, cho
     tried: list[Flags] = []
     if is_fp8(flags.get(KV_DTYPE)):
         tried.append(kept)
-    elif cache_verdict(inputs, flags, pool):
+    elif cache_verdict(inputs, flags, pool).works:
         tried.append({**kept, KV_DTYPE: "fp8"})
     ranks = chosen.layout.tensor * chosen.layout.data
     if is_mixture(facts) and ranks > 1:

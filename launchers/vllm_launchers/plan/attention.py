@@ -17,7 +17,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue, json_flag
+from vllm_launchers.plan.flags import DECODE_CONTEXT
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, json_flag, whole_number
 from vllm_launchers.vllm.release_defaults import Release
 
 BACKEND_FLAG = "attention-backend"
@@ -33,6 +34,8 @@ FLASHINFER_READS_IT_SINCE = (0, 10, 2)
 FLASHINFER_TRIED_SINCE = (0, 11, 1)
 """First release that prefers FlashInfer over Triton if FlashAttention does not support an FP8 cache."""
 TRITON_MLA_SINCE = (0, 18, 0)
+SHARDED_FP8_MLA_SINCE = (0, 25, 0)
+"""Earlier releases fail at the first decode step ("DCP not support fp8 kvcache now")."""
 
 AMPERE, ADA, HOPPER, BLACKWELL = 8.0, 8.9, 9.0, 10.0
 
@@ -41,12 +44,13 @@ class Fp8Cache(msgspec.Struct, frozen=True):
     """Whether vLLM can keep its KV cache in FP8.
 
     ``works`` is None if the GPU is unknown. ``native``: attention itself computes in FP8. ``why`` says why it does not
-    work, or gives a caveat (a phrase without a subject); may be empty.
+    work, or gives a caveat (a phrase without a subject); may be empty. ``anywhere``: it does not work on any GPU.
     """
 
     works: bool | None
     native: bool = False
     why: str = ""
+    anywhere: bool = False
 
 
 def is_fp8(kv_dtype: FlagValue | None) -> bool:
@@ -72,6 +76,9 @@ def fp8_cache_support(
     unknown release counts as a new one. ``mla``: the model uses multi-head latent attention.
     """
     backend = selected_backend(flags, environment, release)
+    if mla and whole_number(flags, DECODE_CONTEXT) > 1 and release is not None and release < SHARDED_FP8_MLA_SINCE:
+        why = f"vLLM before 0.25 does not support it with multi-head latent attention and --{DECODE_CONTEXT}"
+        return Fp8Cache(False, why=why, anywhere=True)
     if capability is None:
         return Fp8Cache(None)
     if mla:

@@ -6,6 +6,7 @@ import pytest
 
 from vllm_launchers.plan.attention import fp8_cache_support, is_fp8, selected_backend
 from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.release_defaults import Release
 
 OLD, TRITON, MIDDLE, NEW = (0, 10, 1), (0, 11, 0), (0, 17, 1), (0, 33, 0)
 
@@ -50,6 +51,18 @@ def test_fp8_cache_needs_fp8_arithmetic_or_a_backend_without_it(
     if works is False:
         assert verdict.why
     assert not verdict.native or works
+
+
+@pytest.mark.parametrize(
+    ("release", "shards", "mla", "works"),
+    [((0, 24, 0), 8, True, False), ((0, 24, 0), 1, True, True), ((0, 24, 0), 8, False, True),
+     ((0, 25, 0), 8, True, True), (None, 8, True, True)],
+)  # fmt: skip
+def test_fp8_cache_of_latent_attention_could_not_be_split_over_gpus(
+    release: Release | None, shards: int, mla: bool, works: bool
+) -> None:
+    verdict = fp8_cache_support({"decode-context-parallel-size": shards}, {}, release, 9.0, mla=mla)
+    assert (verdict.works, verdict.anywhere) == (works, not works)
 
 
 @pytest.mark.parametrize(

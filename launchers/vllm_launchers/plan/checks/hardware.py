@@ -258,9 +258,10 @@ def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterato
         return
     verdict = fp8_cache_of(plan, inputs)
     if not verdict.works:
-        ends = "will fail" if able < AMPERE else "may fail"
-        text = f"--{KV_DTYPE} {asked} {ends} startup on {who}: {verdict.why}"
-        level = Level.ERROR if able < AMPERE else Level.WARNING
+        certain = able < AMPERE or verdict.anywhere
+        where = "" if verdict.anywhere else f" on {who}"
+        text = f"--{KV_DTYPE} {asked} {'will' if certain else 'may'} fail startup{where}: {verdict.why}"
+        level = Level.ERROR if certain else Level.WARNING
         yield PlanFinding("fp8_unsupported", level, text, Changes(unset=(KV_DTYPE,)), surely=False)
     elif verdict.why:
         text = f"--{KV_DTYPE} {asked} on {who}: {verdict.why}; outputs can differ slightly"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.plan.attention import fp8_cache_support, is_fp8
+from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support, is_fp8
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.pool import Layout, Pool
@@ -604,27 +604,29 @@ def kv_choice(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, flags: Flags) 
         )
         return Choice(KV_DTYPE, None, reason, Source.MACHINE)
     verdict = cache_verdict(inputs, flags, pool)
+    where = f"here ({verdict.why})" if verdict.anywhere else "on this GPU"
     reason = f"The cache holds about {int(held):,} of {counted(inputs.workload.concurrency, 'request')} of p95 length."
-    if verdict is False:
-        reason = f"{reason} FP8 would hold twice as many, but vLLM can refuse an FP8 cache on this GPU."
-    elif verdict:
+    if verdict.works is False:
+        reason = f"{reason} FP8 would hold twice as many, but vLLM can refuse an FP8 cache {where}."
+    elif verdict.works:
         reason = (
             f"{reason} FP8 would hold about twice as many, but outputs can differ slightly, so that is your choice."
         )
     return Choice(KV_DTYPE, None, reason, Source.MACHINE)
 
 
-def cache_verdict(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> bool | None:
-    """Whether vLLM can keep the KV cache in FP8 on these GPUs; None if unknown."""
+def cache_verdict(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> Fp8Cache:
+    """Whether vLLM can keep the KV cache in FP8 on these GPUs."""
     mla = inputs.facts is not None and inputs.facts.mla
     able = pool.capability if pool is not None else None
-    return fp8_cache_support(flags, inputs.environment, inputs.release, able, mla=mla).works
+    return fp8_cache_support(flags, inputs.environment, inputs.release, able, mla=mla)
 
 
 def own_format(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> Choice | None:
     """A replacement for a preset's FP8 cache that vLLM would reject; None if it would not."""
-    if not is_fp8(flags.get(KV_DTYPE)) or cache_verdict(inputs, flags, pool) is not False:
+    if not is_fp8(flags.get(KV_DTYPE)) or (verdict := cache_verdict(inputs, flags, pool)).works is not False:
         return None
     name = pool.name.removeprefix("NVIDIA ") if pool is not None and pool.name else "this GPU"
-    reason = f"The preset sets an FP8 KV cache, which vLLM can refuse on {name}: keeping the model's own format."
+    where = f"here ({verdict.why})" if verdict.anywhere else f"on {name}"
+    reason = f"The preset sets an FP8 KV cache, which vLLM can refuse {where}: keeping the model's own format."
     return Choice(KV_DTYPE, None, reason, Source.MACHINE, "Half as many tokens fit.")

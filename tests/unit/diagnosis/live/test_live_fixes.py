@@ -628,6 +628,14 @@ def test_fp8_cache_is_not_offered_to_checkpoints_with_their_own() -> None:
     assert fp8_cache_fix(replace(known, flags={"kv-cache-dtype": "bfloat16"})) is not None
 
 
+def test_fp8_cache_is_not_offered_for_a_latent_cache_that_is_split_over_gpus() -> None:
+    flags: Flags = {"tensor-parallel-size": 8, "decode-context-parallel-size": 8}
+    known = Evidence(0.0, 0.0, (), flags=flags, release=(0, 24, 0), compute_capability=(9, 0), mla=True)
+    assert fp8_cache_fix(known) is None
+    assert fp8_cache_fix(replace(known, release=(0, 25, 0))) is not None
+    assert fp8_cache_fix(replace(known, flags={})) is not None
+
+
 def test_prefix_caching_needs_chunked_prefill_with_linear_layers() -> None:
     flags: Flags = {"enable-prefix-caching": False}
     known = Evidence(0.0, 0.0, (), flags=flags, release=(0, 32, 0), linear_layers=True, earlier_reuse=0.5)

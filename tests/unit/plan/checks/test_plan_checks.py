@@ -588,6 +588,17 @@ def test_mla_cache_does_not_limit_tensor_parallelism(find: Find) -> None:
     assert find(facts=latent, host=host, set={"tensor-parallel-size": 8}) == []
 
 
+def test_fp8_cache_of_latent_attention_split_over_gpus_fails_everywhere(find: Find) -> None:
+    latent = replace(BF16, heads=128, kv_heads=128, kv_lora_rank=512, qk_rope_head_dim=64)
+    host = machine(*(gpu(i, "NVIDIA H100 80GB HBM3", 79.6, "9.0") for i in range(8)))
+    flags = {"tensor-parallel-size": 8, "decode-context-parallel-size": 8, "kv-cache-dtype": "fp8"}
+    (found,) = [one for one in find(facts=latent, host=host, set=flags, version="0.24.0") if "fp8" in one.message]
+    assert (found.code, found.level) == ("fp8_unsupported", Level.ERROR)
+    assert found.fix == Changes(unset=("kv-cache-dtype",))
+    assert "H100" not in found.message
+    assert not [one for one in find(facts=latent, host=host, set=flags, version="0.25.0") if "fp8" in one.message]
+
+
 def test_more_kv_copies_than_heads_are_allowed(find: Find) -> None:
     host = machine(*(gpu(i, "NVIDIA H100 80GB HBM3", 79.6, "9.0") for i in range(16)))
     assert find(facts=BF16, host=host, set={"tensor-parallel-size": 16}) == []

@@ -300,6 +300,16 @@ def test_mla_supports_an_fp8_cache_since_ada(chosen: Chosen, models: Models) -> 
         assert found["kv-cache-dtype"].value == value
 
 
+def test_presets_fp8_cache_is_dropped_if_a_latent_cache_is_split_over_gpus(chosen: Chosen, models: Models) -> None:
+    latent = replace(models["30b-a3b"], kv_lora_rank=512, qk_rope_head_dim=64, kv_heads=32, weight_bytes=20 * 10**9)
+    split: Flags = {"tensor-parallel-size": 8, "decode-context-parallel-size": 8}
+    for release, value in (((0, 24, 0), None), ((0, 25, 0), "fp8")):
+        found = chosen(None, "8xh100", CHAT, facts=latent, preset=PRESET, release=release, set=split)["kv-cache-dtype"]
+        assert found.value == value
+        assert ("--decode-context-parallel-size" in found.reason) is (value is None)
+        assert "H100" not in found.reason
+
+
 def replace_workload(workload: Workload, **changes: Any) -> Workload:
     values = {name: getattr(workload, name) for name in workload.__struct_fields__}
     return Workload(**(values | changes))
