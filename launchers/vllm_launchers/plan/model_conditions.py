@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vllm_launchers.plan.budget.memory_flags import EVERY_STATE, caches_every_state, pools
+from vllm_launchers.plan.budget.memory_flags import EVERY_STATE, caches_every_state, pools, refuses_float16
 from vllm_launchers.plan.flags import CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, WHOLE_ITEMS
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates
@@ -35,6 +35,8 @@ def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | 
     """What vLLM refuses in these flags for this model; an unknown release counts as the newest."""
     if facts.experts and flags.get(EXPERTS) is True:
         yield from _adapters_of_whole_experts(flags, release)
+    if flags.get("dtype") in ("float16", "half") and refuses_float16(facts, release):
+        yield BrokenCondition("dtype", f"--dtype {flags['dtype']} does not work with the model type {facts.model_type}")
     yield from broken_by_cached_states(facts, flags, release)
 
 

@@ -151,7 +151,7 @@ def effective_flags(
         max_model_len=length,
         fit_length=fit,
         kv_dtype=_kv_dtype(facts, flags),
-        dtype=_dtype(facts, flags),
+        dtype=_dtype(facts, flags, release, gpu),
         draft_layers=draft_layers,
         draft_tokens=draft_tokens,
         lora_ranks=_lora_ranks(flags),
@@ -319,12 +319,31 @@ def _length(facts: ModelFacts, flags: Flags, release: Release, assumed: list[str
     return length, fit
 
 
-def _dtype(facts: ModelFacts, flags: Flags) -> str:
-    """The dtype of activations: the flag's, else the checkpoint's. vLLM runs float32 checkpoints in 16 bits."""
+def _dtype(facts: ModelFacts, flags: Flags, release: Release, gpu: GpuShape | None) -> str:
+    """The dtype of activations: the flag's, else the checkpoint's if the GPU and the model allow it.
+
+    vLLM runs float32 checkpoints in 16 bits if possible (``_resolve_auto_dtype``).
+    """
     value = str(flags.get("dtype", "auto"))
     if value != "auto":
         return {"half": "float16", "float": "float32"}.get(value, value)
-    return facts.dtype if facts.dtype in ("bfloat16", "float16") else "bfloat16"
+    able = ["float16", "float32"] if gpu is not None and gpu.before_ampere else ["bfloat16", "float16", "float32"]
+    if refuses_float16(facts, release):
+        able.remove("float16")
+    return facts.dtype if facts.dtype in able and facts.dtype != "float32" else able[0]
+
+
+_REFUSE_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+"""Types of models that vLLM does not run in FP16 (``_FLOAT16_NOT_SUPPORTED_MODELS``)."""
+
+_PLAMO_UNTIL: Release = (0, 27, 0)
+"""First release without ``plamo2`` among them."""
+
+
+def refuses_float16(facts: ModelFacts, release: Release | None) -> bool:
+    """Whether vLLM refuses to run a model in FP16, for its range; an unknown release counts as the newest."""
+    older = release is not None and release < _PLAMO_UNTIL
+    return facts.model_type in _REFUSE_FLOAT16 or (older and facts.model_type == "plamo2")
 
 
 def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:

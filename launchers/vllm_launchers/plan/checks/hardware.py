@@ -11,7 +11,7 @@ from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import ADA, AMPERE, is_fp8, selected_backend
-from vllm_launchers.plan.budget.memory_flags import pools
+from vllm_launchers.plan.budget.memory_flags import pools, refuses_float16
 from vllm_launchers.plan.checks.architectures import is_plain
 from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -226,12 +226,16 @@ def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Pla
     if able >= AMPERE:
         return
     asked = plan.flags.get("dtype", "auto")
-    fix = Changes(set={"dtype": "float16"})
+    only_wide = inputs.facts is not None and refuses_float16(inputs.facts, plan.engine.release)
+    fix = Changes(set={"dtype": "float32" if only_wide else "float16"})
     if asked == "bfloat16":
         text = f"{who} has no BF16 (needs 8.0): vLLM will refuse --dtype bfloat16"
         yield PlanFinding("bf16_unsupported", Level.ERROR, text, fix)
     elif asked == "auto" and inputs.facts is not None and inputs.facts.dtype == "bfloat16":
-        text = f"{who} has no BF16, the format of {plan.model}: vLLM uses FP16, which has a smaller range"
+        instead = "FP16, which has a smaller range"
+        if only_wide:
+            instead = "FP32, which takes twice the memory, since it does not run this model in FP16"
+        text = f"{who} has no BF16, the format of {plan.model}: vLLM uses {instead}"
         yield PlanFinding("bf16_unsupported", Level.WARNING, text, fix)
 
 

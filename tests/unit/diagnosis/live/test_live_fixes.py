@@ -277,6 +277,14 @@ def test_refused_value_becomes_an_accepted_one(text: str, changes: Changes) -> N
     assert found.fixes[0].changes == changes
 
 
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("google/gemma-3-4b-it", "float32"), ("Qwen/Qwen3-8B", "half"), ("org/m", "half")]
+)
+def test_gpu_without_bfloat16_gets_a_dtype_that_the_model_allows(model: str, dtype: str) -> None:
+    text = "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0."
+    assert first(text, None, model_of(model)) == Changes({"dtype": dtype})
+
+
 def test_dtype_named_by_vllm_is_offered() -> None:
     text = "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported dtypes: [torch.float16]"
     assert first(text) == Changes({"dtype": "float16"})

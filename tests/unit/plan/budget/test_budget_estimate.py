@@ -19,6 +19,7 @@ from vllm_launchers.vllm.flags.flag_table import ValueKind
 from vllm_launchers.vllm.flags.releases import assumed_table
 from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, Encoder, LayerKind, ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.read import from_name
+from vllm_launchers.vllm.release_defaults import Release
 
 GIB = 2**30
 SMALL = GpuShape("NVIDIA GeForce RTX 3090", usable_gib=23.6)
@@ -75,6 +76,25 @@ def test_flags_that_a_budget_reads_are_known() -> None:
 
 def test_weights_are_the_files_bytes() -> None:
     assert plan().weights_gib == pytest.approx(16_060_522_496 / GIB)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "gpu", "release", "times"),
+    [
+        ("gemma3", "bfloat16", "Tesla T4", (0, 33, 0), 2),  # FP32, as FP16 is refused and BF16 not supported
+        ("gemma3", "bfloat16", "NVIDIA A10", (0, 33, 0), 1),
+        ("gemma3", "float16", "NVIDIA A10", (0, 33, 0), 1),
+        ("llama", "bfloat16", "Tesla T4", (0, 33, 0), 1),
+        ("plamo2", "bfloat16", "Tesla T4", (0, 26, 0), 2),
+        ("plamo2", "bfloat16", "Tesla T4", (0, 27, 0), 1),
+    ],
+)  # fmt: skip
+def test_weights_take_twice_the_memory_where_vllm_falls_back_to_fp32(
+    model_type: str, dtype: str, gpu: str, release: Release, times: int
+) -> None:
+    facts = replace(LLAMA, model_type=model_type, dtype=dtype)
+    weights = plan(facts, GpuShape(gpu, 80.0), release).weights_gib
+    assert weights == pytest.approx(times * plan().weights_gib)
 
 
 def test_sum_matches_vllm() -> None:

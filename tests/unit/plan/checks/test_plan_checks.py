@@ -298,6 +298,9 @@ def test_mig_slice_needs_a_recent_vllm_even_if_the_version_is_unknown(find: Find
     assert found.message == "a MIG slice needs vLLM 0.32 or later, and the version of this vLLM is unknown"
 
 
+GEMMA = replace(BF16, model_type="gemma3", architecture="Gemma3ForConditionalGeneration")
+
+
 @pytest.mark.parametrize(
     ("code", "fix", "case"),
     [
@@ -308,6 +311,10 @@ def test_mig_slice_needs_a_recent_vllm_even_if_the_version_is_unknown(find: Find
         ("context_over_model", Changes(set={"max-model-len": 131_072}),
          {"set": {"max-model-len": 140_000}, "host": H100}),
         ("bf16_unsupported", Changes(set={"dtype": "float16"}), {"host": T4, "set": {"dtype": "bfloat16"}}),
+        ("bf16_unsupported", Changes(set={"dtype": "float32"}),
+         {"host": T4, "set": {"dtype": "bfloat16"}, "facts": GEMMA}),
+        ("bf16_unsupported", Changes(set={"dtype": "float32"}), {"host": T4, "facts": GEMMA}),
+        ("flag_value", Changes(unset=("dtype",)), {"set": {"dtype": "half"}, "facts": GEMMA}),
         ("memory_held", None, {"host": HELD}),
         ("memory_held", Changes(set={"gpu-memory-utilization": 0.62}),
          {"host": machine(gpu(free_gib=30.0, used_gib=18.0, used_by=(Holder(1, "anna", 17.0, command="x"),)))}),

@@ -11,6 +11,7 @@ from vllm_console.diagnosis.failure.fixes.speculation import speculation
 from vllm_console.diagnosis.failure.literals import flags_in
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.plan.budget.memory_flags import refuses_float16
 from vllm_launchers.plan.checks.hardware import TURING
 from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
@@ -241,6 +242,9 @@ def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
         why = f"The quantization kernels need {found['first']}."
         return (Fix(Changes({"dtype": found["first"]}), why, "Some models overflow in float16: check the output."),)
     if "bfloat16" in text or "bf16" in text:
+        if case.facts is not None and refuses_float16(case.facts, case.release):
+            why = "This GPU supports float16, not bfloat16, and vLLM does not run this model in float16."
+            return (Fix(Changes({"dtype": "float32"}), why, "The model takes twice the memory."),)
         why = "This GPU supports float16, not bfloat16."
         return (Fix(Changes({"dtype": "half"}), why, "Some models overflow in float16: check the output."),)
     if "fp8" in text and str(case.flags.get("kv-cache-dtype", "")).startswith("fp8"):
