@@ -18,6 +18,7 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item
 from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.speculation import sequence_tokens
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 if TYPE_CHECKING:
@@ -88,14 +89,16 @@ def rank_changes(
         utilization = float(share) if isinstance(share, int | float) else None
     # Some releases refuse steps that are smaller than a block of cached states.
     states = cache.prefix_caching and facts is not None and LayerKind.LINEAR in facts.layers
+    release = details.engine.release if details.engine is not None else None
     least = least_step(
         details.flags,
-        details.engine.release if details.engine is not None else None,
+        release,
         context=limits.scheduler.max_model_len,
         mm_item=max_tokens_per_mm_item(facts, details.flags),
         state_block=cache.block_size if states else 0,
     )
-    wanted = combinations(limits.scheduler.max_num_seqs, limits.scheduler.max_num_batched_tokens, utilization, least)
+    each, sizes = sequence_tokens(details.flags, release), limits.scheduler
+    wanted = combinations(sizes.max_num_seqs, sizes.max_num_batched_tokens, utilization, least, each)
     known = []
     for change in wanted:
         then = limits_after(details, facts, cache, before, plan_of(Changes(set=change)))

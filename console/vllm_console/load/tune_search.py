@@ -136,19 +136,22 @@ class Decision(msgspec.Struct, frozen=True):
 # -- candidates --------------------------------------------------------------------------------------------------------
 
 
-def combinations(seqs: int, batched: int, utilization: float | None, least: int = 0) -> list[dict[str, FlagValue]]:
+def combinations(
+    seqs: int, batched: int, utilization: float | None, least: int = 0, each: int = 1
+) -> list[dict[str, FlagValue]]:
     """What to set for each combination of values that differs from these: powers of two around both batch sizes, and
     more memory for the KV cache.
 
-    ``utilization`` is None if it has no effect; ``least`` is the minimum number of tokens per step.
+    ``utilization`` is None if it has no effect; ``least`` is the minimum number of tokens per step,
+    ``each`` what a sequence takes of them.
     """
     sequences = _around(seqs, 4, 2048)
     tokens = _around(batched, 256, 32768)
     shares = [] if utilization is None else [share for share in UTILIZATIONS if share > utilization]
     found = []
     for one, other, share in product(sequences, tokens, [utilization, *shares]):
-        if other < one or other < min(least, batched):
-            continue  # vLLM refuses a step with fewer tokens than sequences
+        if other < one * each or other < min(least, batched):
+            continue  # vLLM refuses fewer tokens than sequences; without room for drafts, some sequences wait
         changed: dict[str, FlagValue] = {}
         if one != seqs:
             changed["max-num-seqs"] = one

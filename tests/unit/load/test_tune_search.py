@@ -51,6 +51,8 @@ def test_combinations_cover_current_values_with_tokens_for_all_sequences():
     assert not any("gpu-memory-utilization" in one for one in combinations(64, 2048, None))
     assert len({tuple(one.items()) for one in found}) == len(found)
     assert min(int(one.get("max-num-batched-tokens", 2048)) for one in combinations(64, 2048, 0.9, 1056)) == 2048
+    drafting = combinations(64, 2048, 0.9, each=6)
+    assert all(6 * int(one.get("max-num-seqs", 64)) <= int(one.get("max-num-batched-tokens", 2048)) for one in drafting)
 
 
 def test_only_predicted_improvements_are_tried_smallest_change_first():

@@ -22,7 +22,7 @@ from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.flags import BLOCKS, BYTES, CHUNKED, PREFIX, WHOLE_ITEMS, token_count
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes, same_value, whole_number
-from vllm_launchers.vllm.flags.speculation import speculates
+from vllm_launchers.vllm.flags.speculation import sequence_tokens, speculates
 from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
 
 if TYPE_CHECKING:
@@ -280,7 +280,8 @@ def _more_sequences(evidence: Evidence, growth: float = 1.0) -> Fix | None:
     limit = evidence.max_num_seqs
     fitting, least = fitting_sequences(evidence, growth), max(limit + 1, WORTH_MORE * limit)
     wanted = stepped if (stepped := _stepped(fitting)) >= least else fitting
-    if wanted < least or wanted > evidence.max_num_batched_tokens:
+    tokens = wanted * sequence_tokens(evidence.flags, evidence.release)
+    if wanted < least or tokens > evidence.max_num_batched_tokens:
         return None
     why = f"{wanted} sequences of the current length fit into the KV cache{evidence.each}."
     tradeoff = "Slower streams (ITL) and a fuller KV cache."

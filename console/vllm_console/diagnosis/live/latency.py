@@ -32,6 +32,7 @@ from vllm_console.text import UNKNOWN, clock, round_duration, seconds
 from vllm_launchers.plan.budget.memory_flags import least_step
 from vllm_launchers.plan.flags import BATCHED, token_count
 from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
+from vllm_launchers.vllm.flags.speculation import sequence_tokens
 from vllm_launchers.vllm.model_folder import updates_adapters
 
 if TYPE_CHECKING:
@@ -196,14 +197,15 @@ class PrefillContention(Rule):
         tokens = evidence.max_num_batched_tokens
         whole = evidence.flags.get("enable-chunked-prefill") is False
         fitting = _step_within(evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds) or tokens / 2
-        least = least_step(
+        full = evidence.max_num_seqs * sequence_tokens(evidence.flags, evidence.release)
+        whole_inputs = least_step(
             {**evidence.flags, "enable-chunked-prefill": True},
             evidence.release,
-            sequences=evidence.max_num_seqs + STEP_ROUND // 2,  # in addition to a full batch's own tokens
             mm_item=evidence.max_tokens_per_mm_item,
             state_block=evidence.state_block,
         )
-        least = max(LEAST_STEP_TOKENS, least)
+        # Prompts need room in addition to a full batch's own tokens.
+        least = max(LEAST_STEP_TOKENS, full + STEP_ROUND // 2, whole_inputs)
         less = max(-(-least // STEP_ROUND), int(min(fitting, tokens / 2)) // STEP_ROUND) * STEP_ROUND
         smaller = None
         prompts, slow = observed(evidence.frames, "prompt_tokens", 5 * MINUTE), _slow_steps(evidence)

@@ -13,7 +13,7 @@ from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.flags import CHUNKED, PREFIX, token_count
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
-from vllm_launchers.vllm.flags.speculation import speculates
+from vllm_launchers.vllm.flags.speculation import draft_tokens, sequence_tokens, speculates
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
@@ -288,14 +288,14 @@ def least_step(
     mm_item: int = 0,
     state_block: int = 0,
 ) -> int:
-    """The smallest ``max-num-batched-tokens`` that vLLM accepts.
+    """The smallest ``max-num-batched-tokens`` that vLLM accepts and in which all sequences advance.
 
-    A step must hold one token for each of the ``sequences``, a whole prompt of up to ``context`` tokens without chunked
-    prefill, a whole item of some multimodal models (see `max_tokens_per_mm_item`), and in some releases a block of
-    tokens with one cached state of linear layers.
+    A step must hold the next token of each of the ``sequences`` and its drafts, a whole prompt of up to ``context``
+    tokens without chunked prefill, a whole item of some multimodal models (see `max_tokens_per_mm_item`), and in some
+    releases a block of tokens with one cached state of linear layers.
     """
     prompt = context or 0 if whole_prompts(flags, release) else 0
-    return max(1, sequences, prompt, mm_item, state_block)
+    return max(1, sequences * sequence_tokens(flags, release), prompt, mm_item, state_block)
 
 
 def _batches_in_flight(flags: Flags, release: Release, pipeline: int, on_cpu: bool) -> int:
@@ -396,8 +396,7 @@ def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFact
     """Attention layers that speculative decoding adds, and tokens that it predicts at once."""
     config = json_flag(flags, "speculative-config")
     method = str(config.get("method", flags.get("spec-method", "")) or "")
-    tokens = config.get("num_speculative_tokens", flags.get("spec-tokens", 0))
-    tokens = tokens if isinstance(tokens, int) and 0 <= tokens <= 1000 else 0
+    tokens = draft_tokens(flags)
     if not speculates(flags):
         return 0, 0
     if not method and (named := config.get("model", flags.get("spec-model"))) in _NO_DRAFT_MODEL:

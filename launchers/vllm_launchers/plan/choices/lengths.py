@@ -12,7 +12,7 @@ from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SE
 from vllm_launchers.plan.model_conditions import broken_by_cached_states
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
-from vllm_launchers.vllm.flags.speculation import speculates
+from vllm_launchers.vllm.flags.speculation import sequence_tokens, speculates
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 from vllm_launchers.vllm.release_defaults import NEWEST, caches_linear_prefixes, can_cache_linear_prefixes
 
@@ -60,9 +60,10 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
     least = max(asked * HEADROOM, seen.ran if seen is not None else 0)
     wanted = next((count for count in COUNTS if count >= least), max(COUNTS[-1], seen.ran if seen is not None else 0))
     batched = token_count(flags.get(BATCHED))
-    capped = batched is not None and batched < wanted
+    each = sequence_tokens(flags, inputs.release)
+    capped = batched is not None and batched < wanted * each
     if batched is not None:
-        wanted = min(wanted, batched)
+        wanted = min(wanted, max(1, batched // each))
     in_flight = f"{counted(inputs.workload.concurrency, 'request')} in flight" + (
         f" on {copies} replicas" if copies > 1 else ""
     )
@@ -71,6 +72,8 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
         reason = f"{in_flight}, with headroom for bursts; requests beyond that queue instead of slowing all."
         if capped:
             reason = f"vLLM allows at most as many sequences as tokens per step: {batched:,} ({in_flight})."
+            if each > 1:
+                reason = f"A step of {batched:,} tokens holds no more sequences with their drafts ({in_flight})."
         return Choice(SEQUENCES, wanted, reason, Source.WORKLOAD)
     most = max(1, math.floor(held))
     most = most - most % 8 if most >= 16 and seen is None else most

@@ -24,7 +24,7 @@ from vllm_launchers.vllm.flags.check_nested import decoded, key_problem, nested_
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
 from vllm_launchers.vllm.flags.several_words import several_words
-from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
+from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS, draft_slots
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 from vllm_launchers.vllm.release_defaults import CHECKED_SINCE, WHOLE_PROMPTS_SINCE, Release, parse_release
 
@@ -703,6 +703,24 @@ def _adapted_drafts(given: Given) -> str | None:
     )
 
 
+def _drafted_slots(given: Given) -> str | None:
+    """In some releases, a step must have room for what a draft model adds for all sequences."""
+    config = "speculative-config"
+    drafts = given.key(config, "num_speculative_tokens") or given.count("spec-tokens", given=True)
+    seqs, tokens = given.limit("max-num-seqs"), given.limit("max-num-batched-tokens")
+    if given.release is None or not isinstance(drafts, int) or seqs is None or tokens is None:
+        return None
+    parallel = given.key(config, "parallel_drafting") in (True, "true")
+    slots = seqs * draft_slots(_drafter(given)[0], drafts, given.release, parallel=parallel)
+    if tokens > slots:
+        return None
+    own = "" if given.has("max-num-batched-tokens") else ", as vLLM works out here"
+    return (
+        f"--max-num-batched-tokens {tokens}{own} must be more than {slots}: in this release, a step must have room "
+        f"for what the draft model adds for each of {seqs} sequences"
+    )
+
+
 def _executor(given: Given) -> str | None:
     text = given.text("distributed-executor-backend")
     if not text or text in ("ray", "mp", "uni", "external_launcher") or "." in text:
@@ -984,6 +1002,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("speculative-config",), _of_method, CHECKED_SINCE),
     Condition(("speculative-config",), _synthetic, CHECKED_SINCE),
     Condition(("speculative-config", "enable-lora"), _adapted_drafts, CHECKED_SINCE),
+    Condition(("speculative-config", "max-num-batched-tokens"), _drafted_slots, (0, 17)),
     _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", CHECKED_SINCE),
     _set_twice("spec-method", "speculative-config", "method", CHECKED_SINCE),
     _set_twice("spec-model", "speculative-config", "model", CHECKED_SINCE),

@@ -97,6 +97,13 @@ def test_fast_steps_offer_more_sequences(itl: dict[float, float]) -> None:
     assert "max-num-seqs" in finding.fixes[0].changes.set
 
 
+@pytest.mark.parametrize(("tokens", "offered"), [(8192, True), (512, False)])
+def test_more_sequences_need_room_for_their_drafts(tokens: int, offered: bool) -> None:
+    flags = {"max-num-seqs": 64, "max-num-batched-tokens": tokens, "spec-method": "eagle3", "spec-tokens": 5}
+    finding = found(FAST, flags=flags)["oversubscribed_sequences"]
+    assert any("max-num-seqs" in fix.changes.set for fix in finding.fixes) is offered
+
+
 def test_full_cache_is_a_memory_finding() -> None:
     seen = found(SLOW, usage=0.95)
     assert "oversubscribed_sequences" not in seen

@@ -19,6 +19,8 @@ from vllm_console.history.probe_records import EngineStep
 from vllm_console.metrics.sample import EngineSample, Histogram
 from vllm_console.runs.store import PastRun
 from vllm_console.text import clock
+from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.release_defaults import Release
 
 START, COUNT = 1_000_000.0, 12
 BOUNDS = (0.025, 0.05, 0.1, 0.5, 1.0, math.inf)
@@ -44,6 +46,8 @@ def found(
     length: int | None = None,
     waiting: int = 0,
     steps: Sequence[EngineStep] = (),
+    more: Flags | None = None,
+    release: Release | None = None,
 ) -> dict[str, Finding]:
     """Findings if every ten seconds two prompts arrive, with ``prompt_tokens`` in total, and are computed in 0.2 s
     each.
@@ -84,12 +88,12 @@ def found(
         replace(last, start=last.end + 10 * at, end=last.end + 10 * at + 10, grown=nothing, running_max=running_idle)
         for at in range(idle)
     )
-    flags = {"max-num-batched-tokens": limit, "max-num-seqs": 64}
+    flags: Flags = {"max-num-batched-tokens": limit, "max-num-seqs": 64, **(more or {})}
     frames = tuple(replace(frame, prefix_step=block) for frame in frames)
     evidence = Evidence(
         now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags, simulated=simulated,
         linear_layers=block > LARGE_STEP, max_tokens_per_mm_item=mm_item, steps=steps,
-        idle_seconds=0 if running_idle else 10.0 * idle,
+        idle_seconds=0 if running_idle else 10.0 * idle, release=release,
     )  # fmt: skip
     return {finding.code: finding for finding in findings(evidence)}
 
@@ -98,6 +102,17 @@ def test_long_prompts_that_delay_streams_get_smaller_steps() -> None:
     finding = found(4000)["prefill_contention"]
     changes = [dict(fix.changes.set) for fix in finding.fixes if not fix.changes.empty]
     assert changes == [{"max-num-batched-tokens": 768}]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "release", "tokens"), [(15, (0, 33, 0), 1280), (15, (0, 24, 0), 1280), (7, (0, 33, 0), 768)]
+)
+def test_smaller_steps_hold_the_drafts_of_all_sequences(drafts: int, release: Release, tokens: int) -> None:
+    config: Flags = {"spec-method": "eagle3", "spec-tokens": drafts}
+    finding = found(4000, more=config, release=release)["prefill_contention"]
+    (change,) = [fix.changes for fix in finding.fixes if not fix.changes.empty]
+    assert change == Changes({"max-num-batched-tokens": tokens})
+    assert tokens >= 64 * (1 + drafts)
 
 
 def test_prefill_delay_is_a_bucket_over_a_named_time() -> None:

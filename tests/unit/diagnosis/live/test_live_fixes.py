@@ -726,6 +726,12 @@ def test_fix_that_the_model_does_not_allow_is_dropped() -> None:
     assert accepted((two, four), {}, "0.33.0") == (two, four)
 
 
+def test_smaller_steps_still_hold_all_drafts() -> None:
+    flags: Flags = {"max-num-seqs": 256, "max-num-batched-tokens": 2048, "spec-method": "eagle3", "spec-tokens": 5}
+    out = of(OUT, flags, '  File "vllm/v1/worker/gpu_model_runner.py", line 1, in profile_run')
+    assert Changes({"max-num-batched-tokens": 1536}) in [fix.changes for fix in out.fixes]
+
+
 def test_smaller_steps_still_hold_all_sequences() -> None:
     flags: Flags = {"max-num-seqs": 1536, "max-num-batched-tokens": 2048}
     assert Changes({"max-num-batched-tokens": 1536}) in [

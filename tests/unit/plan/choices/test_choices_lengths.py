@@ -196,6 +196,16 @@ def test_speculative_decoding_takes_large_steps_in_every_form(chosen: Chosen, fl
     assert chosen("8b", "a6000", set=flags)["max-num-batched-tokens"].value == 8192
 
 
+def test_sequences_have_room_for_their_drafts(chosen: Chosen) -> None:
+    drafts: Flags = {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 5}'}
+    flags: Flags = {**drafts, "max-num-batched-tokens": 192}
+    found = chosen("8b", "h100", work(flying=64), set=flags)["max-num-seqs"]
+    assert found.value == 32
+    assert "with their drafts" in found.reason
+    many = chosen("8b", "h100", work(flying=64), set={**drafts, "max-num-seqs": 2048})["max-num-batched-tokens"]
+    assert many.value == 2048 * 6
+
+
 @pytest.mark.parametrize(("reuse", "value"), [(0.9, True), (0.36, True), (0.35, None), (0.2, None), (0.05, False)])
 def test_prefix_caching_follows_the_reuse(chosen: Chosen, reuse: float, value: bool | None) -> None:
     found = chosen("8b", "h100", work(reuse=reuse))["enable-prefix-caching"]

@@ -529,6 +529,25 @@ def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) 
         assert broken_conditions(table_of(no_release), flags) != []
 
 
+@pytest.mark.parametrize(
+    ("method", "more", "release", "most"),
+    [
+        ("dflash", "", "0.24.0", 14),
+        ("dflash", "", "0.28.0", 0),
+        ("eagle3", ', "parallel_drafting": true', "0.24.0", 14),
+        ("eagle3", "", "0.24.0", 0),
+        ("draft_model", "", "0.17.0", 1),
+        ("draft_model", "", "0.16.0", 0),
+    ],
+)
+def test_step_has_room_for_what_a_draft_model_adds(method: str, more: str, release: str, most: int) -> None:
+    config = f'{{"method": "{method}", "model": "org/draft", "num_speculative_tokens": 15{more}}}'
+    flags: Flags = {"speculative-config": config, "max-num-seqs": 64}
+    for tokens, names in ((64 * most, ["speculative-config"] if most else []), (64 * most + 64, [])):
+        found = broken_conditions(table_of(release), {**flags, "max-num-batched-tokens": max(tokens, 64)})
+        assert [name for name, _ in found] == names
+
+
 def test_conditions_that_every_release_with_the_flag_has() -> None:
     assert (
         broken_conditions(table_of("0.11.0"), {"structured-outputs-config": '{"disable_any_whitespace": true}'}) != []

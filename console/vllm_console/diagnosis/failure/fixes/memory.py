@@ -245,7 +245,7 @@ def _smaller_steps(case: Case) -> list[Fix]:
     """Reduce activations, which grow with the tokens per step."""
     tokens = case.batched_tokens
     item = LARGEST_MM_ITEM if case.whole_mm_items else 0
-    least = least_step(case.flags, None, sequences=int(case.number("max-num-seqs", 0)), mm_item=item)
+    least = least_step(case.flags, case.release, sequences=int(case.number("max-num-seqs", 0)), mm_item=item)
     less = max(SMALLEST_STEP, least, tokens // 2 if tokens else 0)
     if (tokens is not None and less >= tokens) or case.flags.get("enable-chunked-prefill") is False:
         return []
