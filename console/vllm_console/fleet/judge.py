@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vllm_console.attached import endpoint_of
 from vllm_console.diagnosis.accepted import accepted
-from vllm_console.diagnosis.finding import Finding
+from vllm_console.diagnosis.finding import Finding, Fix
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
 from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings, with_minute
 from vllm_console.diagnosis.live.fixes import with_experience
@@ -239,9 +239,7 @@ class Judge:
                 evidence = replace(evidence, steps=steps)
                 found = findings(evidence)
             if any(not fix.changes.empty for finding in found for fix in finding.fixes):
-                version = details.engine.version if details.engine is not None else None
-                model = self._known(record, details).model
-                found = tuple(replace(one, fixes=accepted(one.fixes, details.flags, version, model)) for one in found)
+                found = tuple(replace(one, fixes=self._accepted(one.fixes, record, details)) for one in found)
                 earlier = self._earlier_runs(record)
                 found = tuple(with_experience(one, details.flags, earlier, OF_TRAFFIC) for one in found)
             self._found = (key, evidence, found)
@@ -249,6 +247,12 @@ class Judge:
             evidence = replace(self._found[1], minute=minute)
             self._found = (key, evidence, with_minute(self._found[2], evidence))
         return with_conflicts(self._found[2], self._found[1].sizes)
+
+    def _accepted(self, fixes: Sequence[Fix], record: ServerRecord, details: Details) -> tuple[Fix, ...]:
+        """The fixes that its vLLM accepts with its model on its GPUs."""
+        known, engine = self._known(record, details), details.engine
+        version = engine.version if engine is not None else None
+        return accepted(fixes, details.flags, version, known.model, known.gpu, on_cpu=_on_cpu(details))
 
     def _ask_if_hanging(
         self, record: ServerRecord, frames: Sequence[Frame], context: JudgeContext, *, wait: bool
@@ -366,6 +370,8 @@ class Judge:
 
 class _Facts(msgspec.Struct, frozen=True):
     model: ModelFacts | None = None
+    gpu: GpuShape | None = None
+    """One of its GPUs, if its model is known."""
     cache_free_gib: float | None = None
     blocks_without_override: float | None = None
     max_context: int | None = None
@@ -382,6 +388,10 @@ def _is_simulated(details: Details) -> bool:
     return details.engine is not None and details.engine.kind is EngineKind.SIMULATED
 
 
+def _on_cpu(details: Details) -> bool:
+    return details.engine is not None and details.engine.build == "cpu"
+
+
 def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     """The facts that decide which fixes are possible: the GPU as seen, recorded or simulated, and the model."""
     name = (gpu.name if gpu and not _is_simulated(details) else None) or details.gpu_name
@@ -392,10 +402,11 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     model_known = _model_facts(details.model)
     memory = model.memory_gib if model else (gpu.memory_gib if gpu else None)
     release = details.engine.release if details.engine is not None else None
-    on_cpu = details.engine is not None and details.engine.build == "cpu"
+    on_cpu = _on_cpu(details)
     shape = GpuShape(name, memory)
     return _Facts(
         model=model_known,
+        gpu=shape if model is not None and not on_cpu else None,
         cache_free_gib=None if on_cpu else _cache_free(details, model_known, shape),
         max_context=model_known.longest_context(release) if model_known is not None else None,
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,

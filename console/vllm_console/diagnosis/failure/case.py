@@ -14,6 +14,7 @@ from vllm_console.logs.vllm_lines import LogLine
 from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
+from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalize, token_count
@@ -105,6 +106,12 @@ class Case(msgspec.Struct, frozen=True):
         model = find_model(self.gpu) if self.gpu else None
         found = re.search(r"\d{1,2}\.\d$", model.compute_capability if model is not None else self.gpu)
         return float(found[0]) if found else None
+
+    @property
+    def shape(self) -> GpuShape | None:
+        """The GPU it ran on, if its model is known."""
+        model = find_model(self.gpu) if self.gpu else None
+        return GpuShape(model.name, model.memory_gib) if model is not None else None
 
     @property
     def release(self) -> Release | None:

@@ -1001,7 +1001,7 @@ CONDITIONS: tuple[Condition, ...] = (
     ),
     Condition(("speculative-config",), _of_method, CHECKED_SINCE),
     Condition(("speculative-config",), _synthetic, CHECKED_SINCE),
-    Condition(("speculative-config", "enable-lora"), _adapted_drafts, CHECKED_SINCE),
+    Condition(("speculative-config", "enable-lora"), _adapted_drafts, (0, 11, 1)),
     Condition(("speculative-config", "max-num-batched-tokens"), _drafted_slots, (0, 17)),
     _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", CHECKED_SINCE),
     _set_twice("spec-method", "speculative-config", "method", CHECKED_SINCE),

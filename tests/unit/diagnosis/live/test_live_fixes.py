@@ -17,6 +17,7 @@ from vllm_console.diagnosis.failure.fixes import environment, settings
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix, change_text, diagnosis_document, diagnosis_lines
 from vllm_console.diagnosis.live.fixes import fp8_cache_fix, share_prefixes
 from vllm_console.diagnosis.live.rule import Evidence
+from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
@@ -684,6 +685,15 @@ def test_fix_that_vllm_would_refuse_is_dropped(flags: Flags, changes: Changes) -
     fix, advice = Fix(changes, "why"), Fix(Changes(), "ask someone")
     assert accepted((fix, advice), flags, "0.25.1") == (advice,)
     assert accepted((fix, advice), flags, None) == (fix, advice)
+
+
+@pytest.mark.parametrize(("version", "offered"), [("0.11.0", True), ("0.12.0", False), ("0.24.0", False)])
+def test_steps_hold_the_drafts_of_the_sequences_that_a_gpu_gets_by_default(version: str, offered: bool) -> None:
+    flags: Flags = {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 5}', "enable-lora": True}
+    fix = Fix(Changes({"max-num-batched-tokens": 1024}), "why")
+    l40s = GpuShape("NVIDIA L40S", 45.0)
+    assert accepted((fix,), flags, version, None, l40s) == ((fix,) if offered else ())
+    assert accepted((fix,), flags, version) == (fix,)
 
 
 INVALID = "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n  Value error, "

@@ -59,7 +59,7 @@ def fixes_for(case: Case) -> tuple[Fix, ...]:
     """The fixes for this failure, best first; none for an unnamed one."""
     others = memory.freed_by_others(case) if case.failure.cause in _OUT_OF_MEMORY else ()
     offered = [one for one in _fixes(case) if _gpu_takes(one, case)]
-    return (*others, *accepted(offered, case.flags, case.version, case.facts))
+    return (*others, *accepted(offered, case.flags, case.version, case.facts, case.shape))
 
 
 def _fixes(case: Case) -> tuple[Fix, ...]:
