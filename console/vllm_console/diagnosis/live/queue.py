@@ -248,7 +248,7 @@ class NotAdmitted(Rule):
         if cache is not None and context is not None and context > cache:
             held = f"the KV cache holds {cache:,}{each}"
             cause = f"max-model-len allows {context:,} tokens, but {held}: the first request does not fit."
-            fixes = (*more_cache(evidence), self._shorter(cache))
+            fixes = (*more_cache(evidence), *self._shorter(evidence))
         else:
             cause = "They would fit: the engine is paused, asleep, or blocked."
             wake = "If it was paused or put to sleep: POST /resume or /wake_up. Otherwise restart it."
@@ -256,6 +256,8 @@ class NotAdmitted(Rule):
         return Finding(self.code, Severity.CRITICAL, since, symptom, cause, measures, fixes)
 
     @staticmethod
-    def _shorter(cache: int) -> Fix:
+    def _shorter(evidence: Evidence) -> tuple[Fix, ...]:
+        if not (fitting := evidence.longest_held):
+            return ()
         why = "Requests that can never fit are then rejected at once instead of blocking others."
-        return setting("max-model-len", cache // 16 * 16, why, "Longer requests are rejected.")
+        return (setting("max-model-len", fitting, why, "Longer requests are rejected."),)

@@ -117,8 +117,8 @@ def _if_too_long(evidence: Evidence) -> Fix | None:
 
 def _fitting(evidence: Evidence) -> int | None:
     """The longest context that the model supports and one engine's KV cache holds; None if unknown."""
-    cache, most = evidence.cache_tokens, evidence.max_context
-    return min(cache, most) if cache is not None and most is not None else None
+    held, most = evidence.longest_held, evidence.max_context
+    return min(held, most) if held is not None and most is not None else None
 
 
 def _longer_context(evidence: Evidence, logged: Refusals) -> list[Fix]:
@@ -132,8 +132,10 @@ def _longer_context(evidence: Evidence, logged: Refusals) -> list[Fix]:
         longer *= 2
     longer = min(longer, fitting)
     if longer < WORTH_MORE_CONTEXT * now or (logged.longest is not None and longer < logged.longest):
-        limit = "The KV cache holds" if fitting == cache else "The model's context is"
-        return [Fix(Changes(), f"{limit} {fitting:,} tokens. {_SHORTER.why}")]
+        limit = f"The model's context is {fitting:,} tokens"
+        if fitting == evidence.longest_held:
+            limit = f"The KV cache holds {cache:,} tokens, enough for a context of {fitting:,}"
+        return [Fix(Changes(), f"{limit}. {_SHORTER.why}")]
     why = f"Requests of up to {longer:,} tokens are then served; the model and the KV cache allow it."
     tradeoff = f"One full request can take {percent(longer / cache)} of the KV cache{evidence.each}."
     return [setting("max-model-len", longer, why, tradeoff), _SHORTER]

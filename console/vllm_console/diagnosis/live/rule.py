@@ -44,6 +44,12 @@ ELSEWHERE = (
 )  # fmt: skip
 """With one of these flags, only some of the ``data-parallel-size`` engines, or one, are behind the server's port."""
 
+HELD_SHARE = 0.95
+"""At most this share of the KV cache is proposed as the context length."""
+
+CONTEXT_ROUND = 16
+"""Context lengths are proposed in steps of this many tokens, a usual block size."""
+
 ENTER, OF = 3, 4
 LEAVE = 3
 QUIET_AFTER = 3
@@ -229,6 +235,15 @@ class Evidence(msgspec.Struct, frozen=True):
         """Number of tokens that one engine's KV cache holds."""
         tokens = self.frames[-1].kv_cache_tokens if self.frames else None
         return tokens // self.engines if tokens is not None else None
+
+    @property
+    def longest_held(self) -> int | None:
+        """The longest context that one engine's KV cache surely holds, also after the next start.
+
+        That may measure a little less memory, and vLLM keeps one block empty (``BlockPool.null_block``).
+        """
+        tokens = self.cache_tokens
+        return int(HELD_SHARE * tokens) // CONTEXT_ROUND * CONTEXT_ROUND if tokens is not None else None
 
     @property
     def max_num_batched_tokens(self) -> int:

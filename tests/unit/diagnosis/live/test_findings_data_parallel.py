@@ -118,7 +118,7 @@ def test_context_that_no_engine_can_hold() -> None:
     )  # fmt: skip
     finding = found(stuck, growth=1, max_model_len=65_536)["not_admitted"]
     assert finding.cause.startswith("max-model-len allows 65,536 tokens, but the KV cache holds 50,000 in each engine:")
-    assert finding.fixes[-1].changes.set == {"max-model-len": 50_000}
+    assert finding.fixes[-1].changes.set == {"max-model-len": 47_488}
 
 
 def test_context_is_not_unused_when_no_shorter_one_can_be_offered() -> None:

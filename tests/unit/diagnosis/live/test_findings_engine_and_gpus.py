@@ -298,7 +298,7 @@ def test_waiting_requests_while_none_runs() -> None:
     assert "paused" in finding.fixes[0].why  # there is enough memory for them
     longer = evidence(grown=stuck, max_model_len=65_536, flags={"max-model-len": 65_536})  # the cache holds 50,000
     fixes = find(longer, "not_admitted").fixes
-    assert fixes[-1].changes.set == {"max-model-len": 50_000}
+    assert fixes[-1].changes.set == {"max-model-len": 47_488}
     assert "not_admitted" not in codes(evidence(grown=replace(stuck, requests_running=1)))
     assert "not_admitted" not in codes(evidence(grown=replace(stuck, requests_waiting=None)))
 

@@ -107,6 +107,16 @@ def test_longer_context_is_offered_where_it_fits(longest: int | None, most: int 
     assert offered == ([length] if length is not None else [])
 
 
+@pytest.mark.parametrize(("cache", "length"), [(60_000, 56_992), (52_000, None)])
+def test_longest_context_leaves_some_of_the_kv_cache(cache: int, length: int | None) -> None:
+    """The next start may measure a little less memory, and one block always stays empty."""
+    evidence = Evidence(NOW, NOW - 3600, frames([Responses(10.0, 10.0)] * 12, cache), max_model_len=32_768,
+                        max_context=131_072, refusals=Refusals(BAD, (), True, 50_000))  # fmt: skip
+    (finding,) = [one for one in findings(evidence) if one.code == "requests_refused"]
+    offered = [fix.changes.set["max-model-len"] for fix in finding.fixes if fix.changes.set]
+    assert offered == ([length] if length is not None else [])
+
+
 def test_context_above_the_kv_cache_is_not_offered() -> None:
     evidence = Evidence(NOW, NOW - 3600, frames([Responses(10.0, 10.0)] * 12, 4100), max_model_len=4096,
                         max_context=32_768, refusals=Refusals(BAD, (), True, 5000))  # fmt: skip
