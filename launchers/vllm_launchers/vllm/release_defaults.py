@@ -54,6 +54,10 @@ WHOLE_PROMPTS_SINCE: Release = (0, 11, 1)
 """First release whose generative models may run without chunked prefill; earlier ones ignore that it is off."""
 
 
+ONLINE_FP8_SINCE: Release = (0, 15, 0)
+"""Earlier releases allocate all 16-bit weights before they convert them to FP8, so the peak does not shrink."""
+
+
 def online_fp8(release: Release | None = None) -> str:
     """The value of ``quantization`` that converts 16-bit weights to FP8 while they are loaded.
 

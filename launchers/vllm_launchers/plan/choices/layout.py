@@ -35,7 +35,7 @@ from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
-from vllm_launchers.vllm.release_defaults import Release, online_fp8
+from vllm_launchers.vllm.release_defaults import ONLINE_FP8_SINCE, Release, online_fp8
 
 LONG_AT_ONCE = 0.75
 """At most this share of the requests in flight have p95 length at once; the KV cache is sized for these."""
@@ -48,9 +48,6 @@ HEAVY = 0.4
 
 FP8_WEIGHTS = 8.9
 """Lowest compute capability that multiplies weights in FP8."""
-
-ONLINE_FP8_SINCE = (0, 15, 0)
-"""Earlier releases loaded all 16-bit weights before converting them to FP8, so the peak did not shrink."""
 
 CLOSE = 0.9
 """Layouts with at least this share of the highest throughput count as equally fast, and latency decides."""

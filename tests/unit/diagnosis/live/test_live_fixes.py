@@ -576,7 +576,7 @@ def called(model: str) -> str:
 
 def begun(method: str, model: str = "org/m") -> str:
     return (
-        "(EngineCore pid=7) INFO 11-20 10:00:02 [core.py:93] Initializing a V1 LLM engine (v0.13.0) with config: "
+        "(EngineCore pid=7) INFO 11-20 10:00:02 [core.py:93] Initializing a V1 LLM engine (v0.16.0) with config: "
         f"model='{model}', speculative_config=None, dtype=torch.bfloat16, quantization={method}, "
         "quantization_config=None, enforce_eager=True"
     )
@@ -606,6 +606,23 @@ def test_quantized_weights_are_not_quantized_again(start: list[str], flags: Flag
     assert (Changes({"quantization": "fp8"}) in [fix.changes for fix in found.fixes]) == offered
     assert any("AWQ" in fix.why for fix in found.fixes) == offered
     assert any("Use a smaller model" in fix.why for fix in found.fixes)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "offered"),
+    [("0.13.0", "Tesla T4", False), ("0.13.0", "NVIDIA L40S", False), ("0.16.0", "Tesla T4", True),
+     ("0.16.0", "Tesla V100-SXM2-16GB", False)],
+)  # fmt: skip
+def test_fp8_weights_help_only_if_they_are_converted_while_loading(version: str, gpu: str, offered: bool) -> None:
+    start = f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"
+    found = diagnose([start, begun("None"), *TOO_LARGE], 1, {}, gpu)
+    assert (Changes({"quantization": "fp8"}) in [fix.changes for fix in found.fixes]) is offered
+
+
+@pytest.mark.parametrize(("gpu", "offered"), [("Tesla T4", False), ("NVIDIA L40S", True)])
+def test_fp8_weights_are_not_offered_to_models_that_run_in_fp32(gpu: str, offered: bool) -> None:
+    found = diagnose([begun("None", "google/gemma-3-4b-it"), *TOO_LARGE], 1, {}, gpu)
+    assert any("quantization" in fix.changes.set for fix in found.fixes) is offered
 
 
 @pytest.mark.parametrize(
@@ -841,7 +858,7 @@ def test_log_tells_whether_the_gpu_supports_an_fp8_cache(warning: str, offered: 
     assert any("kv-cache-dtype" in one.changes.set for one in found.fixes) == offered
 
 
-@pytest.mark.parametrize(("version", "method"), [("0.9.2", "fp8"), ("0.30.0", "fp8"), ("0.31.0", "fp8_per_tensor")])
+@pytest.mark.parametrize(("version", "method"), [("0.16.0", "fp8"), ("0.30.0", "fp8"), ("0.31.0", "fp8_per_tensor")])
 def test_fp8_weights_use_the_releases_method_name(version: str, method: str) -> None:
     start = f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"
     found = diagnose([start, begun("None"), *TOO_LARGE], 1)

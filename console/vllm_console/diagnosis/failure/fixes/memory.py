@@ -15,10 +15,10 @@ from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
-from vllm_launchers.plan.budget.memory_flags import LARGEST_MM_ITEM, least_step
+from vllm_launchers.plan.budget.memory_flags import LARGEST_MM_ITEM, least_step, refuses_float16
 from vllm_launchers.plan.flags import TENSOR
 from vllm_launchers.vllm.flags.changes import Changes, FlagValue
-from vllm_launchers.vllm.release_defaults import online_fp8
+from vllm_launchers.vllm.release_defaults import ONLINE_FP8_SINCE, online_fp8
 
 LOWEST_UTILIZATION = 0.3
 """Below this fraction of a GPU, nothing useful runs: use another GPU instead."""
@@ -338,9 +338,16 @@ def weights_do_not_fit(case: Case) -> tuple[Fix, ...]:
 
 
 def _fits_in_fp8(case: Case) -> bool:
-    """Whether FP8 weights may help: not quantized yet, supported by this GPU, and small enough if the size is known."""
+    """Whether FP8 weights may help: not quantized yet, and small enough if the size is known.
+
+    The GPU must support them with the model's dtype, and the release convert them while they are loaded.
+    """
     if case.quantized or (case.capability is not None and case.capability < FP8_WEIGHTS_FROM):
         return False
+    if case.release is not None and case.release < ONLINE_FP8_SINCE:
+        return False
+    if case.facts is not None and refuses_float16(case.facts, case.release) and case.shape and case.shape.before_ampere:
+        return False  # it runs in FP32, which vLLM refuses with FP8 weights
     found = _CAPACITY.search(case.text)
     if not case.checkpoint_gib or found is None:
         return True
