@@ -74,7 +74,10 @@ def _reads(name: str, files: set[str], model: str, flags: Flags, engine: Engine)
         return alone and "model.tensors" in files and (engine.release or (0, 0, 0)) >= _TENSORIZER_SINCE
     if name == "fastsafetensors" and engine.build != "cuda":
         return False
-    return any(file.endswith(".safetensors") for file in files)
+    weights = {file for file in files if file.endswith(".safetensors")}
+    twice = {file for file in weights if file.startswith("consolidated")}
+    # This one reads all of these files, and not only those in the index: with both, it reads all weights twice.
+    return bool(weights) and not (name == "runai_streamer" and twice and twice != weights)
 
 
 def _files(model: str, flags: Flags, environ: Mapping[str, str]) -> set[str]:

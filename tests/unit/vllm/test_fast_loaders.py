@@ -60,3 +60,8 @@ def test_loader_needs_a_model_in_its_format(usable: Names) -> None:
     assert usable("runai_model_streamer", "tensorizer", files=("pytorch_model.bin",)) == []
     assert usable(files=("model.tensors",)) == ["tensorizer"]
     assert usable(files=(), flags={"tensor-parallel-size": 2}) == []
+
+
+def test_loader_that_reads_all_files_is_not_offered_for_weights_stored_twice(usable: Names) -> None:
+    assert usable("runai_model_streamer", files=("consolidated.safetensors",)) == ["runai_streamer"]
+    assert usable("fastsafetensors", files=("model-00001-of-00002.safetensors",)) == ["fastsafetensors"]
