@@ -16,7 +16,7 @@ from vllm_console.prediction.fit import fit_step_cost, step_noise
 from vllm_console.prediction.predict import MOST_TIMES_OBSERVED
 from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.details import unpack
-from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item
+from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item, needs_unknown_items_whole
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.speculation import sequence_tokens
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
@@ -97,6 +97,8 @@ def rank_changes(
         mm_item=max_tokens_per_mm_item(facts, details.flags),
         state_block=cache.block_size if states else 0,
     )
+    if needs_unknown_items_whole(facts, details.flags):
+        least = limits.scheduler.max_num_batched_tokens
     each, sizes = sequence_tokens(details.flags, release), limits.scheduler
     wanted = combinations(sizes.max_num_seqs, sizes.max_num_batched_tokens, utilization, least, each)
     known = []

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgspec
 
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.memory_flags import batch_sizes, max_tokens_per_mm_item
-from vllm_launchers.plan.flags import BATCHED, DECODE_CONTEXT, LENGTH, SEQUENCES, token_count
+from vllm_launchers.plan.budget.memory_flags import batch_sizes, max_tokens_per_mm_item, needs_unknown_items_whole
+from vllm_launchers.plan.flags import BATCHED, DECODE_CONTEXT, LENGTH, SEQUENCES, WHOLE_ITEMS, token_count
 from vllm_launchers.plan.model_conditions import broken_model_conditions
 from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
@@ -52,8 +52,17 @@ class Target(msgspec.Struct, frozen=True):
 
 def newly_refused(target: Target, flags: Flags, changes: Changes) -> tuple[tuple[str, str], ...]:
     """What vLLM would reject after these changes but does not reject now: pairs of flag and sentence."""
-    before = set(_refused(target, flags))
-    return tuple(one for one in _refused(target, apply_changes(flags, changes)) if one not in before)
+    before, after = set(_refused(target, flags)), apply_changes(flags, changes)
+    return tuple(one for one in (*_refused(target, after), *_cut_items(target, flags, after)) if one not in before)
+
+
+def _cut_items(target: Target, flags: Flags, after: Flags) -> Iterator[tuple[str, str]]:
+    """Smaller steps may hold no whole image, which vLLM refuses if a flag forbids to chunk them."""
+    if not needs_unknown_items_whole(target.facts, after):
+        return
+    step, less = (token_count({**target.derived(one), **one}.get(BATCHED)) for one in (flags, after))
+    if less is not None and BATCHED in after and (step is None or less < step):
+        yield "", f"--{BATCHED} {less} may hold no whole image or video, as --{WHOLE_ITEMS} requires"
 
 
 def acceptable(target: Target, flags: Flags, changes: Changes) -> Changes | None:

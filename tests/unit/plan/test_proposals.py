@@ -89,6 +89,25 @@ def test_prefix_caching_is_proposed_without_flags_that_prevent_it() -> None:
     assert acceptable(Target(None, DENSE, release=(0, 16, 0)), whole, on) == on
 
 
+@pytest.mark.parametrize(
+    ("facts", "now", "tokens", "offered"),
+    [
+        (replace(DENSE, multimodal=True), 16384, 256, False),
+        (replace(DENSE, multimodal=True), None, 256, False),
+        (replace(DENSE, multimodal=True), 256, 16384, True),
+        (replace(DENSE, multimodal=True, model_type="gemma4"), 16384, 4096, True),
+        (DENSE, 16384, 256, True),
+    ],
+)
+def test_step_is_not_made_smaller_for_whole_images_of_unknown_size(
+    facts: ModelFacts, now: int | None, tokens: int, offered: bool
+) -> None:
+    flags: Flags = {"disable-chunked-mm-input": True, **({} if now is None else {"max-num-batched-tokens": now})}
+    changes = Changes(set={"max-num-batched-tokens": tokens})
+    assert acceptable(Target(TABLE, facts), flags, changes) == (changes if offered else None)
+    assert acceptable(Target(TABLE, facts), flags, Changes(set={"max-model-len": 4096})) is not None
+
+
 @pytest.mark.parametrize(("gpu", "offered"), [(None, True), (GpuShape("NVIDIA L40S", 45.0), False)])
 def test_derived_step_must_hold_the_sequences(gpu: GpuShape | None, offered: bool) -> None:
     more = Changes(set={"max-num-seqs": 4000})

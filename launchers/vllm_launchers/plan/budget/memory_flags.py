@@ -10,7 +10,7 @@ import msgspec
 from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.flags import CHUNKED, PREFIX, token_count
+from vllm_launchers.plan.flags import CHUNKED, PREFIX, WHOLE_ITEMS, token_count
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import draft_tokens, sequence_tokens, speculates
@@ -277,6 +277,13 @@ def max_tokens_per_mm_item(facts: ModelFacts | None, flags: Flags) -> int:
         return 0
     kinds = _MAX_TOKENS_PER_MM_ITEM.get(facts.model_type or "", {})
     return max((tokens for kind, tokens in kinds.items() if _may_have(flags, kind)), default=0)
+
+
+def needs_unknown_items_whole(facts: ModelFacts | None, flags: Flags) -> bool:
+    """Whether a flag makes vLLM compute each image or video in one step, and it is unknown how large that must be."""
+    if flags.get(WHOLE_ITEMS) is not True or flags.get("language-model-only") is True:
+        return False
+    return facts is None or (facts.multimodal and not max_tokens_per_mm_item(facts, flags))
 
 
 def least_step(

@@ -137,7 +137,7 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
     if fixed:
         layouts = _set_over_nodes(inputs, fixed_layout(flags), pool, settled)
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
-    for weights in ({}, *_online_fp8(inputs, pool, settled)):
+    for weights in ({}, *_online_fp8(inputs, flags, pool, settled)):
         search = Search(inputs, flags, pool, settled)
         tried = [search.option(layout, weights) for layout in layouts]
         options = tried if pool.exact or fixed else few(tried, wanted)
@@ -374,7 +374,7 @@ def _experts_allow(facts: ModelFacts | None, layout: Layout, flags: Flags, relea
     return (facts.experts or 1) % ranks == 0
 
 
-def _online_fp8(inputs: ChoiceInputs, pool: Pool, settled: Collection[str]) -> list[dict[str, FlagValue]]:
+def _online_fp8(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]) -> list[dict[str, FlagValue]]:
     """Convert 16-bit weights to FP8 at load time, if the GPU multiplies in FP8 and the checkpoint is not quantized."""
     facts, release = inputs.facts, inputs.release
     possible = (
@@ -382,6 +382,7 @@ def _online_fp8(inputs: ChoiceInputs, pool: Pool, settled: Collection[str]) -> l
         and facts is not None
         and facts.quantization is None
         and facts.dtype in ("bfloat16", "float16")
+        and flags.get("dtype") not in ("float32", "float")
         and (pool.capability or 0.0) >= FP8_WEIGHTS
         and (release is None or release >= ONLINE_FP8_SINCE)
     )

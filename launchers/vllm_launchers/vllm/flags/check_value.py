@@ -721,6 +721,32 @@ def _drafted_slots(given: Given) -> str | None:
     )
 
 
+_OF_THE_TARGET = (*_ALWAYS_COUNTED, "suffix")
+"""Methods that do not use the length of a draft model's context."""
+
+
+def _drafts_context(given: Given) -> str | None:
+    """A draft model's context may not be longer than the target's."""
+    config = "speculative-config"
+    drafts, length = given.key(config, "max_model_len"), given.limit("max-model-len")
+    if not isinstance(drafts, int) or isinstance(drafts, bool) or length is None or 0 <= length >= drafts:
+        return None
+    if length < 0 or _drafter(given)[0] in _OF_THE_TARGET:
+        return None
+    own = "" if given.has("max-model-len") else ", as vLLM works out here"
+    return f"--max-model-len {length}{own} is less than max_model_len {drafts} in --{config}, which vLLM refuses"
+
+
+_FP8_WEIGHTS = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel")
+
+
+def _wide_fp8(given: Given) -> str | None:
+    method, dtype = given.text("quantization"), given.text("dtype")
+    if method.lower() not in _FP8_WEIGHTS or dtype not in ("float32", "float"):
+        return None
+    return f"--quantization {method} does not work with --dtype {dtype}"
+
+
 def _executor(given: Given) -> str | None:
     text = given.text("distributed-executor-backend")
     if not text or text in ("ray", "mp", "uni", "external_launcher") or "." in text:
@@ -1003,6 +1029,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("speculative-config",), _synthetic, CHECKED_SINCE),
     Condition(("speculative-config", "enable-lora"), _adapted_drafts, (0, 11, 1)),
     Condition(("speculative-config", "max-num-batched-tokens"), _drafted_slots, (0, 17)),
+    Condition(("max-model-len", "speculative-config"), _drafts_context),
+    Condition(("quantization", "dtype"), _wide_fp8),
     _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", CHECKED_SINCE),
     _set_twice("spec-method", "speculative-config", "method", CHECKED_SINCE),
     _set_twice("spec-model", "speculative-config", "model", CHECKED_SINCE),

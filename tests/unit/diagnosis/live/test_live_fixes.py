@@ -694,6 +694,11 @@ def test_prefix_caching_of_linear_layers_is_not_offered_with_flags_that_prevent_
         ({"max-model-len": 8192, "long-prefill-token-threshold": 4096}, Changes({"max-model-len": 2048})),
         ({"tensor-parallel-size": 4, "decode-context-parallel-size": 4}, Changes({"tensor-parallel-size": 2})),
         ({}, Changes({"prefix-match-unit": 16})),
+        ({"dtype": "float32"}, Changes({"quantization": "fp8"})),
+        (
+            {"spec-model": "org/draft", "spec-tokens": 3, "speculative-config.max_model_len": 16384},
+            Changes({"max-model-len": 8192}),
+        ),
         ({"max-num-batched-tokens": 512}, Changes({"max-num-seqs": 1024})),
         ({"spec-method": "ngram", "spec-tokens": 4}, Changes(unset=("spec-method",))),
     ],
@@ -751,6 +756,13 @@ def test_fix_that_the_model_does_not_allow_is_dropped() -> None:
     assert accepted((two, four), {}, "0.33.0", facts) == (two,)
     assert accepted((two, four), {}, None, facts) == (two,)
     assert accepted((two, four), {}, "0.33.0") == (two, four)
+
+
+def test_smaller_steps_are_not_offered_if_whole_images_must_fit() -> None:
+    where = '  File "vllm/v1/worker/gpu_model_runner.py", line 1, in profile_run'
+    for flags, offered in (({}, True), ({"disable-chunked-mm-input": True}, False)):
+        fixes = of(OUT, {"max-num-batched-tokens": 8192, **flags}, where).fixes
+        assert any("max-num-batched-tokens" in fix.changes.set for fix in fixes) is offered
 
 
 def test_smaller_steps_still_hold_all_drafts() -> None:

@@ -315,6 +315,11 @@ def replace_workload(workload: Workload, **changes: Any) -> Workload:
     return Workload(**(values | changes))
 
 
+def test_weights_are_not_converted_to_fp8_for_float32(chosen: Chosen) -> None:
+    assert chosen("14b", "4090", FEW)["quantization"].value == "fp8_per_tensor"
+    assert chosen("14b", "4090", FEW, set={"dtype": "float32"})["quantization"].value is None
+
+
 def test_quantized_checkpoint_gets_no_flag(chosen: Chosen) -> None:
     found = chosen("8b-awq", "4090", FEW)["quantization"]
     assert (found.value, found.source) == (None, Source.MODEL)

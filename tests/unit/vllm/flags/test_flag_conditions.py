@@ -64,6 +64,7 @@ TEXTS = {
     "all2all-backend": "allgather_reducescatter",
     "kv-cache-dtype": "auto",
     "dtype": "auto",
+    "quantization": None,
     "moe-backend": "auto",
 }
 OBJECTS = (
@@ -441,6 +442,24 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"show-hidden-metrics-for-version": "0.31.0rc1"},
     ),
     ("lora-modules", {"lora-modules": "{}"}, {"lora-modules": "{"}),
+    (
+        "max-model-len",
+        {
+            "speculative-config": '{"model": "org/draft", "num_speculative_tokens": 3, "max_model_len": 16384}',
+            "max-model-len": 8192,
+        },
+        {
+            "speculative-config": '{"model": "org/draft", "num_speculative_tokens": 3, "max_model_len": 16384}',
+            "max-model-len": "16K",
+        },
+    ),
+    (
+        "max-model-len",
+        {"spec-model": "org/draft", "spec-tokens": 3, "speculative-config.max_model_len": 16384, "max-model-len": 8192},
+        {"spec-method": "ngram", "spec-tokens": 3, "speculative-config.max_model_len": 16384, "max-model-len": 8192},
+    ),
+    ("quantization", {"quantization": "fp8", "dtype": "float32"}, {"quantization": "fp8", "dtype": "half"}),
+    ("quantization", {"quantization": "fp8_per_tensor", "dtype": "float"}, {"quantization": "awq", "dtype": "float"}),
     ("eplb-config", {"eplb-config.num_redundant_experts": 2}, {"eplb-config.num_redundant_experts": 0}),
     ("reasoning-parser", {"reasoning-parser": "qwen"}, {"reasoning-parser": "qwen3"}),
     ("reasoning-parser", {"reasoning-parser": "own"}, {"reasoning-parser": "own", "reasoning-parser-plugin": "own.py"}),

@@ -15,7 +15,12 @@ from vllm_launchers.engine_model.gpu_models import find_model
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
-from vllm_launchers.plan.budget.memory_flags import LARGEST_MM_ITEM, least_step, refuses_float16
+from vllm_launchers.plan.budget.memory_flags import (
+    LARGEST_MM_ITEM,
+    least_step,
+    needs_unknown_items_whole,
+    refuses_float16,
+)
 from vllm_launchers.plan.flags import TENSOR
 from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.release_defaults import ONLINE_FP8_SINCE, online_fp8
@@ -248,6 +253,8 @@ def _smaller_steps(case: Case) -> list[Fix]:
     least = least_step(case.flags, case.release, sequences=int(case.number("max-num-seqs", 0)), mm_item=item)
     less = max(SMALLEST_STEP, least, tokens // 2 if tokens else 0)
     if (tokens is not None and less >= tokens) or case.flags.get("enable-chunked-prefill") is False:
+        return []
+    if needs_unknown_items_whole(case.facts, case.flags):
         return []
     was = f" instead of {tokens:,}" if tokens else ""
     why = f"A step of {less:,} tokens{was} needs less memory for activations."
