@@ -118,6 +118,13 @@ def test_invalid_page_prints_one_line(program, bad_server, path):
     assert answer.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "ftp://127.0.0.1/metrics", "HTTP://127.0.0.1:1/?x=1"])
+def test_invalid_url_is_wrong_usage(program, url):
+    answer = program("metrics", url)
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("content", [b"", b"<html></html>", b"\x00\xff\xfe garbage", PAGE[:700].encode() + b"vllm:nu"])
 def test_invalid_file_is_handled(program, tmp_path, content):
     page = tmp_path / "page"

@@ -13,9 +13,11 @@ from fakes.endpoint import FakeEndpoint, certificate, document, metrics
 from vllm_console import attached
 from vllm_console.attached import Endpoint, api_key_of, endpoint_of, first_record, name_for
 from vllm_console.attached_recorder import LONGEST_PAUSE_SECONDS, MIXED, NO_ENGINE, EndpointRecording
+from vllm_console.fleet import attached_servers
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.store import HISTORY, HistoryReader
 from vllm_console.metrics.scrape import Scraper, verifying
-from vllm_launchers.errors import UsageError
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import ServerRecord, State
 
@@ -209,3 +211,29 @@ def test_names_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAR_KEY", "a\nb")
     with pytest.raises(UsageError, match="FAR_KEY has characters"):
         api_key_of(Endpoint("http://h", "FAR_KEY"))
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "may"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "localhost", True),
+        ("127.0.0.1", "::1", False),
+        ("0.0.0.0", "::1", False),
+        ("::1", "127.0.0.1", False),
+        ("::1", "::1", True),
+        ("::", "127.0.0.1", True),
+    ],
+)
+def test_own_server_is_recognized_by_the_address_that_it_binds(
+    tmp_path: Path, bound: str, host: str, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached_servers, "start_recorder", lambda *_: None)
+    endpoints = attached_servers.AttachedServers(tmp_path, interactive=False, read_only=False)
+    url = f"http://[{host}]:8000" if ":" in host else f"http://{host}:8000"
+    own = {8000: ServerView("chat", State.READY, 1.0, ours=True, host=bound, port=8000)}
+    if may:
+        with pytest.raises(OperationError, match="is chat, one of your own servers"):
+            endpoints.attach(url, "v", "", "", own)
+    else:
+        assert endpoints.attach(url, "v", "", "", own) == "v"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.load.events import AnswerError, EventStream, StreamEvent
+from vllm_console.load.events import AnswerError, EventStream, StreamEvent, check_finish
 from vllm_console.text import count, rate, seconds
 from vllm_launchers.typed_decoding import json_decoder
 
@@ -141,8 +141,7 @@ class AnswerReader:
 
     def end(self) -> None:
         """Handle the end of the stream. Raises AnswerError if it ended before the answer did."""
-        if self._finish == "abort":
-            raise AnswerError("the server aborted the request")
+        check_finish(self._finish)
         rest = self._stream.rest
         if rest.strip() and not rest.startswith(b"data:") and self._first is None:
             raise AnswerError("the response is not an event stream: is this vLLM's address?")

@@ -65,7 +65,7 @@ def _attach_host(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Attach the endpoint and print its first response. An endpoint that does not respond stays attached."""
-    if args.url.startswith("ssh:"):
+    if args.url.lower().startswith("ssh:"):
         return _attach_host(args)
     fleet = open_fleet(args, observe=False)
     name = fleet.attached.attach(args.url, args.name, key_env=args.key_env, ca=args.ca)

@@ -77,7 +77,7 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
     from vllm_launchers.host.ports import user_name
 
     fleet = open_fleet(args)
-    if args.server.startswith(("http://", "https://")):
+    if "://" in args.server:
         url = server_url(args.server)
         server = _attached_at(fleet, url)
         if server is None:

@@ -11,6 +11,7 @@ from vllm_console.cli.output import Document, print_json
 from vllm_console.metrics.quantile import PARTS, Quantile, text_of
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import UNKNOWN, percent, plain, seconds
+from vllm_launchers.addresses import server_url
 from vllm_launchers.errors import OperationError
 from vllm_launchers.units import counted
 
@@ -41,13 +42,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_sample(source: str, timeout: float) -> Sample:
-    """A sample from a URL or a file. Raises OperationError if it cannot be read, or has no vLLM metrics."""
+    """A sample from a URL or a file.
+
+    Raises:
+        UsageError: it is not a server's URL.
+        OperationError: it cannot be read, or has no vLLM metrics.
+    """
     from vllm_console.metrics.parse import NotMetricsError, parse_metrics
     from vllm_console.metrics.scrape import BODY_LIMIT, scrape_once
 
     try:
         if "://" in source:
-            return scrape_once(source, time.time(), timeout)
+            return scrape_once(server_url(source).base, time.time(), timeout)
         with Path(source).open("rb") as file:
             body = file.read(BODY_LIMIT + 1)
         if len(body) > BODY_LIMIT:

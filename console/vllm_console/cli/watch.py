@@ -72,8 +72,10 @@ def _watch(fleet: LocalFleet, notifier: Notifier, ended: threading.Event, *, as_
             trouble = error_sentence(error)
         for alert in alerts:
             print(_line(alert, as_json=as_json), flush=True)
-        if trouble and trouble != reported:
-            print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)
+        if trouble != reported:
+            at = time.strftime("%Y-%m-%d %H:%M:%S")
+            news = plain(trouble) if trouble else f"no longer: {plain(reported)}"
+            print(f"vllm-console: {at} {news}", file=sys.stderr, flush=True)
         reported = trouble
         if ended.wait(POLL_SECONDS):
             return

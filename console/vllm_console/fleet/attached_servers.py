@@ -30,7 +30,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.watched_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback, server_url
+from vllm_launchers.addresses import is_loopback, is_wildcard, server_url
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
@@ -195,7 +195,7 @@ class AttachedServers:
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
-    def attach(self, url: str, name: str | None, key_env: str, ca: str, own: Mapping[int, str]) -> str:
+    def attach(self, url: str, name: str | None, key_env: str, ca: str, own: Mapping[int, ServerView]) -> str:
         """Record an endpoint and start its recorder; return its name. The endpoint need not answer.
 
         Attaching the same endpoint again by its name replaces its key variable and certificates. ``own`` maps ports to
@@ -206,8 +206,9 @@ class AttachedServers:
             UsageError: an argument is invalid.
         """
         endpoint = _checked(url, key_env, ca)
-        if is_loopback(endpoint.host) and (here := own.get(endpoint.address.port)) is not None:
-            raise OperationError(f"{endpoint.url} is {here}, one of your own servers: it is already in the table")
+        here = own.get(endpoint.address.port)
+        if here is not None and is_loopback(endpoint.host) and _may_answer(here.host, endpoint.host):
+            raise OperationError(f"{endpoint.url} is {here.name}, one of your own servers: it is already in the table")
         folder = self._state / ATTACHED
         busy = OperationError(f"another command is attaching an endpoint ({folder}): try again")
         try:
@@ -350,6 +351,12 @@ def endpoint_access(endpoint: Endpoint) -> ApiAccess:
     from vllm_console.load.client import ApiAccess
 
     return ApiAccess(api_key_of(endpoint), endpoint.key_env, endpoint.ca)
+
+
+def _may_answer(bound: str, host: str) -> bool:
+    """Whether a server that binds ``bound`` may answer at this loopback address or name."""
+    is_name = host.lower().removesuffix(".") == "localhost"
+    return is_name or (":" in host) == (":" in bound) or (is_wildcard(bound) and ":" in bound)
 
 
 def _checked(url: str, key_env: str, ca: str) -> Endpoint:

@@ -57,7 +57,7 @@ class Attachments:
             UsageError: an argument is invalid.
         """
         self._access.refuse_read_only()
-        own = {server.port: server.name for server in self._snapshot().servers if server.ours and server.pid}
+        own = {server.port: server for server in self._snapshot().servers if server.ours and server.pid}
         return self._endpoints.attach(url, name, key_env, ca, own)
 
     def attach_host(self, url: str, name: str | None) -> RemoteHost:

@@ -13,7 +13,7 @@ from functools import partial
 import httpx
 import msgspec
 
-from vllm_console.load.events import AnswerError, EventStream, StreamEvent, message_of
+from vllm_console.load.events import AnswerError, EventStream, StreamEvent, check_finish, message_of
 from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest
 from vllm_console.load.transport import LeanTransport, connection_problem, unreachable
@@ -74,8 +74,7 @@ class StreamedAnswer:
 
     def end(self) -> None:
         """Handle the end of the stream. Raises AnswerError if it ended too soon."""
-        if self._finish == "abort":
-            raise AnswerError("the server aborted the request")
+        check_finish(self._finish)
         if not self._stream.done or self._first is None:
             raise AnswerError("the answer ended before its last token")
         tpot = (self._last - self._first) / (self.counted - 1) if self.counted > 1 else None

@@ -20,6 +20,12 @@ class AnswerError(Exception):
     """A request was refused, or its answer can't be read: one sentence, the same for all failures of its kind."""
 
 
+def check_finish(reason: str | None) -> None:
+    """Raise AnswerError if the server gave up an answer: ``abort`` is vLLM's reason, ``error`` that of others."""
+    if reason in ("abort", "error"):
+        raise AnswerError("the server aborted the request")
+
+
 class Usage(msgspec.Struct):
     """Token counts of an answer so far, by the server."""
 

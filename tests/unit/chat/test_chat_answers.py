@@ -83,6 +83,7 @@ def test_without_counts_each_event_with_text_is_a_token(said):
         (b"data: " + b"x" * (2 << 20), "more than 1 MiB"),
         (b'data: {"choices": [{"delta": {"content": "half"}}]}\n\n', "ended before the answer did"),
         (b'data: {"choices": [{"delta": {}, "finish_reason": "abort"}]}\n\ndata: [DONE]\n\n', "aborted"),
+        (b'data: {"choices": [{"delta": {}, "finish_reason": "error"}]}\n\ndata: [DONE]\n\n', "aborted"),
         (b"", "ended before"),
     ],
 )

@@ -84,6 +84,7 @@ def test_without_usage_every_event_counts_as_a_token() -> None:
         (token(), "ended before its last token"),
         (DONE, "ended before its last token"),
         (token() + token("abort") + DONE, "aborted"),
+        (token() + token("error") + DONE, "aborted"),
     ],
 )
 def test_truncated_answer_is_a_failure(data: bytes, reason: str) -> None:
