@@ -33,7 +33,8 @@ from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, adjoin, by_exac
 THROUGHPUT = "generation_tokens_per_second"
 MAJOR = ("ttft_mean", "e2e_mean", THROUGHPUT)
 """Latency and throughput: while one of these is inconclusive, minor figures do not decide the verdict. A figure that
-missed its objective before counts as major too, since the change was meant to improve it.
+missed its objective before counts as major too, since the change was meant to improve it; so does one that got worse
+and newly misses it (`ComparedFigure.newly_missed`).
 """
 
 
@@ -183,9 +184,15 @@ class ComparedFigure(msgspec.Struct, frozen=True):
         return self.verdict is not None and self.meets is not None and not self.meets[0]
 
     @property
+    def newly_missed(self) -> bool:
+        """Whether it got worse and no longer meets its objective. Latency quantiles don't count: means scatter less."""
+        worse = self.verdict is ComparisonVerdict.WORSE and self.key not in QUANTILES
+        return worse and self.meets == (True, False)
+
+    @property
     def major(self) -> bool:
         """Whether a verdict may rest on it alone."""
-        return self.key in MAJOR or self.missed
+        return self.key in MAJOR or self.missed or self.newly_missed
 
     @property
     def meets(self) -> tuple[bool, bool] | None:

@@ -121,8 +121,14 @@ def energy_cost_text(found: Comparison, tariff: Tariff | None) -> str:
 
 
 def _by_weight(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
-    """Sort figures that missed their objective before first (the change was meant to improve them), then by change."""
-    return sorted(figures, key=lambda figure: (not figure.missed, -abs(figure.share(figure.change) or 0.0)))
+    """Sort figures that missed their objective before (the change was meant to improve them) or newly miss it first,
+    then by change.
+    """
+
+    def weight(figure: ComparedFigure) -> tuple[bool, float]:
+        return not (figure.missed or figure.newly_missed), -abs(figure.share(figure.change) or 0.0)
+
+    return sorted(figures, key=weight)
 
 
 def _largest(figures: Sequence[ComparedFigure]) -> ComparedFigure | None:

@@ -614,6 +614,25 @@ def test_headline_is_about_the_objective_missed_before(made):
         assert "preemptions/req" in brief(found)
 
 
+def test_newly_missed_objective_decides_although_ttft_is_inconclusive(made):
+    """Reverting such a change was once "Inconclusive: TTFT mean may be noise", with preemptions/req 0 → 0.14."""
+    before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1))
+    found = compare(*made.pair(before, with_figures(made.minutes(2, preempted=0.5), ttft_mean=WILD)))
+    figures = {figure.key: figure for figure in found.figures}
+    assert figures["ttft_mean"].verdict is ComparisonVerdict.INCONCLUSIVE
+    assert figures["preemption_share"].meets == (True, False)
+    assert found.verdict is ComparisonVerdict.WORSE
+    assert plain_sentence(found).startswith("The change made it worse: preemptions/req rose from 0")
+    assert verdict_text(found).endswith(" TTFT mean 4.9s → 40s is inconclusive.")
+    assert brief(found).startswith("Worse: preemptions/req +0.5")
+    # Even if other values changed more.
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.5, slower=3.0)))
+    assert plain_sentence(found).startswith("The change made it worse: preemptions/req rose from 0")
+    # Not if the objective is still met.
+    within = with_figures(made.minutes(2, preempted=0.01), ttft_mean=WILD)
+    assert compare(*made.pair(before, within)).verdict is ComparisonVerdict.INCONCLUSIVE
+
+
 def test_newly_met_objective_decides_if_requests_are_not_slower(made):
     before = made.minutes(1, preempted=0.5)
     later = {"ttft_mean": (0.36, 0.37, 0.38)}
