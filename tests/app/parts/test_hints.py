@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from fakes import made_runs
 from vllm_console.fleet.snapshot import PreparedRestart
-from vllm_console.runs.compare import compare
-from vllm_launchers.keeper.records import PreparationStep
+from vllm_console.runs.compare import ComparisonVerdict, compare
+from vllm_launchers.keeper.records import PreparationStep, State
 
 
 async def test_a_hint_gives_way_to_the_next_when_it_is_followed(console, fakes, tmp_path: Path) -> None:
@@ -42,6 +42,46 @@ async def test_a_hint_gives_way_to_the_next_when_it_is_followed(console, fakes, 
         await c.press("escape")
         await c.until(lambda: "hint" not in c.text, "no hint")
         assert hidden.exists()
+
+
+async def test_a_comparison_without_a_verdict_leaves_its_hint(console, fakes, tmp_path: Path) -> None:
+    generation = [3]
+
+    def chat(at):
+        return replace(fakes.pressed(at), generation=generation[0])
+
+    fleet = fakes.FakeFleet(chat)
+    fleet.comparison = compare(*made_runs.pair(made_runs.minutes(1), made_runs.minutes(2, 2)))
+    assert fleet.comparison.verdict is ComparisonVerdict.TOO_LITTLE
+    async with console(fleet=fleet, hints=tmp_path / "hidden") as c:
+        await c.press("f")
+        await c.sees("hint 3/4")
+        generation[0] = 4
+        await c.sees("hint 4/4")
+        await c.press("c")
+        await c.sees("Not enough data")
+        await c.press("escape")
+        await c.until(lambda: c.app.screen is c.app.operations)
+        await c.sees("hint 4/4")
+        fleet.comparison = compare(*made_runs.pair(made_runs.minutes(1), made_runs.minutes(2)))
+        await c.press("c")
+        await c.until(lambda: not c.app.operations.hints.shown)
+
+
+async def test_the_verdict_on_an_earlier_change_is_not_that_on_a_restart_just_begun(
+    console, fakes, tmp_path: Path
+) -> None:
+    now = {"generation": 3}
+    fleet = fakes.FakeFleet(lambda at: replace(fakes.pressed(at), **now))
+    earlier = compare(*made_runs.pair(made_runs.minutes(1), made_runs.minutes(2)))
+    after = replace(earlier.after, run=replace(earlier.after.run, generation=3))
+    fleet.last_changes["chat"] = replace(earlier, after=after)
+    async with console(fleet=fleet, hints=tmp_path / "hidden") as c:
+        await c.press("f")
+        await c.sees("hint 3/4")
+        await c.until(lambda: c.app.operations.changes.judged(c.app.operations.live), "a verdict on the earlier change")
+        now.update(generation=4, state=State.STARTING)
+        await c.sees("hint 4/4  Wait for a verdict above, then press c.")
 
 
 async def test_a_step_taken_early_needs_no_hint_any_more(console, fakes, tmp_path: Path) -> None:

@@ -62,10 +62,15 @@ class ChangeReport:
         """Drop the report of a removed server."""
         self._by_server.pop(name, None)
 
+    def _newest(self, server: ServerView) -> _Report | None:
+        """The report on its present run; None if there is only one on an earlier run, as while it starts again."""
+        report = self._by_server.get(server.name)
+        return report if report is not None and report.generation == server.generation else None
+
     def lines(self, server: ServerView, now: float, width: int, room: int) -> list[Strip]:
         """The report line, if there is one and room for it."""
-        report = self._by_server.get(server.name)
-        if report is None or report.found is None or report.done or report.generation != server.generation or room < 1:
+        report = self._newest(server)
+        if report is None or report.found is None or report.done or room < 1:
             return []
         if server.state is not State.READY or (report.judged_at and now - report.judged_at > SHOWN_SECONDS):
             return []
@@ -75,16 +80,16 @@ class ChangeReport:
 
     def judged(self, server: ServerView) -> bool:
         """Whether there is a verdict on the newest change, as opposed to insufficient data."""
-        report = self._by_server.get(server.name)
+        report = self._newest(server)
         return report is not None and report.judged_at is not None
 
     def awaited(self, server: ServerView) -> str:
         """What to wait for, e.g. ``Wait about 2m20s for a verdict above``; empty if there is nothing to wait for."""
-        report = self._by_server.get(server.name)
+        report = self._newest(server)
         if self.judged(server) or (report is not None and report.done):
             return ""
         about = ""
-        if report is not None and report.found is not None and report.generation == server.generation:
+        if report is not None and report.found is not None:
             from vllm_console.runs.text import missing_text
 
             about = f" about {missing_text(report.found.after)}" if report.found.after.missing else ""
@@ -92,10 +97,10 @@ class ChangeReport:
 
     def undecided(self, server: ServerView) -> str:
         """What a restart would leave undecided: this run has too little traffic for a verdict on its change."""
-        report = self._by_server.get(server.name)
+        report = self._newest(server)
         if report is None or report.found is None or report.judged_at is not None:
             return ""
-        if report.done or report.generation != server.generation or not report.found.after.missing:
+        if report.done or not report.found.after.missing:
             return ""
         from vllm_console.runs.text import missing_text
 
@@ -109,8 +114,8 @@ class ChangeReport:
             return
         if not server.recorded or server.state is not State.READY or server.generation < 2:
             return
-        report = self._by_server.get(server.name)
-        if report is None or report.generation != server.generation:
+        report = self._newest(server)
+        if report is None:
             report = self._by_server[server.name] = _Report(server.generation)
         news = snapshot.at - server.state_since < DAY_SECONDS
         if news and not report.done and snapshot.at - report.requested_at >= report.every:

@@ -60,7 +60,7 @@ class DemoHints:
         return self._at < len(STEPS)
 
     def followed(self, action: str) -> None:
-        """Complete a step and those before it. A comparison before any change does not count."""
+        """Complete a step and those before it. A comparison before any change, or without a verdict, does not count."""
         taken = next(index for index, step in enumerate(STEPS) if step.action == action)
         if self.shown and self._at <= taken and (taken == self._at or taken < len(STEPS) - 1):
             self._at = taken + 1

@@ -1109,13 +1109,15 @@ class OperationsScreen(PartialRepaintScreen):
         server = self.verbs.chosen(self.selected)
         if not server.recorded:
             raise RefusalError("Only runs of your own servers can be compared.")
+        from vllm_console.runs.compare import ComparisonVerdict
         from vllm_console.ui.screens.compare import CompareScreen, ComparingScreen, nothing_screen
 
         fleet, name, waiting = self.console.fleet, server.name, ComparingScreen(server.name)
 
         def done(found: Comparison) -> str:
             if not waiting.closed:
-                self.hints.followed("compare")
+                if found.verdict is not ComparisonVerdict.TOO_LITTLE:
+                    self.hints.followed("compare")
                 # No revert for a replayed run: its server may be gone.
                 revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
                 waiting.show(CompareScreen(found, revert, fleet))
