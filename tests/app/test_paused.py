@@ -74,6 +74,14 @@ async def test_a_message_goes_after_its_time(console, monkeypatch):
         await c.lacks("copied")
 
 
+async def test_a_message_says_that_figures_are_frozen_until_they_are_not(console):
+    async with console() as c:
+        await c.press("space")
+        await c.sees("Paused: figures are frozen. space resumes.")
+        await c.press("space")
+        await c.lacks("figures are frozen")
+
+
 async def test_every_verb_is_followed_by_a_poll(console):
     async with console() as c:
         for keys in (["b"], ["n"], ["x", "y"]):

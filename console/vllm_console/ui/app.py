@@ -409,6 +409,12 @@ class ConsoleApp(App[None]):
         paused = not self.polling.paused
         self._set_polling(paused=paused, resuming=not paused, hanging=None)
         self._wake.set()
+        text = f"Paused: figures are frozen. {key_of('pause')} resumes."
+        if paused:
+            self.show_message(text)
+        else:
+            self.messages.answered(text)
+            self._draw_message()
 
     def action_refresh_faster(self) -> None:
         """Poll more often."""
