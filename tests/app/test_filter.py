@@ -50,6 +50,12 @@ def test_an_owner_is_found_by_name(fakes):
     assert not matches("you", server, None)
 
 
+def test_the_mark_of_a_simulated_engine_is_found(fakes):
+    assert matches("sim", fakes.coder(fakes.NOW), None)
+    assert matches("coder sim", fakes.coder(fakes.NOW), None)
+    assert not matches("sim", fakes.chat(fakes.NOW), None)
+
+
 async def test_the_filter_has_a_prompt_and_counts_what_matches(console):
     async with console() as c:
         await c.press("slash", *"gpu 1")

@@ -26,15 +26,15 @@ _GPU = lazy_pattern(r"\bgpu[ :]+(?=\d)")
 def matches(text: str, server: ServerView, host: Host | None) -> bool:
     """Whether each word of a filter matches a server's name, model, preset, state, owner, host, port or GPUs.
 
-    A GPU is written as ``gpu0``, ``gpu 0`` or by its name. An unreachable machine always matches, since its servers are
-    unknown.
+    ``sim`` matches simulated engines, whose names the table marks with it. A GPU is written as ``gpu0``, ``gpu 0`` or
+    by its name. An unreachable machine always matches, since its servers are unknown.
     """
     words = _GPU.sub("gpu", text.casefold()).split()
     if not words or (server.machine and server.state is State.UNRESPONSIVE):
         return True
     gpus = [gpu for gpu in (host.gpus if host is not None else ()) if gpu.index in server.gpus]
-    facts = [server.name, server.model, server.preset, server.state_text, "you" if server.ours else "", server.owner]
-    facts += [server.where]
+    facts = [server.marked_name, server.model, server.preset, server.state_text, server.owner, server.where]
+    facts += ["you"] if server.ours else []
     facts += [*(f"gpu{index}" for index in server.gpus), *(gpu.name or "" for gpu in gpus)]
     facts += [f":{server.port}"] if server.port else []
     known = [fact.casefold() for fact in facts]
