@@ -327,6 +327,29 @@ def test_unit_export_warns_of_folders_its_account_cannot_enter(program, tmp_path
     assert "can't enter" not in own
 
 
+@pytest.mark.parametrize("gpus", [(), ("--gpus", "0")])
+def test_plan_beyond_a_share_is_printed_with_the_error(program, model: Path, tmp_path: Path, gpus: tuple[str, ...]):
+    config = tmp_path / "config" / "vllm-console" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[shares]\n0 = "24 GiB"\n')
+    words = ("--host", "1xh100", "plan", "chatbot", *RELEASE, "--model", str(model), *gpus)
+    answer = program(*words, "--json")
+    assert answer.returncode == 1
+    document = json.loads(answer.stdout)
+    assert document["gpus"] == [0]
+    problem = next(found for found in document["findings"] if found["code"] == "no_gpus")
+    assert problem["level"] == "error"
+    assert "your share is 24.0 GiB" in problem["message"]
+    held = next(found["message"] for found in document["findings"] if found["code"] == "memory_held")
+    assert held.startswith("GPU 0: your share is 24.0 GiB: 24.0 GiB available")
+    text = program(*words)
+    assert text.returncode == 1
+    assert "your share is 24.0 GiB" in text.stdout
+    started = program("--host", "1xh100", "start", "chatbot", "--engine", "simulated", "--name", "one", *gpus)
+    assert started.returncode == 1
+    assert "your share is 24.0 GiB" in started.stderr
+
+
 def test_empty_gpu_selection_on_recorded_host(program):
     words = ("--host", "4xa6000", "plan", "chatbot", "--engine", "simulated")
     assert program.json(*words)["gpus"]

@@ -99,7 +99,7 @@ def _request(args: argparse.Namespace) -> LaunchRequest:
 def plan_of(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
     """The plan, with vLLM's own verdict if ``ask`` is set.
 
-    If no GPUs are suitable, it is made for the best set, and its findings describe the problems.
+    If no GPUs are suitable, it is made for the named ones or the best set, and its findings describe the problems.
     """
     from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 
@@ -107,9 +107,11 @@ def plan_of(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
     try:
         return planned(request)
     except NoPlaceError as error:
-        best = error.sets[0] if error.sets else None
-        slice_of = best.mig.uuid if best is not None and best.mig is not None else ""
-        plan = planned(replace(request, place=slice_of, gpus=best.gpus if best is not None else ()))
+        if not request.gpus:
+            best = error.sets[0] if error.sets else None
+            slice_of = best.mig.uuid if best is not None and best.mig is not None else ""
+            request = replace(request, place=slice_of, gpus=best.gpus if best is not None else ())
+        plan = planned(replace(request, beyond_shares=True))
         finding = PlanFinding("no_gpus", Level.ERROR, str(error), surely=False)
         return replace(plan, findings=by_weight((finding, *plan.findings)))
 

@@ -90,6 +90,8 @@ class GpuFinder(msgspec.Struct, frozen=True):
     chosen: bool = False
     """Whether the GPUs to restart on were chosen automatically."""
     recorded: bool = False
+    beyond_shares: bool = False
+    """Whether GPUs that a user named are used although they exceed this user's share."""
 
     def find(self, plan: Plan, gpus: tuple[int, ...], host: Host | None, shares: Sequence[GpuShare]) -> Place:
         """The GPUs for a plan that has none yet. ``gpus``: those that a user named, or those to restart on.
@@ -106,7 +108,7 @@ class GpuFinder(msgspec.Struct, frozen=True):
         if self.again:
             found = find_place_again(wanted, host, gpus, chosen=self.chosen, shares=shares)
         else:
-            found = find_place(wanted, host, self.place, gpus, shares)
+            found = find_place(wanted, host, self.place, gpus, shares, beyond_shares=self.beyond_shares)
         if not self.recorded or plan.engine.kind is not EngineKind.SIMULATED:
             return found
         # At a restart, the GPU that it has imitated so far came from its placement.
@@ -129,9 +131,15 @@ def _imitated(found: Place, host: Host | None, pretends: str) -> Place:
 
 
 def find_place(
-    wanted: GpuRequest, host: Host | None, place: str, gpus: Sequence[int], shares: Sequence[GpuShare] = ()
+    wanted: GpuRequest,
+    host: Host | None,
+    place: str,
+    gpus: Sequence[int],
+    shares: Sequence[GpuShare] = (),
+    *,
+    beyond_shares: bool = False,
 ) -> Place:
-    """The GPUs for a launch; ``place`` and ``gpus`` as in `vllm_launchers.launch.request.LaunchRequest`.
+    """The GPUs for a launch; the options are as in `vllm_launchers.launch.request.LaunchRequest`.
 
     Raises:
         NoPlaceError: nothing fits, or the requested GPUs exceed this user's share.
@@ -163,7 +171,7 @@ def find_place(
         return _place(found, wanted, host, sets, shares)
     if not gpus:
         return Place(sets=sets)
-    return _asked_for(wanted, host, gpus, sets, shares)
+    return _asked_for(wanted, host, gpus, sets, shares, beyond_shares=beyond_shares)
 
 
 def find_place_again(
@@ -197,9 +205,15 @@ def find_place_again(
 
 
 def _asked_for(
-    wanted: GpuRequest, host: Host, gpus: Sequence[int], sets: tuple[Placement, ...], shares: Sequence[GpuShare]
+    wanted: GpuRequest,
+    host: Host,
+    gpus: Sequence[int],
+    sets: tuple[Placement, ...],
+    shares: Sequence[GpuShare],
+    *,
+    beyond_shares: bool,
 ) -> Place:
-    """Accept the GPUs that a user named, with warnings. The user's share is still enforced."""
+    """Accept the GPUs that a user named, with warnings. The user's share is enforced unless ``beyond_shares``."""
     known = [gpu.index for gpu in host.gpus]
     missing = [index for index in gpus if index not in known]
     if missing:
@@ -218,7 +232,7 @@ def _asked_for(
         f"the server needs {format_needs(one.needs_gib)} on each GPU, but GPU {spans(list(gpus))} "
         f"{'has' if len(gpus) == 1 else 'have'} {free}"
     )
-    if shared:
+    if shared and not beyond_shares:
         warnings = f" ({'; '.join(one.warnings)})" if one.warnings else ""
         raise NoPlaceError(f"{short}{warnings}", sets, tuple(_lower_shares([one], wanted, host, shares)))
     return replace(place, warnings=(f"{short}: vLLM will not start", *place.warnings))

@@ -169,7 +169,7 @@ class Planner:
             secrets={**inherited_secrets(os.environ), **given},
             inherited=os.environ,
             workload=request.workload,
-            gpu_finder=GpuFinder(place, recorded=self._recorded),
+            gpu_finder=GpuFinder(place, recorded=self._recorded, beyond_shares=request.beyond_shares),
             found=tuple(found),
             restart=RestartPolicy(RestartMode(request.restart)),
             warm_up=self._warm_up if request.warm_up is None else request.warm_up,

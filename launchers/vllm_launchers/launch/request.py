@@ -35,6 +35,8 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     """Traffic to plan for instead of the preset's, e.g. measured on a running server."""
     standby_of: str = ""
     """The server whose GPUs it shares: it starts while that one sleeps, and only one of them serves at a time."""
+    beyond_shares: bool = False
+    """Plan also on GPUs of which this user has too small a share; only to show such a plan, never to start it."""
     force: bool = False
     """Start despite errors that are estimates or may be temporary, but not if vLLM would certainly exit."""
     vllm_version: str | None = None

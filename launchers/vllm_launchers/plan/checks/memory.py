@@ -106,7 +106,6 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
     """vLLM refuses to start unless its whole share is free on each GPU at startup. ``fitting`` is a share that fits."""
     free, total, needed = available_gib(gpu, inputs.shares), cuda_gib(gpu), needed_gib(gpu, utilization(plan))
     who = format_held(gpu) or f"GPU {gpu.index}"
-    limit = format_share(gpu, inputs.shares)
     if free is None or total is None or needed is None or gpu.lost:
         return
     if free + SLACK_GIB >= needed:
@@ -118,9 +117,9 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
     less = {UTILIZATION: fitting}
     fits = fitting >= LEAST_UTILIZATION and fits_with(budget, {**plan.flags, **less})
     fix = Changes(set=less) if fits else None
-    why = f"; {limit}" if limit else ""
+    limits = "; ".join(filter(None, (format_held(gpu), format_share(gpu, inputs.shares))))
     text = (
-        f"{who}{why}: {free:.1f} GiB available, {needed - free:.1f} GiB less than "
+        f"{limits or who}: {free:.1f} GiB available, {needed - free:.1f} GiB less than "
         f"--{UTILIZATION} {utilization(plan):g} ({format_needs([needed])}: its share of {total:.1f} GiB usable, and "
         f"{CONTEXT_GIB:.1f} for CUDA itself), so vLLM will not start"
     )
