@@ -47,7 +47,7 @@ BEFORE = (
     ["load", "chat", "--duration", "0.3", "--rate", "5", "--input-tokens", "20", "--output-tokens", "4"],
     ["restart", "chat", "--set", "max-num-seqs=64", "--wait", "--timeout", "120"],
     ["check", "chat"],
-    ["--host", "4xa6000", "claim", "3", "--until", "1h"],
+    ["claim", "0", "--until", "1h"],
     ["runs"],
     ["crash"],
 )

@@ -192,31 +192,33 @@ def test_gpu_claimed_by_another_user_is_refused_with_owner_and_expiry(program, t
     board, now = tmp_path / "board", time.time()
     # Claims are ordered by second: theirs must be the earlier one.
     since, until = now - 60, now + 7200
-    page_of(board, NOBODY, dump(BoardPage((Claim((2,), since, until, "training"),))))
+    page_of(board, NOBODY, dump(BoardPage((Claim((0, 2), since, until, "training"),))))
+    change_page(board, lambda _: BoardPage((Claim((1,), float(int(now)), until, "mine"),)), now)
     till = time.strftime("%H:%M", time.localtime(int(until)))
     host = ["--host", "4xa6000"]
     lines = [
-        [*host, "claim", "1,2", "--until", "1h"],
-        [*host, "release", "2"],
-        [*host, "claim", "1", "--until", "1h", "--why", "mine"],
+        ["claim", "0", "--until", "1h"],
+        ["release", "2"],
+        [*host, "claim", "1", "--until", "1h"],
         ["board", "--json"],
         ["gpus", "--free", "1", *host],
         ["gpus", "--free", "4", *host],
         [*host, "plan", "chatbot", "--engine", "simulated", "--gpus", "2", "--json"],
     ]
-    refused, theirs, mine, board_now, one, four, plan = program.each(tmp_path / "watched", lines)
-    assert (refused["code"], theirs["code"], mine["code"]) == (4, 4, 0)
-    assert "GPU 2 is claimed until" in refused["err"]
+    refused, theirs, elsewhere, board_now, one, four, plan = program.each(tmp_path / "watched", lines)
+    assert (refused["code"], theirs["code"], elsewhere["code"]) == (4, 4, 4)
+    assert "GPU 0 is claimed until" in refused["err"]
+    assert "GPUs of a recorded host can't be claimed" in elsewhere["err"]
     assert f"{till} by nobody: training" in refused["err"]
     assert [(one["user"], one["gpus"], one["mine"]) for one in json.loads(board_now["out"])["claims"]] == [
-        ("nobody", [2], False),
+        ("nobody", [0, 2], False),
         ("root", [1], True),
     ]
-    assert one["out"].strip() in ("0", "1", "3")
+    assert one["out"].strip() in ("1", "3")
     assert four["code"] == 1
     assert "by nobody: training" in four["err"]
     assert "gpu_claimed" in {finding["code"] for finding in json.loads(plan["out"])["findings"]}
-    assert (board / f"{NOBODY}.json").read_bytes() == dump(BoardPage((Claim((2,), since, until, "training"),)))
+    assert (board / f"{NOBODY}.json").read_bytes() == dump(BoardPage((Claim((0, 2), since, until, "training"),)))
     released = program("release")
     assert released.returncode == 0
     assert not (board / "0.json").exists(), "an empty page is deleted"

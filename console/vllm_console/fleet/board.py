@@ -136,7 +136,8 @@ class SharedBoard:
 class GpuClaims:
     """Claims GPUs on the board, or refuses to; the board itself is ``board``, None if none is configured.
 
-    ``gpus`` finds the indices of this machine's GPUs; it returns none if they are unknown.
+    ``gpus`` finds the indices of this machine's GPUs; it returns none if they are unknown, and raises RefusedError if a
+    recorded host is used instead.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class GpuClaims:
         """Claim GPUs until ``until`` (Unix seconds); replaces this user's claims of the same GPUs.
 
         Raises:
-            RefusedError: another user has claimed one of them, or this console is read-only.
+            RefusedError: another user has claimed one of them, a recorded host has them, or this console is read-only.
             UsageError: there is no such GPU, or the time is past or too far ahead.
             OperationError: no board is configured, or it cannot be written.
         """
@@ -231,12 +232,14 @@ def announced(records: Sequence[ServerRecord]) -> tuple[Announced, ...]:
     for record in records:
         if record.state.alive and record.keeper is not None:
             details, spec = unpack(record.current.spec.details), record.current.spec
+            simulated = details.engine is not None and details.engine.kind == "simulated"
+            gpus = () if simulated else details.gpus  # it holds no GPU of this machine
             engine = f"{details.engine.kind} {details.engine.version or ''}".strip() if details.engine else ""
             since = float(int(record.current.started_at))
             keeper = record.keeper
             found.append(
                 Announced(
-                    record.name, details.preset, details.model, engine, details.gpus, spec.port, since,
+                    record.name, details.preset, details.model, engine, gpus, spec.port, since,
                     keeper.pid, keeper.start_time, open=bool(exposed_message(record)),
                 )
             )  # fmt: skip

@@ -29,7 +29,7 @@ from vllm_console.fleet.watched_server import Identity, JudgeContext, WatchedSer
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.settings import config_folder
 from vllm_launchers.addresses import base_url
-from vllm_launchers.errors import OperationError
+from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.folders import default_root, server_folder
@@ -388,10 +388,16 @@ class LocalFleet:
                 self._gpus.claims = gpu_claims(self._board.latest())
 
     def _gpu_indices(self) -> Sequence[int]:
-        """The indices of the GPUs of this machine; empty if they are unknown."""
+        """The indices of the GPUs of this machine; empty if they are unknown.
+
+        Raises:
+            RefusedError: a recorded host is used instead of this machine.
+        """
         self._refresh_gpus()
         source = self._gpus
-        if source is None or not (source.recorded or source.has_driver):
+        if source is not None and source.recorded:
+            raise RefusedError("GPUs of a recorded host can't be claimed: the board is this machine's; omit --host")
+        if source is None or not source.has_driver:
             return ()
         return [gpu.index for gpu in source.read().gpus]
 
