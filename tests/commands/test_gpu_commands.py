@@ -151,14 +151,34 @@ def test_global_host_option_applies_to_gpu_commands(program: Callable[..., Any])
     assert program("--host", "4xa6000", "gpus", "--free", "2").stdout == "2,3\n"
 
 
-def test_simulated_server_occupies_recorded_gpu_while_running(program: Callable[..., Any]) -> None:
-    def gpu(index: int) -> Any:
-        return program.json("host", "--host", "4xa6000")["gpus"][index]  # type: ignore[attr-defined]
+def with_board(tmp_path: Path) -> None:
+    """Configure a board."""
+    board = tmp_path / "board"
+    board.mkdir()
+    board.chmod(0o1777)
+    config = tmp_path / "config" / "vllm-console" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'board = "{board}"\n')
+
+
+def test_gpus_of_a_recorded_host_are_not_claimed_as_this_machines(program: Callable[..., Any], tmp_path: Path) -> None:
+    with_board(tmp_path)
+    refused = program("--host", "4xa6000", "claim", "3", "--until", "1h")
+    assert refused.returncode == 4
+    assert "GPUs of a recorded host can't be claimed: the board is this machine's; omit --host" in refused.stderr
+    assert program.json("board")["claims"] == []  # type: ignore[attr-defined]
+
+
+def test_simulated_server_occupies_recorded_gpu_while_running(program: Callable[..., Any], tmp_path: Path) -> None:
+    with_board(tmp_path)
+
+    def gpu(index: int, host: str = "4xa6000") -> Any:
+        return program.json("host", "--host", host)["gpus"][index]  # type: ignore[attr-defined]
 
     def best() -> str:
         return str(program("gpus", "--free", "1", "--host", "4xa6000").stdout)
 
-    before, first = gpu(1), best()
+    before, first, elsewhere = gpu(1), best(), gpu(1, "2xrtx3090")
     assert first == "1\n"
     answer = program("--host", "4xa6000", "start", "chatbot", "--engine", "simulated", "--name", "one", "--wait")
     assert answer.returncode == 0, answer.stderr
@@ -166,6 +186,18 @@ def test_simulated_server_occupies_recorded_gpu_while_running(program: Callable[
     assert held["free_gib"] < 5
     assert [holder["server"] for holder in held["used_by"]] == ["one"]
     assert best() == "2\n"
+    assert gpu(1, "2xrtx3090") == elsewhere, "it is on one recorded host only"
+    plan = program("--host", "2xrtx3090", "plan", "chatbot", "--engine", "simulated", "--gpus", "1")
+    assert "one holds" not in plan.stdout + plan.stderr
+    announced = program.json("board")["servers"]  # type: ignore[attr-defined]
+    assert [(server["name"], server["gpus"]) for server in announced] == [("one", [])]
+    for words in (["--set", "max-num-seqs=8"], ["--preset", "batch"], ["--rolling"]):
+        refused = program("--host", "2xrtx3090", "restart", "one", *words)
+        assert refused.returncode == 4
+        assert "one simulates a GPU of the recorded host gpubox, not of workstation: omit --host" in refused.stderr
+    assert program("restart", "one", "--set", "max-num-seqs=8", "--wait").returncode == 0
+    again = gpu(1)
+    assert [holder["server"] for holder in again["used_by"]] == ["one"], "it keeps its GPU"
     log = program("logs", "one").stdout
     assert f"it is timed as {held['name']} by a roofline" in log
     assert program("stop", "one").returncode == 0

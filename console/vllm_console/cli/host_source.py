@@ -66,11 +66,11 @@ def recorded_host(args: argparse.Namespace) -> Host | None:
 
 
 def _with_simulated(args: argparse.Namespace, host: Host) -> Host:
-    """A recorded host with this user's simulated servers on it, as in the console.
+    """A recorded host with this user's simulated servers on its GPUs, as in the console.
 
     Omits them if their records cannot be read.
     """
-    from vllm_console.fleet.gpus import occupied
+    from vllm_console.fleet.gpus import occupants, occupied
     from vllm_console.fleet.local import LocalFleet
 
     try:
@@ -78,7 +78,7 @@ def _with_simulated(args: argparse.Namespace, host: Host) -> Host:
             servers = fleet.snapshot().servers
     except (OperationError, OSError):
         return host
-    return occupied(host, [one for one in servers if one.ours and one.simulated and one.state.alive])
+    return occupied(host, occupants(host, servers))
 
 
 def this_host(args: argparse.Namespace) -> Host:

@@ -85,7 +85,7 @@ class FleetGpus:
         """Set which server owns which processes, and which simulated servers would hold GPUs of a recorded host."""
         self._servers = roots(records, self._state)
         if self._recorded is not None:
-            self._occupants = [view for view in views if view.ours and view.simulated and view.state.alive]
+            self._occupants = occupants(self._recorded, views)
 
     @property
     def has_driver(self) -> bool:
@@ -157,6 +157,11 @@ def roots(records: Iterable[ServerRecord], state: Path) -> dict[int, str]:
             members = recorded(folders.server_folder(state, record.name)).members
             found |= {member.pid: record.name for member in members if processes.alive(member)}
     return found
+
+
+def occupants(host: Host, servers: Iterable[ServerView]) -> list[ServerView]:
+    """This user's simulated servers that hold GPUs of a recorded host."""
+    return [one for one in servers if one.ours and one.state.alive and one.recorded_host == host.hostname]
 
 
 def occupied(host: Host, servers: Collection[ServerView]) -> Host:

@@ -181,6 +181,8 @@ class ServerView(msgspec.Struct, frozen=True):
     tls: bool = False
     pid: int | None = None
     gpus: tuple[int, ...] = ()
+    recorded_host: str | None = None
+    """Name of the recorded host whose GPUs it simulates; None if it simulates none of a recorded host."""
     argv: tuple[str, ...] = ()
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The variables set by its plan, without secrets."""

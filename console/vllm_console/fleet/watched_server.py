@@ -183,6 +183,7 @@ class WatchedServer:
             tls=spec.tls,
             pid=record.server.pid if record.server and record.state.alive else None,
             gpus=details.gpus,
+            recorded_host=details.recorded_host,
             argv=self._shown_argv(spec.argv),
             environment=redact_environment(details.environment),
             flags=details.flags,

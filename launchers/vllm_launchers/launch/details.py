@@ -35,6 +35,8 @@ class Details(msgspec.Struct, frozen=True):
     """Whether they were chosen automatically: a restart on another number of GPUs may then choose others."""
     workload: Workload | None = None
     objectives: Objectives | None = None
+    recorded_host: str | None = None
+    """Name of the recorded host whose GPUs it simulates; None if it simulates none of a recorded host."""
     gpu_kind: str = ""
     """GPU model it runs on; empty if unknown."""
     predicted: Mapping[str, float] = msgspec.field(default_factory=dict)

@@ -79,6 +79,8 @@ class ResolvedRequest(PlanRequest, frozen=True):
     """The server next to which a rolling update starts this one."""
     nodes: NodesRequest | None = None
     """The machines of a multi-node server; None: this machine alone."""
+    recorded_host: str | None = None
+    """Name of the recorded host that it is planned for; None for this machine."""
     gpus_unnamed: bool = False
     """Whether nobody chooses its GPUs, so that vLLM takes the first visible ones."""
 
@@ -244,6 +246,7 @@ def _planned(
     plan = replace(plan, findings=findings, probe=probe)
     details = replace(
         Details.of(plan, request.preset),
+        recorded_host=request.recorded_host if plan.gpus and plan.engine.kind is EngineKind.SIMULATED else None,
         gpu_kind=kind,
         predicted=budget_figures(estimated) if estimated is not None else {},
         warm_up=request.warm_up,

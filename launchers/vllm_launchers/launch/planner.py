@@ -59,6 +59,11 @@ class Planner:
         self._vllm_paths = tuple(vllm_paths)
         self.inputs, self._reports = inputs, reports
 
+    @property
+    def _recorded_host(self) -> str | None:
+        """Name of the recorded host that is used instead of this machine; None if there is none."""
+        return self._gpus.read().hostname if self._gpus is not None and self._gpus.recorded else None
+
     def presets(self) -> tuple[dict[str, Preset], list[PresetError]]:
         """All usable presets by name, and the problems of the other files."""
         return read_presets(self._config_folder / "presets")
@@ -170,6 +175,7 @@ class Planner:
             inherited=os.environ,
             workload=request.workload,
             gpu_finder=GpuFinder(place, recorded=self._recorded, beyond_shares=request.beyond_shares),
+            recorded_host=self._recorded_host,
             found=tuple(found),
             restart=RestartPolicy(RestartMode(request.restart)),
             warm_up=self._warm_up if request.warm_up is None else request.warm_up,
@@ -197,9 +203,10 @@ class Planner:
         ``own`` is the server's own memory report.
 
         Raises:
-            OperationError: its record lacks data.
+            OperationError: its record lacks data, or it is on another recorded host.
             UsageError: a flag to unset is not set.
         """
+        self.refuse_other_host(record)
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "can't be restarted", ". Stop it, then start it again")
 
@@ -214,7 +221,12 @@ class Planner:
     def plan_switch(
         self, record: ServerRecord, preset: str, options: RestartOptions, starting: Sequence[str] = ()
     ) -> LaunchPlan:
-        """Plan a restart of a server with another preset, on the same engine, address, and GPUs."""
+        """Plan a restart of a server with another preset, on the same engine, address, and GPUs.
+
+        Raises:
+            OperationError: its record lacks data, or it is on another recorded host.
+        """
+        self.refuse_other_host(record)
         details = unpack(record.current.spec.details)
         environment = kept_slice(details.environment)
         resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)
@@ -235,9 +247,11 @@ class Planner:
         What the running server holds counts as taken. With another ``engine`` it is not part of a rolling update.
 
         Raises:
-            OperationError: there is no room for it, no port is free, or the server's record lacks data.
+            OperationError: there is no room for it, no port is free, the server's record lacks data, or it is on
+                another recorded host.
             UsageError: a flag or the port is invalid, or a flag to unset is not set.
         """
+        self.refuse_other_host(record)
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "can't be planned")
         _refuse_needless_unset(
@@ -307,6 +321,7 @@ class Planner:
             more_secrets=spec.secret_names,
             inherited=os.environ,
             gpu_finder=GpuFinder(again=True, chosen=details.gpus_chosen, recorded=self._recorded),
+            recorded_host=self._recorded_host if self._recorded else details.recorded_host,
             restart=spec.restart,
             warm_up=self._warm_up and details.warm_up if options.warm_up is None else options.warm_up,
             probe=self._probe,
@@ -355,6 +370,16 @@ class Planner:
             raise RefusedError(
                 "planned for the GPUs of a recorded host: omit --host to start it here, or choose no GPUs"
             )
+
+    def refuse_other_host(self, record: ServerRecord) -> None:
+        """Refuse to plan for a server that simulates GPUs of another recorded host than the one used here.
+
+        Raises:
+            RefusedError: it does.
+        """
+        own, used = unpack(record.current.spec.details).recorded_host, self._recorded_host
+        if own is not None and used is not None and own != used:
+            raise RefusedError(f"{record.name} simulates a GPU of the recorded host {own}, not of {used}: omit --host")
 
     @staticmethod
     def _still_there(engine: Engine | None) -> Engine:
