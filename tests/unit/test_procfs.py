@@ -46,8 +46,10 @@ def test_title() -> None:
 
 
 def test_command_lines() -> None:
-    words = [sys.executable, "-c", "input()", "a word", "é"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as child:
+    words = [sys.executable, "-c", "print(flush=True); input()", "a word", "é"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # the kernel sets the command line after the parent continues
         found = dict(procfs.command_lines())
         child.communicate(b"\n")
     assert found[child.pid] == words
