@@ -5,6 +5,7 @@ Ranked by impact: quantization, FP8 KV cache, prefix caching, chunked prefill, t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -17,8 +18,10 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import merged
 from vllm_console.history.workload import seen_room
 from vllm_console.text import percent, round_duration, seconds
+from vllm_launchers.host.gpu.sharing import holdings
 from vllm_launchers.plan import attention
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
+from vllm_launchers.plan.budget.memory_flags import accepted_utilization
 from vllm_launchers.plan.flags import BLOCKS, BYTES, CHUNKED, PREFIX, WHOLE_ITEMS, token_count
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes, same_value, whole_number
@@ -32,7 +35,9 @@ ADA = (8, 9)
 WORTH_CACHING = 0.1
 """Fraction of repeated prompt tokens from which prefix caching gains over 3% throughput (`docs/guides.md`)."""
 
-UTILIZATION_STEP = 0.03
+LEAST_SHARE = 0.02
+"""Minimum increase of ``gpu-memory-utilization`` that is worth a restart."""
+
 PEAKS_GIB = 0.5
 """Additional memory to leave free, for peaks."""
 
@@ -79,12 +84,15 @@ def more_capacity(evidence: Evidence) -> Fix:
 def more_cache(evidence: Evidence) -> list[Fix]:
     """All fixes that let the KV cache hold more tokens, or need fewer, most effective first."""
     by_blocks, by_bytes = (token_count(evidence.flags.get(name)) is not None for name in (BLOCKS, BYTES))
+    memory, free = more_memory(evidence), _free_share(evidence)
+    doubled = free is not None and evidence.cache_gib is not None and free[1] >= evidence.cache_gib
     offered = (
         free_size(evidence),
+        memory if doubled else None,  # as much as an FP8 KV cache gains, with the same output
         None if by_blocks or by_bytes else quantize(evidence),
         None if by_blocks else fp8_cache_fix(evidence),
         share_prefixes(evidence),
-        more_memory(evidence),
+        None if doubled else memory,
     )
     return [fix for fix in offered if fix is not None]
 
@@ -202,19 +210,36 @@ def cached_states(evidence: Evidence) -> Changes:
 
 
 def more_memory(evidence: Evidence) -> Fix | None:
-    """A little more of the GPU, but never what other tenants hold or what is reserved for them."""
-    present = evidence.flags.get("gpu-memory-utilization")
-    if not evidence.moments or not isinstance(present, float) or {BLOCKS, BYTES} & evidence.flags.keys():
+    """What is free of the GPU, but never what other tenants hold or what is reserved for them."""
+    if (found := _free_share(evidence)) is None:
         return None
-    more = round(min(HIGHEST_UTILIZATION, present + UTILIZATION_STEP), 2)
-    if more <= present:
+    share, gained, left = found
+    each = " of each GPU" if len(evidence.moments[-1].gpus) > 1 else ""
+    why = f"{gained:.1f} GiB more{each}, which are free now, for the KV cache."
+    return setting("gpu-memory-utilization", share, why, f"{left:.1f} GiB{each} are left for other processes.")
+
+
+def _free_share(evidence: Evidence) -> tuple[float, float, float] | None:
+    """The largest ``gpu-memory-utilization``, and the GiB per GPU that it adds and leaves; None if it is set already.
+
+    vLLM refuses to start unless its whole share is free, and a server may hold less than its share until its first
+    large batch: the new share is counted from what it holds, if that is less.
+    """
+    if evidence.build == "cpu" or not evidence.flags_known or not evidence.moments:
         return None
+    if {BLOCKS, BYTES} & evidence.flags.keys():
+        return None
+    present, share, sizes = accepted_utilization(evidence.flags, evidence.release), HIGHEST_UTILIZATION, []
     for gpu in evidence.moments[-1].gpus:
-        spare = evidence.spare_gib.get(gpu.index)
-        if spare is None or gpu.memory_gib is None or spare < (more - present) * gpu.memory_gib + PEAKS_GIB:
+        spare, held, total = evidence.spare_gib.get(gpu.index), holdings(gpu).ours.get(evidence.server), gpu.memory_gib
+        if spare is None or not held or not total:
             return None
-    why = f"{percent(more - present)} more of the GPU's memory (free now) for the KV cache."
-    return setting("gpu-memory-utilization", more, why, "Less memory is left for other processes.")
+        share = min(share, math.floor(100 * (min(held / total, present) + (spare - PEAKS_GIB) / total)) / 100)
+        sizes.append((total, spare))
+    more = share - present
+    if more < LEAST_SHARE:
+        return None
+    return share, min(more * total for total, _ in sizes), min(spare - more * total for total, spare in sizes)
 
 
 def fitting_sequences(evidence: Evidence, growth: float = 1.0) -> int:

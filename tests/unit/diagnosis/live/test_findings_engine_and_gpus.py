@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.diagnosis.finding import Finding, Fix, Severity
 from vllm_console.diagnosis.live.engine import suspected_hang
 from vllm_console.diagnosis.live.findings import FIX_RENEWED_SECONDS, findings
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
@@ -321,7 +321,44 @@ def test_memory_held_or_reserved_by_others_is_never_offered(free: float | None) 
     assert offered == [{"max-num-seqs": 2}]
     roomy = replace(tight, spare_gib={0: 8.0}, build="cuda")
     offered = [dict(fix.changes.set) for fix in find(roomy, "kv_cache_pressure").fixes]
-    assert offered[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.83}]
+    assert offered[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.95}]
+
+
+def test_all_free_memory_is_offered_but_not_what_the_next_start_lacks() -> None:
+    full = replace(SERVING, kv_cache_usage=0.95)
+
+    def offered(share: float | None, held: float, spare: float, **known: Any) -> list[Fix]:
+        gpu = replace(GOOD, free_gib=45.0 - held, used_gib=held, used_by=(replace(OURS, gib=held),))
+        flags = {"max-num-seqs": 64, **({} if share is None else {"gpu-memory-utilization": share})}
+        known = {"compute_capability": (8, 9), "release": (0, 19, 0), "spare_gib": {0: spare}, **known}
+        fixes = find(evidence(lambda _: gpu, full, flags=flags, **known), "kv_cache_pressure").fixes
+        return [fix for fix in fixes if "gpu-memory-utilization" in fix.changes.set]
+
+    def shares(share: float | None, held: float, spare: float, **known: Any) -> list[object]:
+        return [fix.changes.set["gpu-memory-utilization"] for fix in offered(share, held, spare, **known)]
+
+    assert shares(0.3, 13.5, 20.0) == [0.73]  # 0.3 and 19.5 of 45 GiB
+    assert shares(0.3, 15.0, 20.0) == [0.73]  # what it holds beyond its share, it holds again
+    assert shares(0.3, 9.0, 20.0) == [0.63]  # vLLM would find only 29 GiB free when it starts
+    assert shares(0.3, 13.5, 31.5) == [0.95]
+    assert shares(None, 40.5, 4.5) == [0.95]  # the default of this release is 0.9
+    assert shares(None, 40.5, 4.5, flags_known=False) == []
+    assert shares(0.94, 42.3, 2.7) == [] == shares(0.3, 13.5, 1.0)
+    assert shares(0.3, 13.5, 20.0, server="other") == []  # what it holds is unknown
+    (fix,) = offered(0.3, 13.5, 20.0)
+    assert fix.why == "19.4 GiB more, which are free now, for the KV cache."
+    assert fix.tradeoff == "0.6 GiB are left for other processes."
+
+    def first(gib: float) -> object:
+        gpu = replace(GOOD, free_gib=31.5, used_gib=13.5, used_by=(replace(OURS, gib=13.5),))
+        known = {"compute_capability": (8, 9), "spare_gib": {0: 20.0}, "cache_gib": gib}
+        flags = {"gpu-memory-utilization": 0.3, "max-num-seqs": 64}
+        return next(
+            iter(find(evidence(lambda _: gpu, full, flags=flags, **known), "kv_cache_pressure").fixes[0].changes.set)
+        )
+
+    assert first(10.0) == "gpu-memory-utilization"  # more than doubles the KV cache, without a change of output
+    assert first(30.0) == "kv-cache-dtype"
 
 
 def test_unconfirmable_hang_is_reported_as_apparent() -> None:
