@@ -69,7 +69,8 @@ def _server(one: Announced) -> Document:
 
 
 def _claim_line(one: Claim, now: float) -> str:
-    from vllm_launchers.host.board import format_claim, gpus_text
+    from vllm_launchers.host.board import format_claim
+    from vllm_launchers.host.gpu.host import gpus_text
 
     words = format_claim(one, now, mine=one.uid == os.getuid())
     return f"{gpus_text(one.gpus)} {words} (since {time.strftime('%H:%M', time.localtime(one.since))})"

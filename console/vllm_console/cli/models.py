@@ -16,7 +16,7 @@ from vllm_console.cli.progress import ProgressLine
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
 from vllm_console.text import UNKNOWN, count, plain, size
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
-from vllm_launchers.host.board import gpus_text
+from vllm_launchers.host.gpu.host import gpus_text
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.units import counted
 

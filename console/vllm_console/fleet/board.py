@@ -161,7 +161,8 @@ class GpuClaims:
             UsageError: there is no such GPU, or the time is past or too far ahead.
             OperationError: no board is configured, or it cannot be written.
         """
-        from vllm_launchers.host.board import LONGEST_SECONDS, Claim, format_claim, gpus_text, safe_line
+        from vllm_launchers.host.board import LONGEST_SECONDS, Claim, format_claim, safe_line
+        from vllm_launchers.host.gpu.host import gpus_text
 
         self._refuse_read_only()
         board = self._named_board()
@@ -187,7 +188,8 @@ class GpuClaims:
             RefusedError: another user holds the claim, or this console is read-only.
             OperationError: no board is configured, there is no such claim, or the board cannot be written.
         """
-        from vllm_launchers.host.board import format_claim, gpus_text
+        from vllm_launchers.host.board import format_claim
+        from vllm_launchers.host.gpu.host import gpus_text
 
         self._refuse_read_only()
         board = self._named_board()

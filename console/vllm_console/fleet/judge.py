@@ -44,6 +44,7 @@ from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.engine_report import blocks_without_override
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, draft_model, max_tokens_per_mm_item
+from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import EngineKind
@@ -312,6 +313,8 @@ class Judge:
             server=self._name,
             reserve_gib=reserve,
             spare_gib={index: gib - reserve.get(index, 0.0) for index, gib in free.items()},
+            gpus=len(details.gpus),
+            free_gpus=_free_gpus(details, context),
             build=details.engine.build if details.engine else None,
             simulated=_is_simulated(details),
             compute_capability=facts.compute_capability,
@@ -456,6 +459,19 @@ def _quantized(details: Details, facts: ModelFacts | None) -> bool | None:
         return True
     wide = facts.dtype == "float32" or details.flags.get("dtype") in ("float32", "float")
     return False if facts.layers and not wide else None
+
+
+def _free_gpus(details: Details, context: JudgeContext) -> tuple[int, ...] | None:
+    """The free GPUs like its own, of this machine or of the recorded host it was planned for; None if unknown."""
+    host = context.gpus.host() if context.gpus is not None else None
+    if host is None or context.gpus is None or host.problem or not details.gpus:
+        return None
+    own = host.gpu(details.gpus[0])
+    if own is None or details.recorded_host != (host.hostname if context.gpus.recorded else None):
+        return None
+    shares = tuple(context.shares)
+    alike = (gpu for gpu in host.gpus if gpu.name == own.name and gpu.index not in details.gpus)
+    return tuple(gpu.index for gpu in alike if not gpu.lost and not gpu.claimed and is_free(gpu, shares))
 
 
 def slowest_link(host: Host, gpus: Sequence[int]) -> str:

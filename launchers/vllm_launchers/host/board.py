@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -246,11 +246,6 @@ def _begun(since: datetime, now: float) -> float:
     if at < 0:
         raise BoardError("it begins before 1970")
     return at
-
-
-def gpus_text(gpus: Sequence[int]) -> str:
-    """``GPU 2``, ``GPU 0,1``."""
-    return f"GPU {','.join(map(str, gpus))}"
 
 
 PAGE = lazy_pattern(r"(0|[1-9][0-9]{0,9})\.json")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settin
 from vllm_console.ui.screens.describe import describe_lines
 from vllm_launchers import values
 from vllm_launchers.host.board import Board, Claim
-from vllm_launchers.host.gpu.host import Gpu, Host, Link
+from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Host, Link
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
@@ -114,6 +114,36 @@ def test_queue_older_than_the_first_sample_is_found(tmp_path: Path) -> None:
     watched.close()
     assert found.code == "oversubscribed_compute"
     assert abs(found.since - (NOW - 900)) <= 10
+
+
+@pytest.mark.parametrize(
+    ("other", "recorded_host", "where"),
+    [
+        ({}, None, "GPU 1"),
+        ({"free_gib": 10.0, "used_gib": 38.0}, None, None),
+        ({"name": "NVIDIA T400"}, None, None),
+        ({"lost": "it fell off the bus"}, None, None),
+        ({"claims": (GpuClaim("bob", NOW, "training", words="claimed by bob"),)}, None, None),
+        ({}, "elsewhere", "another GPU"),
+    ],
+)
+def test_second_server_is_suggested_on_a_gpu_that_is_free(
+    other: dict[str, Any], recorded_host: str | None, where: str | None
+) -> None:
+    watching = Judge("chat")
+    for second in range(120):
+        seen = sample(NOW - 120 + second)
+        waiting = replace(seen.engines["0"], requests_waiting=float(second), kv_cache_usage=0.99)
+        watching.append(replace(seen, engines={"0": waiting}), 1)
+    own = Gpu(index=0, name="NVIDIA L40S", memory_gib=48.0, free_gib=8.0, used_gib=40.0)
+    free = replace(Gpu(index=1, name="NVIDIA L40S", memory_gib=48.0, free_gib=47.5, used_gib=0.5), **other)
+    gpus = SimpleNamespace(host=lambda: Host(gpus=(own, free), hostname="box"), recorded=False)
+    details = Details(objectives=OBJECTIVES, gpus=(0,), recorded_host=recorded_host)
+    found = watching.findings(record(), details, JudgeContext(gpus=cast(Any, gpus)), NOW)
+    (why,) = [one.fixes[-1].why for one in found if one.code == "oversubscribed_memory"]
+    fewer = "end fewer concurrent requests"
+    alone = f"S{fewer}, or start a second server on another machine: no GPU like its own is free here."
+    assert why == (f"Start a second server on {where}, or s{fewer}." if where else alone)
 
 
 def test_console_judges_every_server(folder: Path) -> None:
@@ -263,10 +293,9 @@ def test_fixes_respect_the_gpu_and_its_other_tenants() -> None:
         found = judged(gpu, context, flags={"gpu-memory-utilization": 0.8})
         return [dict(fix.changes.set) for fix in found["kv_cache_pressure"].fixes]
 
-    more = {"gpu-memory-utilization": 0.83}
-    assert offered(JudgeContext())[:2] == [{"kv-cache-dtype": "fp8"}, more]
-    assert more not in offered(JudgeContext(reserves=(GpuShare(0, gib=5.0),)))
-    assert more not in offered(JudgeContext(shares=(GpuShare(0, gib=1.0),)))
+    assert offered(JudgeContext())[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.92}]
+    for context in (JudgeContext(reserves=(GpuShare(0, gib=5.0),)), JudgeContext(shares=(GpuShare(0, gib=1.0),))):
+        assert all("gpu-memory-utilization" not in changes for changes in offered(context))
     assert {"kv-cache-dtype": "fp8"} not in offered(JudgeContext(), replace(CARD, name="Tesla T4"))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import merged
 from vllm_console.history.workload import seen_room
 from vllm_console.text import percent, round_duration, seconds
+from vllm_launchers.host.gpu.host import gpus_text
 from vllm_launchers.host.gpu.sharing import holdings
 from vllm_launchers.plan import attention
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
@@ -58,6 +59,9 @@ WORTH_MORE = 1.1
 
 WAIT_LONGER = "More requests queue, so TTFT can rise."
 
+PROMPT_TOKENS = 128
+"""Minimum tokens per step for prompts, beside the tokens of a full batch."""
+
 FULL_STEPS = 8
 """Round sequences to multiples of eight, like the batch sizes for which CUDA graphs are captured."""
 
@@ -67,18 +71,36 @@ def setting(name: str, value: FlagValue, why: str, tradeoff: str = "") -> Fix:
     return Fix(Changes({name: value}), why, tradeoff)
 
 
+def another_place(evidence: Evidence) -> str:
+    """Where a second server could run: as many free GPUs as this one has, by number; empty if there are none here."""
+    if evidence.build == "cpu":
+        return ""
+    if evidence.free_gpus is None:
+        return "on another GPU"
+    chosen = evidence.free_gpus[: max(1, evidence.gpus)]
+    return f"on {gpus_text(chosen)}" if len(chosen) == max(1, evidence.gpus) else ""
+
+
+def _no_place(evidence: Evidence) -> str:
+    return "" if evidence.build == "cpu" else ": no GPU like its own is free here"
+
+
 def reduce_load(evidence: Evidence) -> Fix:
     """What helps if no flag does: less load on this server."""
-    return Fix(Changes(), f"{SECOND_SERVER} on another {evidence.hardware}, or send fewer concurrent requests.")
+    if place := another_place(evidence):
+        return Fix(Changes(), f"{SECOND_SERVER} {place}, or send fewer concurrent requests.")
+    why = f"Send fewer concurrent requests, or start a second server on another machine{_no_place(evidence)}."
+    return Fix(Changes(), why)
 
 
 def more_capacity(evidence: Evidence) -> Fix:
     """What helps if demand exceeds what this hardware can serve, and no flag changes that."""
-    if evidence.build == "cpu":
-        return Fix(Changes(), f"{SECOND_SERVER} on another machine, serve a smaller model, or send fewer requests.")
-    smaller = "smaller" if evidence.quantized else "smaller or quantized"
-    ways = f"on another GPU, split the model over more GPUs, serve a {smaller} model, or send fewer requests"
-    return Fix(Changes(), f"{SECOND_SERVER} {ways}.")
+    smaller = "smaller" if evidence.quantized or evidence.build == "cpu" else "smaller or quantized"
+    if place := another_place(evidence):
+        ways = f"{place}, split the model over more GPUs, serve a {smaller} model, or send fewer requests"
+        return Fix(Changes(), f"{SECOND_SERVER} {ways}.")
+    why = f"Serve a {smaller} model, send fewer requests, or start a second server on another machine"
+    return Fix(Changes(), f"{why}{_no_place(evidence)}.")
 
 
 def more_cache(evidence: Evidence) -> list[Fix]:
@@ -121,13 +143,6 @@ def _free_blocks(evidence: Evidence) -> Fix | None:
         return None
     why = f"--{BLOCKS} limits the KV cache to {tokens:,} tokens; {factor * tokens:,.0f} would fit, by vLLM's log."
     return Fix(Changes(unset=(BLOCKS,)), why, "The KV cache then takes all memory that is set aside for it.")
-
-
-def _growth(evidence: Evidence) -> float:
-    """How many times larger `free_size` makes the KV cache."""
-    if evidence.build == "cpu":
-        return evidence.blocks_without_override or 1.0
-    return (evidence.cache_free_gib or 0.0) / evidence.cache_gib if evidence.cache_gib else 1.0
 
 
 FOR_ROOM = "FP8 weights take half the memory; the KV cache gets the rest."
@@ -231,7 +246,8 @@ def _free_share(evidence: Evidence) -> tuple[float, float, float] | None:
         return None
     present, share, sizes = accepted_utilization(evidence.flags, evidence.release), HIGHEST_UTILIZATION, []
     for gpu in evidence.moments[-1].gpus:
-        spare, held, total = evidence.spare_gib.get(gpu.index), holdings(gpu).ours.get(evidence.server), gpu.memory_gib
+        spare, total = evidence.spare_gib.get(gpu.index), gpu.memory_gib
+        held = holdings(gpu).ours.get(evidence.server) or gpu.used_gib  # in a container, processes may be invisible
         if spare is None or not held or not total:
             return None
         share = min(share, math.floor(100 * (min(held / total, present) + (spare - PEAKS_GIB) / total)) / 100)
@@ -265,7 +281,8 @@ def no_more_sequences(evidence: Evidence) -> str:
     if (free := free_size(evidence)) is not None:
         flags = " and ".join(f"--{name}" for name in free.changes.unset)
         return f" The KV cache holds about {held} of these within its objective, because {flags} limits it."
-    return f" The KV cache holds about {held} of these within its objective, so a higher limit would not help."
+    alone = " alone" if more_sequences(evidence) is not None else ""
+    return f" The KV cache holds about {held} of these within its objective, so a higher limit{alone} would not help."
 
 
 SLOW_STEPS = 0.8
@@ -290,25 +307,44 @@ def queue_delays(evidence: Evidence) -> bool:
 
 
 def more_sequences(evidence: Evidence) -> Fix | None:
-    """As many as the cache has room for (`fitting_sequences`), if needed without a flag that makes the cache smaller;
-    None if that exceeds the tokens per step.
+    """As many as the KV cache has room for (`fitting_sequences`), if needed with a change that makes it larger; None if
+    that exceeds the tokens per step.
     """
-    if (more := _more_sequences(evidence)) is not None or (free := free_size(evidence)) is None:
+    if (more := _more_sequences(evidence)) is not None:
         return more
-    if (more := _more_sequences(evidence, _growth(evidence))) is None:
-        return None
-    changes = Changes(more.changes.set, free.changes.unset)
-    return Fix(changes, f"{free.why} {more.why}", f"{free.tradeoff} {more.tradeoff}")
+    for larger, growth in _larger_caches(evidence):
+        if (more := _more_sequences(evidence, growth)) is not None:
+            changes = Changes({**larger.changes.set, **more.changes.set}, larger.changes.unset)
+            return Fix(changes, f"{larger.why} {more.why}", f"{larger.tradeoff} {more.tradeoff}")
+    return None
+
+
+def _larger_caches(evidence: Evidence) -> Iterator[tuple[Fix, float]]:
+    """The changes that make the KV cache larger without another model format, and how many times larger."""
+    now = evidence.cache_gib
+    if (fix := free_size(evidence)) is not None:
+        free = (evidence.cache_free_gib or 0.0) / now if now else 1.0
+        yield fix, evidence.blocks_without_override or 1.0 if evidence.build == "cpu" else free
+    elif not {BLOCKS, BYTES} & evidence.flags.keys():
+        memory, share = more_memory(evidence), _free_share(evidence)
+        if memory is not None and share is not None and now:
+            yield memory, 1.0 + share[1] / now
+        if (fix := fp8_cache_fix(evidence)) is not None:
+            yield fix, 2.0
 
 
 def _more_sequences(evidence: Evidence, growth: float = 1.0) -> Fix | None:
-    limit = evidence.max_num_seqs
+    limit, each = evidence.max_num_seqs, sequence_tokens(evidence.flags, evidence.release)
     fitting, least = fitting_sequences(evidence, growth), max(limit + 1, WORTH_MORE * limit)
-    wanted = stepped if (stepped := _stepped(fitting)) >= least else fitting
-    tokens = wanted * sequence_tokens(evidence.flags, evidence.release)
-    if wanted < least or tokens > evidence.max_num_batched_tokens:
+    # A step needs room for prompts in addition to a full batch's own tokens.
+    in_step = (evidence.max_num_batched_tokens - PROMPT_TOKENS) // each
+    wanted = stepped if (stepped := _stepped(min(fitting, in_step))) >= least else min(fitting, in_step)
+    if wanted < least:
         return None
-    why = f"{wanted} sequences of the current length fit into the KV cache{evidence.each}."
+    then = " then" if growth > 1 else ""
+    why = f"{wanted} sequences of the current length{then} fit into the KV cache{evidence.each}."
+    if in_step < fitting:
+        why = f"{wanted} sequences{then} fit into the KV cache{evidence.each} and leave room for prompts in a step."
     tradeoff = "Slower streams (ITL) and a fuller KV cache."
     itl, itl_goal = evidence.latency("itl").p99, evidence.objectives.itl_p99_seconds
     if itl is not None and itl.within(0.8 * itl_goal) is False:

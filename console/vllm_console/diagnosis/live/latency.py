@@ -10,6 +10,8 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import (
     AT_THE_LIMIT,
     FOR_SPEED,
+    PROMPT_TOKENS,
+    another_place,
     more_capacity,
     more_sequences,
     no_more_sequences,
@@ -205,7 +207,7 @@ class PrefillContention(Rule):
             state_block=evidence.state_block,
         )
         # Prompts need room in addition to a full batch's own tokens.
-        least = max(LEAST_STEP_TOKENS, full + STEP_ROUND // 2, whole_inputs)
+        least = max(LEAST_STEP_TOKENS, full + PROMPT_TOKENS, whole_inputs)
         less = max(-(-least // STEP_ROUND), int(min(fitting, tokens / 2)) // STEP_ROUND) * STEP_ROUND
         smaller = None
         prompts, slow = observed(evidence.frames, "prompt_tokens", 5 * MINUTE), _slow_steps(evidence)
@@ -219,8 +221,8 @@ class PrefillContention(Rule):
         elif less < longest:
             why = f"Shorter steps: {less:,} tokens instead of {tokens:,}."
             smaller = setting("max-num-batched-tokens", less, why, SLOWER_PROMPTS)
-        where = "machine" if evidence.build == "cpu" else "GPU"
-        second_server = Fix(Changes(), f"Send long prompts to a second server on another {where}.")
+        where = another_place(evidence) or "on another machine"
+        second_server = Fix(Changes(), f"Send long prompts to a second server {where}.")
         return present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), smaller, second_server))
 
 
@@ -275,12 +277,15 @@ def _range(low: float, high: float) -> str:
 
 
 def _step_within(frames: Sequence[Frame], objective: float) -> float | None:
-    """Number of prompt tokens computed in four fifths of the objective, at the observed prefill rate."""
+    """Number of prompt tokens computed in four fifths of the objective, at the observed prefill rate.
+
+    Requests prefilled side by side count the same seconds each: they took at most as long as the frames.
+    """
     prefill = merged(frames, "prefill")
     computed = (total(frames, "prompt_tokens_total") or 0.0) - (total(frames, "prefix_cache_hits_total") or 0.0)
     if prefill is None or prefill.sum <= 0 or computed <= 0:
         return None
-    return BACK * objective * computed / prefill.sum
+    return BACK * objective * computed / min(prefill.sum, sum(frame.seconds for frame in frames))
 
 
 class SlowTokens(Rule):

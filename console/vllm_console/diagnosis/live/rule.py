@@ -129,6 +129,10 @@ class Evidence(msgspec.Struct, frozen=True):
     """GiB reserved for other tenants, by GPU index."""
     spare_gib: Mapping[int, float] = msgspec.field(default_factory=dict)
     """GiB that this server may still use, by GPU index: free now, within this user's share, without the reserve."""
+    gpus: int = 0
+    """Number of GPUs that this server has."""
+    free_gpus: tuple[int, ...] | None = None
+    """Other GPUs of its machine, like its own, on which nothing runs; None if unknown."""
     earlier_reuse: float | None = None
     """The prefix cache's hit rate in its previous generation, if caching was on and the rate is known."""
     weights_gib: float | None = None

@@ -17,7 +17,8 @@ from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import fit
 from vllm_launchers.errors import UsageError
-from vllm_launchers.host.board import Board, format_claim, gpus_text
+from vllm_launchers.host.board import Board, format_claim
+from vllm_launchers.host.gpu.host import gpus_text
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp

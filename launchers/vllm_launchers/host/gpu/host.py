@@ -6,7 +6,7 @@ Unix seconds. None means not reported, never zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -284,3 +284,8 @@ def with_servers(host: Host, roots: Mapping[int, str]) -> Host:
         for gpu in host.gpus
     )
     return replace(host, gpus=gpus)
+
+
+def gpus_text(gpus: Sequence[int]) -> str:
+    """``GPU 2``, ``GPU 0,1``."""
+    return f"GPU {','.join(map(str, gpus))}"

@@ -9,9 +9,10 @@ import pytest
 
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.findings import findings
-from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
 from vllm_console.history.frames import Frames
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_launchers.host.gpu.host import Gpu, Holder
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.vllm.flags.changes import Changes
 
@@ -117,6 +118,36 @@ def test_sequence_limit_is_the_cause_when_the_cache_has_room() -> None:
     assert "with 80% of the KV cache in use" in finding.symptom
     assert finding.cause.endswith("holds about 68 of these within its objective, so a higher limit would not help.")
     assert all(fix.changes.empty for fix in finding.fixes), "68 instead of 64 would change next to nothing"
+
+
+def test_larger_cache_makes_room_for_more_sequences() -> None:
+    """The only fix was once a second server, even beside 60 GiB of free memory."""
+    server = Holder(pid=1, gib=40.0, server="chat")
+    gpu = Gpu(index=0, memory_gib=80.0, free_gib=40.0, used_gib=40.0, used_by=(server,))
+    known: dict[str, Any] = {"server": "chat", "compute_capability": (9, 0), "release": (0, 19, 0), "usage": 0.8}
+    flags = {"max-num-seqs": 64, "gpu-memory-utilization": 0.5}
+    roomy = known | {"flags": flags, "moments": (GpuMoment(START, (gpu,)),), "spare_gib": {0: 40.0}, "cache_gib": 18.0}
+    finding = found(FAST, **roomy)["oversubscribed_sequences"]
+    assert finding.cause.endswith("within its objective, so a higher limit alone would not help.")
+    assert finding.fixes[0].changes == Changes({"gpu-memory-utilization": 0.95, "max-num-seqs": 200})
+    assert finding.fixes[0].why == (
+        "36.0 GiB more, which are free now, for the KV cache. "
+        "200 sequences of the current length then fit into the KV cache."
+    )
+    finding = found(FAST, **known)["oversubscribed_sequences"]  # nothing is known of its GPU's memory
+    assert finding.fixes[0].changes == Changes({"kv-cache-dtype": "fp8", "max-num-seqs": 136})
+    waiting = found(FAST, **known, steady=True)["slow_first_token"]
+    assert waiting.fixes[0].changes == finding.fixes[0].changes
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(8192, 136), (256, 128), (192, None)])
+def test_more_sequences_leave_room_for_prompts_in_a_step(tokens: int, sequences: int | None) -> None:
+    """As many sequences as a step has tokens would leave next to nothing for prompts."""
+    flags = {"max-num-seqs": 64, "max-num-batched-tokens": tokens}
+    offered = [
+        fix.changes.set.get("max-num-seqs") for fix in found(FAST, flags=flags)["oversubscribed_sequences"].fixes
+    ]
+    assert offered == ([None] if sequences is None else [sequences, None])
 
 
 def test_full_cache_finding_shows_the_values_that_raised_it() -> None:

@@ -344,7 +344,7 @@ def test_all_free_memory_is_offered_but_not_what_the_next_start_lacks() -> None:
     assert shares(None, 40.5, 4.5) == [0.95]  # the default of this release is 0.9
     assert shares(None, 40.5, 4.5, flags_known=False) == []
     assert shares(0.94, 42.3, 2.7) == [] == shares(0.3, 13.5, 1.0)
-    assert shares(0.3, 13.5, 20.0, server="other") == []  # what it holds is unknown
+    assert shares(0.3, 9.0, 20.0, server="other") == [0.63]  # invisible: at most all that is used
     (fix,) = offered(0.3, 13.5, 20.0)
     assert fix.why == "19.4 GiB more, which are free now, for the KV cache."
     assert fix.tradeoff == "0.6 GiB are left for other processes."
@@ -523,9 +523,17 @@ def test_server_without_a_gpu_is_advised_another_machine() -> None:
         replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
         for at, frame in enumerate(frames_of(*[FULL] * COUNT))
     )
-    for build, where in (("cpu", "machine"), ("cuda", "GPU")):
-        found = find(evidence(frames=frames, build=build), "oversubscribed_memory")
-        assert found.fixes[-1].why == f"Start a second server on another {where}, or send fewer concurrent requests."
+    fewer = "Send fewer concurrent requests, or start a second server on another machine"
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"build": "cpu"}, f"{fewer}."),
+        ({"build": "cuda"}, "Start a second server on another GPU, or send fewer concurrent requests."),
+        ({"free_gpus": (3, 4), "gpus": 1}, "Start a second server on GPU 3, or send fewer concurrent requests."),
+        ({"free_gpus": (3, 4), "gpus": 2}, "Start a second server on GPU 3,4, or send fewer concurrent requests."),
+        ({"free_gpus": (3,), "gpus": 2}, f"{fewer}: no GPU like its own is free here."),
+        ({"free_gpus": (), "gpus": 1}, f"{fewer}: no GPU like its own is free here."),
+    )
+    for known, why in cases:
+        assert find(evidence(frames=frames, **known), "oversubscribed_memory").fixes[-1].why == why
 
 
 def test_canceling_clients_do_not_hide_a_hang() -> None:

@@ -48,6 +48,7 @@ def found(
     steps: Sequence[EngineStep] = (),
     more: Flags | None = None,
     release: Release | None = None,
+    prefill: Histogram = TWO_PROMPTS,
 ) -> dict[str, Finding]:
     """Findings if every ten seconds two prompts arrive, with ``prompt_tokens`` in total, and are computed in 0.2 s
     each.
@@ -59,7 +60,7 @@ def found(
     grown = EngineSample(
         requests_running=running, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0,
         requests_finished_total=2, prompt_tokens_total=prompt_tokens, generation_tokens_total=105,
-        histograms={"itl": itl, "prefill": TWO_PROMPTS},
+        histograms={"itl": itl, "prefill": prefill},
     )  # fmt: skip
     if length is not None:
         known = Histogram(LENGTHS, tuple(20.0 * (length <= bound) for bound in LENGTHS), 20.0 * length)
@@ -113,6 +114,17 @@ def test_smaller_steps_hold_the_drafts_of_all_sequences(drafts: int, release: Re
     (change,) = [fix.changes for fix in finding.fixes if not fix.changes.empty]
     assert change == Changes({"max-num-batched-tokens": tokens})
     assert tokens >= 64 * (1 + drafts)
+
+
+def test_prefills_side_by_side_do_not_count_as_slower() -> None:
+    """Twenty prompts of 0.5 s each in 10 s were once taken for a tenth of the rate, and steps became too small."""
+    alone = Histogram(TWO_PROMPTS.bounds, TWO_PROMPTS.counts, 5.0)
+    changes = []
+    for prefill in (alone, replace(alone, sum=10.0), replace(alone, sum=100.0)):
+        finding = found(100_000, limit=16384, prefill=prefill)["prefill_contention"]
+        changes.append([fix.changes.set["max-num-batched-tokens"] for fix in finding.fixes if not fix.changes.empty])
+    assert changes[1] == changes[2] == [768]
+    assert changes[0] == [1536]
 
 
 def test_prefill_delay_is_a_bucket_over_a_named_time() -> None:
