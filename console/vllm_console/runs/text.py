@@ -348,7 +348,7 @@ def times_note(found: Comparison, now: float) -> str:
     later = " Later traffic is not included." if found.kept else ""
     if found.again is not None:
         longer = time_text(found.again, found.after)
-        later = f" Compared again with {longer} after, perhaps with the same result."
+        later = f" With {longer} after the change it is compared again."
     return f"Compared: {before} before, {after} after.{later}"
 
 

@@ -513,7 +513,7 @@ RULES: tuple[FailureRule, ...] = (
         r"|oom_kill event|\boom-kill:|Out of memory: Killed process|\bOOMKilled\b|Memory cgroup out of memory"
         r"|node was low on resource: memory",
         Cause.OTHER,
-        "The machine's (or container's) main memory ran out, not the GPU's.",
+        "The main memory of the machine, or of its container, ran out.",
         topic=Topic.MAIN_MEMORY,
     ),
     _rule(

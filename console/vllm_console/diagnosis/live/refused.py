@@ -21,7 +21,7 @@ WORTH_MORE_CONTEXT = 1.1
 """Minimum factor for a longer context; less would let few more requests through."""
 
 _KEY = Fix(Changes(), "Give these clients the server's API key. They send it as 'Authorization: Bearer KEY'.")
-_READ_ANSWER = Fix(Changes(), "Read a response at a client: its text explains what is wrong with the request.")
+_READ_ANSWER = Fix(Changes(), "Look at a response in a client: its message says what is wrong with the request.")
 _SHORTER = Fix(Changes(), "Send shorter prompts, or ask for fewer output tokens (max_tokens).")
 
 

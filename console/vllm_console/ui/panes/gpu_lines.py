@@ -354,7 +354,7 @@ def process_lines(host: Host, now: float, width: int, room: int, colors: Mapping
     found = [(gpu, holder) for gpu in host.gpus for holder in sorted(gpu.holders, key=lambda h: -(h.gib or 0.0))]
     if not found or room < min(LEAST_ROOM, len(found) + 1):
         return []
-    heading = f"{'GPU':>{_GPU}}{'PID':>{_PID}} {'WHOSE':<{_who(width)}}{'GiB':>{_GIB}}{'AGE':>{_AGE}} COMMAND"
+    heading = f"{'GPU':>{_GPU}}{'PID':>{_PID}} {'OWNER':<{_who(width)}}{'GiB':>{_GIB}}{'AGE':>{_AGE}} COMMAND"
     shown = found if len(found) < room else found[: room - 2]
     at = host.at if host.at is not None else now
     lines = [line((fit(heading, width), DIM)), *(_process(*one, at, width, colors) for one in shown)]

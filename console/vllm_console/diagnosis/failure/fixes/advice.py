@@ -19,7 +19,7 @@ _START_AGAIN = advice("Start it again; --restart on-failure does so automaticall
 ADVICE: Mapping[Cause | Topic, tuple[Fix, ...]] = {
     Cause.GATED: (advice("Accept the model's terms on the Hub, then export HF_TOKEN with a token of that account."),),
     Cause.KILLED: (
-        advice("Check 'dmesg | grep -i kill': if the kernel killed it, the machine's memory ran out, not the GPU's."),
+        advice("Check 'dmesg | grep -i kill': if the kernel killed it, the machine's main memory ran out."),
         _START_AGAIN,
     ),
     Cause.INTERRUPTED: (_START_AGAIN,),
