@@ -77,9 +77,10 @@ def graphs_in_share(release: Release) -> bool:
 def caches_linear_prefixes(release: Release) -> bool:
     """Whether prefix caching is on by default for models with linear layers; it is off for models without attention.
 
-    Source: ``ModelConfig.is_prefix_caching_supported`` of vLLM 0.25.1 and 0.26.0.
+    From ``EngineArgs._set_default_chunked_prefill_and_prefix_caching_args``: 0.26 and 0.27 support it for all of them,
+    but leave it off unless a flag asks.
     """
-    return release >= (0, 26, 0)
+    return release >= (0, 28, 0)
 
 
 def can_cache_linear_prefixes(release: Release, *, drafts: bool) -> bool:

@@ -257,7 +257,7 @@ def turned_off(evidence: Evidence) -> tuple[str, Fix | None]:
     if evidence.attention_free and not asked:
         return "vLLM caches no prefixes of models without attention unless a flag asks for it.", None
     if evidence.linear_layers and not asked and release is not None and not caches_linear_prefixes(release):
-        cause = "Before 0.26, vLLM caches prefixes of models with Mamba or linear-attention layers only if a flag asks."
+        cause = "Before 0.28, vLLM caches prefixes of models with Mamba or linear-attention layers only if a flag asks."
         return cause, _linear_prefixes(evidence)
     able = release is None or can_cache_linear_prefixes(release, drafts=False)
     if evidence.linear_layers and asked and not able:

@@ -359,7 +359,7 @@ def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:
 
 
 def _prefix_caching(flags: Flags, release: Release) -> bool:
-    """Whether prefix caching is on for models with linear layers: on request, or by default since 0.26."""
+    """Whether prefix caching is on for models with linear layers: on request, or by default since 0.28."""
     wanted = flags.get(PREFIX)
     return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
 

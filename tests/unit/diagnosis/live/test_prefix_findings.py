@@ -159,12 +159,14 @@ OFF = {"caching": False, "looked_up": 0.0}
     [
         ({"mla": True, "build": "cpu"}, "On a CPU, vLLM turns prefix caching off for models with MLA", None),
         ({"attention_free": True, **HYBRID}, "models without attention", None),
-        ({**HYBRID, "release": (0, 25, 1)}, "Before 0.26", Changes({"enable-prefix-caching": True})),
-        ({**HYBRID, "release": (0, 13, 0)}, "Before 0.26", None),
+        ({**HYBRID, "release": (0, 25, 1)}, "Before 0.28", Changes({"enable-prefix-caching": True})),
+        ({**HYBRID, "release": (0, 27, 0)}, "Before 0.28", Changes({"enable-prefix-caching": True})),
+        ({**HYBRID, "release": (0, 28, 0)}, "its log may say why", None),
+        ({**HYBRID, "release": (0, 13, 0)}, "Before 0.28", None),
         ({**HYBRID, "release": (0, 13, 0), "flags": {"enable-prefix-caching": True}}, "This release can't", None),
         (
             {**HYBRID, "release": (0, 25, 1), "flags": {"enable-chunked-prefill": False}},
-            "Before 0.26",
+            "Before 0.28",
             None,
         ),
         ({}, "its log may say why", None),

@@ -219,7 +219,8 @@ def test_prefix_caching_follows_the_reuse(chosen: Chosen, reuse: float, value: b
         ((0, 14, 1), 0.9, None, "this release of vLLM can't"),
         ((0, 25, 1), 0.9, True, "computed once"),
         ((0, 25, 1), 0.2, None, "vLLM's default (off for linear-attention layers) stays"),
-        ((0, 26, 0), 0.2, None, "vLLM's default (on) stays"),
+        ((0, 27, 0), 0.2, None, "default (off for linear-attention layers)"),
+        ((0, 28, 0), 0.2, None, "vLLM's default (on) stays"),
     ],
 )
 def test_linear_layer_prefix_caching_follows_the_release(
