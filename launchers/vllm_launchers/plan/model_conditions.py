@@ -93,7 +93,7 @@ def broken_by_cached_states(facts: ModelFacts, flags: Flags, release: Release | 
     From ``MambaModelConfig.verify_and_update_config`` and ``VllmConfig.validate_block_size``.
     """
     release = release or NEWEST
-    if not _caches_states(facts, flags, release) or not can_cache_linear_prefixes(release, drafts=False):
+    if not caches_states(facts, flags, release) or not can_cache_linear_prefixes(release, drafts=False):
         return
     sure, aligned = release >= _ALIGNED_SEEN, _aligned(facts, flags, release)
     of_these = "prefix caching of a model with Mamba or linear-attention layers"
@@ -107,7 +107,8 @@ def broken_by_cached_states(facts: ModelFacts, flags: Flags, release: Release | 
         yield BrokenCondition(WHOLE_ITEMS, f"--{WHOLE_ITEMS} does not work with {of_these}", sure)
 
 
-def _caches_states(facts: ModelFacts, flags: Flags, release: Release) -> bool:
+def caches_states(facts: ModelFacts, flags: Flags, release: Release) -> bool:
+    """Whether prefix caching, which keeps states of linear layers, is on for a model that has such layers."""
     if LayerKind.LINEAR not in facts.layers:
         return False
     asked = flags.get(PREFIX)

@@ -127,9 +127,7 @@ def _drop_refused_caching(given: dict[str, Choice], inputs: ChoiceInputs) -> Non
     if facts is None or asked is None or asked.source is not Source.PRESET:
         return
     flags = {name: choice.value for name, choice in given.items() if choice.value is not None}
-    others = {name: value for name, value in flags.items() if name != PREFIX}
-    refused, still = (any(broken_by_cached_states(facts, one, inputs.release)) for one in (flags, others))
-    if refused and not still:
+    if any(broken_by_cached_states(facts, flags, inputs.release)):
         del given[PREFIX]
 
 

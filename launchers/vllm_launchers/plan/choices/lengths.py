@@ -9,12 +9,12 @@ from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_m
 from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
-from vllm_launchers.plan.model_conditions import broken_by_cached_states
+from vllm_launchers.plan.model_conditions import broken_by_cached_states, caches_states
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import sequence_tokens, speculates
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
-from vllm_launchers.vllm.release_defaults import NEWEST, caches_linear_prefixes, can_cache_linear_prefixes
+from vllm_launchers.vllm.release_defaults import NEWEST, can_cache_linear_prefixes
 
 HEADROOM = 2
 """Ratio of ``max-num-seqs`` to the usual number of requests in flight, so that bursts do not queue at once."""
@@ -168,18 +168,11 @@ def prefix_caching(inputs: ChoiceInputs, flags: Flags) -> Choice:
     """On if prompts share prefixes, off if they are unique, else vLLM's default."""
     reuse = inputs.workload.prefix_reuse
     share = f"{reuse:.0%} of prompt tokens repeat"
-    linear = inputs.facts is not None and LayerKind.LINEAR in inputs.facts.layers
-    if linear and not can_cache_linear_prefixes(inputs.release or NEWEST, drafts=False):
+    facts, release = inputs.facts, inputs.release or NEWEST
+    linear = facts is not None and LayerKind.LINEAR in facts.layers
+    if linear and not can_cache_linear_prefixes(release, drafts=False):
         reason = f"{share}, but this release of vLLM can't cache prefixes of linear-attention layers."
         return Choice(PREFIX, None, reason, Source.MODEL)
-    if inputs.facts is not None and any(broken_by_cached_states(inputs.facts, {**flags, PREFIX: True}, inputs.release)):
-        reason = f"{share}, but vLLM can't cache prefixes of linear-attention layers with the other flags."
-        return Choice(PREFIX, None, reason, Source.MODEL)
-    if reuse > REUSED:
-        tradeoff = "Almost none where prompts differ."
-        if linear:
-            tradeoff = "New in vLLM for linear-attention layers: watch the hit rate."
-        return Choice(PREFIX, True, f"{share}: computed once and shared.", Source.WORKLOAD, tradeoff)
     if reuse <= UNIQUE:
         return Choice(
             PREFIX,
@@ -188,7 +181,15 @@ def prefix_caching(inputs: ChoiceInputs, flags: Flags) -> Choice:
             Source.WORKLOAD,
             "Almost none; turn it on for repeated questions about the same text.",
         )
-    on = not linear or caches_linear_prefixes(inputs.release or NEWEST)
+    on = facts is None or not linear or caches_states(facts, flags, release)
+    if facts is not None and any(broken_by_cached_states(facts, {**flags, PREFIX: True}, release)):
+        reason = f"{share}, but vLLM can't cache prefixes of linear-attention layers with the other flags."
+        return Choice(PREFIX, False if on else None, reason, Source.MODEL)
+    if reuse > REUSED:
+        tradeoff = "Almost none where prompts differ."
+        if linear:
+            tradeoff = "New in vLLM for linear-attention layers: watch the hit rate."
+        return Choice(PREFIX, True, f"{share}: computed once and shared.", Source.WORKLOAD, tradeoff)
     default = "on" if on else "off for linear-attention layers"
     reason = f"{share}: inconclusive, so vLLM's default ({default}) stays."
     return Choice(PREFIX, None, reason, Source.WORKLOAD)

@@ -12,6 +12,7 @@ from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.choice import Choice, SeenRoom, Source
 from vllm_launchers.plan.choices.lengths import rounded_up
+from vllm_launchers.plan.model_conditions import broken_by_cached_states
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
@@ -233,6 +234,7 @@ def test_linear_layer_prefix_caching_follows_the_release(
 
 
 DRAFTS: Flags = {"speculative-config": '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}'}
+WHOLE_PROMPTS: Flags = {"enable-chunked-prefill": False, "max-num-batched-tokens": 8192}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,8 @@ DRAFTS: Flags = {"speculative-config": '{"method": "qwen3_next_mtp", "num_specul
         ((0, 16, 0), DRAFTS, None),
         ((0, 17, 0), DRAFTS, True),
         ((0, 25, 0), {"disable-chunked-mm-input": True}, None),
-        ((0, 25, 0), {"enable-chunked-prefill": False, "max-num-batched-tokens": 8192}, None),
+        ((0, 25, 0), WHOLE_PROMPTS, None),
+        ((0, 33, 0), WHOLE_PROMPTS, False),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("by_preset", [True, False])
@@ -256,6 +259,23 @@ def test_linear_layer_prefixes_are_not_cached_with_flags_that_prevent_it(
     assert value or "can't cache prefixes of linear-attention layers with the other flags" in (
         found["enable-prefix-caching"].reason
     )
+    chosen_flags = {name: choice.value for name, choice in found.items() if choice.value is not None}
+    assert not list(broken_by_cached_states(linear, chosen_flags, release))
+
+
+def test_linear_layer_prefixes_of_unique_prompts_are_never_cached(
+    chosen: Chosen, models: dict[str, ModelFacts]
+) -> None:
+    linear = replace(models["8b"], layers=(LayerKind.LINEAR, LayerKind.FULL) * 16, model_type="qwen3_next")
+    found = chosen(None, "h100", work(reuse=0.0), facts=linear, set=WHOLE_PROMPTS)["enable-prefix-caching"]
+    assert (found.value, found.source) == (False, Source.WORKLOAD)
+
+
+def test_prefixes_of_models_without_attention_are_not_cached_by_default(
+    chosen: Chosen, models: dict[str, ModelFacts]
+) -> None:
+    mamba = replace(models["8b"], layers=(LayerKind.LINEAR,) * 32, model_type="mamba2")
+    assert "(off for linear" in chosen(None, "h100", work(reuse=0.2), facts=mamba)["enable-prefix-caching"].reason
 
 
 @pytest.mark.parametrize(
