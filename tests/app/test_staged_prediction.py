@@ -231,8 +231,12 @@ async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console
     async with console(fleet=troubled, size=(160, 40)) as c:
         await c.sees("predicted: preemptions 18 → 0–2/min")
         await c.press("f")
-        await c.sees("fix 1/")
+        await c.sees("tokens · predicted: preemptions 18 → 0–2/min. Trade-off:")
+        assert "Staged. r restarts." in c.text, "the foot does not show it yet"
         assert len(asked(troubled)) == 1, "what is staged has been predicted as a fix"
+        await c.press("f")
+        await c.sees("fix 2/2")
+        await c.lacks("predicted:")
 
 
 async def test_a_fix_that_is_predicted_to_make_it_worse_says_so_on_every_screen(console, troubled):
@@ -246,7 +250,7 @@ async def test_a_fix_that_is_predicted_to_make_it_worse_says_so_on_every_screen(
         await c.sees("FIXES, best first")
         await c.sees("predicted to make it worse: TTFT")
         await c.press("escape", "f")
-        await c.sees("predicted to make it worse: TTFT")
+        await c.sees("· predicted to make it worse: preemptions")
 
 
 async def test_where_the_fix_cannot_be_predicted_nothing_is_reported_and_it_is_not_asked_again(console, troubled):

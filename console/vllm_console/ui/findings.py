@@ -165,10 +165,14 @@ def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:
     change, about = flag_change_text(flags, fix.changes), with_tradeoff("", fix.tradeoff)
     if not fix.tradeoff:
         about = [*(f": {text}" for text in shortened(fix.why) if text), ""]
-    heads = [f"{change}, {effect}", change] if effect else [change]
-    if MAKES_WORSE in effect:
-        heads[-1] = f"{change}, predicted {MAKES_WORSE}"
-    return [head + text for head in heads for text in about]
+    return [head + text for head in with_effect(change, ", ", effect) for text in about]
+
+
+def with_effect(text: str, between: str, effect: str) -> list[str]:
+    """A text followed by a predicted effect, if any, then without it; that it makes the finding worse always stays."""
+    if not effect:
+        return [text]
+    return [f"{text}{between}{effect}", f"{text}{between}predicted {MAKES_WORSE}" if MAKES_WORSE in effect else text]
 
 
 def with_tradeoff(text: str, tradeoff: str) -> list[str]:

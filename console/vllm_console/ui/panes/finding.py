@@ -20,6 +20,7 @@ from vllm_console.ui.findings import (
     fix_texts,
     staged_fix,
     unjudged,
+    with_effect,
     with_tradeoff,
 )
 from vllm_console.ui.keymap import key_of
@@ -112,7 +113,7 @@ class StagedState(msgspec.Struct, frozen=True):
     verdict: PlanVerdict | None = None
     read_only: bool = False
     effect: str = ""
-    """Short predicted effect of the best fix; empty if unknown."""
+    """Short predicted effect of what is staged or else of the best fix on the top finding; empty if unknown."""
 
 
 def finding_lines(
@@ -158,9 +159,15 @@ def _unreachable_lines(server: ServerView, now: float, width: int, most: int) ->
 
 
 def _verdict_texts(server: ServerView, top: ServerFinding, state: StagedState, verdict: PlanVerdict) -> list[str]:
-    """The verdict on the staged changes, most detailed first; with the trade-off if they are a fix of this finding."""
-    at = staged_fix(server, top.flag_fixes, state.staged)
-    return with_tradeoff(f"staged: {verdict.message}", top.flag_fixes[at].tradeoff if at is not None else "")
+    """The verdict on the staged changes, most detailed first.
+
+    If they are a fix of this finding, the predicted effect and the trade-off follow.
+    """
+    text, at = f"staged: {verdict.message}", staged_fix(server, top.flag_fixes, state.staged)
+    if at is None:
+        return [text]
+    fix = top.flag_fixes[at]
+    return [one for head in with_effect(text, " · ", state.effect) for one in with_tradeoff(head, fix.tradeoff)]
 
 
 def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, most: int) -> list[Strip]:

@@ -125,13 +125,13 @@ class Predictions:
         known = self._answers.get(_key(server, staged))
         return known.found if known is not None and known.age < AGE_SECONDS else None
 
-    def of_fix(self, server: ServerView) -> str:
-        """A brief prediction for the best fix of the top finding; empty if unknown."""
-        key = self._fix_key(server)
+    def on_finding(self, server: ServerView) -> str:
+        """The effect on the top finding, in brief, of what is staged or else of the best fix; empty if unknown."""
+        key, found = self._staged_key(server) or self._fix_key(server), findings_of(server)
         known = self._answers.get(key) if key is not None else None
-        if known is None or known.found is None:
+        if known is None or known.found is None or not found:
             return ""
-        return brief_prediction(known.found, findings_of(server)[0].code)
+        return brief_prediction(known.found, found[0].code)
 
     def text(self, server: ServerView | None, width: int) -> Part:
         """The prediction for the staged changes, or why there is none; empty if nothing is staged or known."""

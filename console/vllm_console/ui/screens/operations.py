@@ -322,7 +322,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def staged_state(self, server: ServerView) -> StagedState:
         """A server's staged changes and the plan's verdict on them."""
-        effect = self.predictions.of_fix(server)
+        effect = self.predictions.on_finding(server)
         return StagedState(self.staging.of(server.name), self.staged_plans.of(server), self.console.read_only, effect)
 
     # -- a new snapshot --------------------------------------------------------------------------------------------
