@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from msgspec.structs import replace
 
@@ -265,3 +267,26 @@ async def test_where_the_fix_cannot_be_predicted_nothing_is_reported_and_it_is_n
         await c.sees("Messages")
         assert "not predicted" not in c.text, "nobody has asked for it"
         assert len(asked(troubled)) == 1
+
+
+async def test_a_fix_whose_prediction_was_ended_by_moving_on_is_predicted_on_return(console, fakes, monkeypatch):
+    monkeypatch.setattr(staged_prediction, "FIX_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(staged_prediction, "RETRY_SECONDS", 0.0)
+    go = threading.Event()
+
+    class Slow(fakes.FakeFleet):
+        def predict_staged(self, *asked):
+            found = super().predict_staged(*asked)
+            assert len(self.predicted) > 1 or go.wait(60)
+            return found
+
+    fleet = Slow(fakes.pressed, fakes.coder)
+    fleet.predictable[fix_values(fleet)] = FOUND
+    async with console(fleet=fleet, size=(160, 40)) as c:
+        await c.until(lambda: len(asked(fleet)) == 1)
+        await c.press("j", "k")
+        try:
+            await c.sees("predicted: preemptions 18 → 0–2/min")
+        finally:
+            go.set()
+        assert len(asked(fleet)) == 2

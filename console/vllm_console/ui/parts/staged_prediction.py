@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,7 +40,8 @@ few seconds of CPU, and consoles stay open all day. Staging a fix predicts it ri
 FIX_AGE_SECONDS = 1800.0
 """Age at which the prediction of a fix is recomputed."""
 RETRY_SECONDS = 60.0
-"""Age at which a failed prediction is retried, since a run's first requests are too few."""
+"""Age at which a failed prediction is retried, since a run's first requests are too few. A canceled prediction of a fix
+is retried after the same time."""
 MOST_KEPT = 20
 GROUP = "prediction"
 PREDICTING = "predicting…"
@@ -88,8 +88,8 @@ class Predictions:
         self._running = self._fix_runs = False
         """Whether a prediction is running, and whether it is that of a fix."""
         self._staged: _Key | None = None
-        self._fix_began: dict[str, float] = {}
-        """When a fix was last predicted, by server (monotonic seconds)."""
+        self._fix_due: dict[str, float] = {}
+        """From when on a fix may be predicted again, by server (monotonic seconds)."""
 
     def observe(self, server: ServerView | None) -> None:
         """Start the prediction that is due for the selected server; cancel any other one."""
@@ -112,7 +112,7 @@ class Predictions:
             begin_worker(self._console, partial(self._predict, key, of_fix=of_fix), "prediction", GROUP)
 
     def _due(self, key: _Key, *, of_fix: bool) -> bool:
-        if of_fix and time.monotonic() - self._fix_began.get(key[0], -math.inf) < FIX_EVERY_SECONDS:
+        if of_fix and time.monotonic() < self._fix_due.get(key[0], 0.0):
             return False
         known = self._answers.get(key)
         longest = FIX_AGE_SECONDS if of_fix else AGE_SECONDS
@@ -173,6 +173,8 @@ class Predictions:
         return _key(server, staged)
 
     def _cancel(self) -> None:
+        if self._fix_runs and self._wanted is not None:
+            self._fix_due[self._wanted[0]] = time.monotonic() + RETRY_SECONDS
         self._wanted = None
         self._console.workers.cancel_group(self._console, GROUP)
         if self._running:
@@ -184,7 +186,7 @@ class Predictions:
         await asyncio.sleep(FIX_DELAY_SECONDS if of_fix else DEBOUNCE_SECONDS)
         self._running, self._fix_runs = True, of_fix
         if of_fix:
-            self._fix_began[key[0]] = time.monotonic()
+            self._fix_due[key[0]] = time.monotonic() + FIX_EVERY_SECONDS
         self._changed()
         call = partial(self._console.fleet.predictions.staged.ask, key[0], Changes.of(dict(key[2])))
         found, problem = None, ""
