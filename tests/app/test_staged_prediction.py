@@ -170,8 +170,9 @@ async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monke
         server = screen.live
         staged = screen.staging.of(server.name)
         assert screen.predictions.seen(server, staged) == FOUND
-        monkeypatch.setattr(staged_prediction, "AGE_SECONDS", 0.0)
+        monkeypatch.setattr(staged_prediction, "OUTDATED_SECONDS", 0.0)
         assert screen.predictions.seen(server, staged) is None
+        assert screen.predictions.text(server, 120) == ""
 
 
 @pytest.mark.parametrize(
@@ -290,3 +291,32 @@ async def test_a_fix_whose_prediction_was_ended_by_moving_on_is_predicted_on_ret
         finally:
             go.set()
         assert len(asked(fleet)) == 2
+
+
+async def test_the_findings_show_a_prediction_that_arrives_while_they_are_open(console, fakes, monkeypatch):
+    monkeypatch.setattr(staged_prediction, "FIX_DELAY_SECONDS", 0.01)
+    go = threading.Event()
+
+    class Slow(fakes.FakeFleet):
+        def predict_staged(self, *asked):
+            assert go.wait(60)
+            return super().predict_staged(*asked)
+
+    fleet = Slow(fakes.pressed)
+    fleet.predictable[fix_values(fleet)] = FOUND
+    async with console(fleet=fleet, size=(160, 40)) as c:
+        await c.press("i")
+        await c.sees("FIXES, best first")
+        assert "predicted" not in c.text
+        go.set()
+        await c.sees("predicted: TTFT p99")
+
+
+async def test_the_findings_show_the_prediction_that_their_line_shows(console, troubled, monkeypatch):
+    """After two minutes they showed none."""
+    monkeypatch.setattr(staged_prediction, "AGE_SECONDS", 0.0)
+    troubled.predictable[fix_values(troubled)] = FOUND
+    async with console(fleet=troubled, size=(160, 40)) as c:
+        await c.sees("predicted: preemptions 18 → 0–2/min")
+        await c.press("i")
+        await c.sees("predicted: TTFT p99")

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 DEBOUNCE_SECONDS = 0.5
 """Debounce time, after the plan's verdict, before the effect of staged changes is predicted."""
 AGE_SECONDS = 120.0
-"""Age at which a prediction is recomputed, since traffic changes."""
+"""Age at which the prediction of staged changes is recomputed, since traffic changes."""
 FIX_DELAY_SECONDS = 3.0
 """How long a fix must remain the best one before its effect is predicted."""
 FIX_EVERY_SECONDS = 600.0
 """Minimum time between predictions of a server's fixes. The best fix changes with the figures, each prediction costs a
 few seconds of CPU, and consoles stay open all day. Staging a fix predicts it right away."""
-FIX_AGE_SECONDS = 1800.0
-"""Age at which the prediction of a fix is recomputed."""
+OUTDATED_SECONDS = 1800.0
+"""Age at which a prediction is neither shown nor kept any longer, and that of a fix is recomputed."""
 RETRY_SECONDS = 60.0
 """Age at which a failed prediction is retried, since a run's first requests are too few. A canceled prediction of a fix
 is retried after the same time."""
@@ -115,20 +115,24 @@ class Predictions:
         if of_fix and time.monotonic() < self._fix_due.get(key[0], 0.0):
             return False
         known = self._answers.get(key)
-        longest = FIX_AGE_SECONDS if of_fix else AGE_SECONDS
+        longest = OUTDATED_SECONDS if of_fix else AGE_SECONDS
         if known is not None and known.refused:
             longest = min(longest, RETRY_SECONDS)
         return known is None or known.age >= longest
 
     def seen(self, server: ServerView, staged: Edits) -> PredictedChange | None:
-        """The prediction for these changes, if it is younger than `AGE_SECONDS`."""
-        known = self._answers.get(_key(server, staged))
-        return known.found if known is not None and known.age < AGE_SECONDS else None
+        """The prediction for these changes, unless it is older than `OUTDATED_SECONDS`."""
+        known = self._known(_key(server, staged))
+        return known.found if known is not None else None
+
+    def _known(self, key: _Key | None) -> _Answer | None:
+        known = self._answers.get(key) if key is not None else None
+        return known if known is not None and known.age < OUTDATED_SECONDS else None
 
     def on_finding(self, server: ServerView) -> str:
         """The effect on the top finding, in brief, of what is staged or else of the best fix; empty if unknown."""
-        key, found = self._staged_key(server) or self._fix_key(server), findings_of(server)
-        known = self._answers.get(key) if key is not None else None
+        known = self._known(self._staged_key(server) or self._fix_key(server))
+        found = findings_of(server)
         if known is None or known.found is None or not found:
             return ""
         return brief_prediction(known.found, found[0].code)
@@ -136,7 +140,7 @@ class Predictions:
     def text(self, server: ServerView | None, width: int) -> Part:
         """The prediction for the staged changes, or why there is none; empty if nothing is staged or known."""
         key = self._staged_key(server)
-        known = self._answers.get(key) if key is not None else None
+        known = self._known(key)
         if known is None:
             return (PREDICTING, DIM) if self._running and key == self._wanted else ""
         if known.found is None:

@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from vllm_console.runs.store import Run
     from vllm_console.ui.app import ConsoleApp
     from vllm_console.ui.panes.gpu_charts import GpuHistoryView
+    from vllm_console.ui.screens.findings import FindingsScreen
 
 MEASURED = (State.READY, State.UNRESPONSIVE)
 """States in which metric panes have live data. A server that failed while serving shows its last minutes."""
@@ -148,7 +149,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.console = console
         self.staging = Staging(self._staging_changed)
         self.staged_plans = StagedPlans(console, self.staging, self._verdict_changed)
-        self.predictions = Predictions(console, self.staging, self.staged_plans, self.redraw)
+        self.predictions = Predictions(console, self.staging, self.staged_plans, self._prediction_changed)
         self.changes = ChangeReport(console, self.redraw)
         self.verbs = ServerVerbs(
             console, self.staging, self.staged_plans, self.predictions, self._forget, self.changes.undecided
@@ -178,6 +179,8 @@ class OperationsScreen(PartialRepaintScreen):
         self._header = LineView(id="header", classes="bar")
         self._table = ServersTable(id="servers")
         self._finding = LineView(id="finding", action="screen.findings")
+        self._findings: FindingsScreen | None = None
+        """The newest screen of findings; it may be closed."""
         self._welcome = LineView(id="welcome")
         self._state = Pane(lambda server, now, width, height, _: state_lines(server, now, width, height), id="state")
         self._pane_bar = LineView(id="pane-bar", classes="bar")
@@ -382,6 +385,11 @@ class OperationsScreen(PartialRepaintScreen):
     def _verdict_changed(self, server: ServerView, _: Edits) -> None:
         self.redraw()
         self.verbs.observe([server])
+
+    def _prediction_changed(self) -> None:
+        self.redraw()
+        if self._findings is not None:
+            self._findings.redraw()
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -1092,10 +1100,11 @@ class OperationsScreen(PartialRepaintScreen):
         self.hints.followed("findings")
         may_stage = server.ours and not server.replayed and not self.console.read_only
         stage = partial(self._stage_fix_of, server.name) if may_stage else None
-        self.app.push_screen(FindingsScreen(server, snapshot.at, stage, partial(self._predicted, server)))
+        self._findings = FindingsScreen(server, snapshot.at, stage, partial(self._predicted, server))
+        self.app.push_screen(self._findings)
 
     def _predicted(self, server: ServerView, code: str, fix: Fix) -> Part:
-        """The predicted effect of a fix on a finding; empty without a recent prediction."""
+        """The predicted effect of a fix on a finding; empty without a prediction."""
         found = self.predictions.seen(server, edits_of(server.flags, fix))
         return prediction_text(found, PREDICTION_WIDTH, code) if found is not None else ""
 

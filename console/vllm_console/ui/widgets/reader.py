@@ -122,6 +122,11 @@ class ReaderScreen(TerminalScreen[None]):
         """The text."""
         yield self._reader
 
+    def redraw(self) -> None:
+        """Draw the current text, unless the screen is closed."""
+        if self.is_mounted:
+            self._reader.redraw()
+
 
 def scroll_hint() -> KeyHint:
     """The keys that scroll."""
