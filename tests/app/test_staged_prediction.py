@@ -320,3 +320,20 @@ async def test_the_findings_show_the_prediction_that_their_line_shows(console, t
         await c.sees("predicted: preemptions 18 → 0–2/min")
         await c.press("i")
         await c.sees("predicted: TTFT p99")
+
+
+@pytest.mark.parametrize("found", [FOUND, OperationError("chat: a prediction needs at least 30 requests")])
+async def test_changes_that_stay_staged_are_predicted_again_only_for_a_while(console, fleet, monkeypatch, found):
+    monkeypatch.setattr(staged_prediction, "AGE_SECONDS", 0.0)
+    monkeypatch.setattr(staged_prediction, "RETRY_SECONDS", 0.0)
+    fleet.predictable[fleet_values(fleet, 2)] = found
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.until(lambda: len(asked(fleet)) > 1)
+        monkeypatch.setattr(staged_prediction, "NEW_SECONDS", 0.0)
+        await c.until(lambda: c.app.operations.predictions._wanted is None)
+        before = len(asked(fleet))
+        for _ in range(3):
+            c.app.operations.redraw()
+            await c.pilot.pause(0.05)
+        assert len(asked(fleet)) == before

@@ -31,17 +31,20 @@ if TYPE_CHECKING:
 DEBOUNCE_SECONDS = 0.5
 """Debounce time, after the plan's verdict, before the effect of staged changes is predicted."""
 AGE_SECONDS = 120.0
-"""Age at which the prediction of staged changes is recomputed, since traffic changes."""
+"""Age at which the prediction of newly staged changes is recomputed, since traffic changes."""
+NEW_SECONDS = 600.0
+"""How long changes count as newly staged, from when they were staged or their server was selected."""
 FIX_DELAY_SECONDS = 3.0
 """How long a fix must remain the best one before its effect is predicted."""
 FIX_EVERY_SECONDS = 600.0
-"""Minimum time between predictions of a server's fixes. The best fix changes with the figures, each prediction costs a
-few seconds of CPU, and consoles stay open all day. Staging a fix predicts it right away."""
+"""Minimum time between predictions of a server's fixes, and of changes that are no longer newly staged. The best fix
+changes with the figures, each prediction costs a few seconds of CPU, and consoles stay open all day. Staging a fix
+predicts it right away."""
 OUTDATED_SECONDS = 1800.0
-"""Age at which a prediction is neither shown nor kept any longer, and that of a fix is recomputed."""
+"""Age at which a prediction is neither shown nor kept any longer, and at the latest recomputed."""
 RETRY_SECONDS = 60.0
-"""Age at which a failed prediction is retried, since a run's first requests are too few. A canceled prediction of a fix
-is retried after the same time."""
+"""Age at which a failed prediction of newly staged changes is retried, since a run's first requests are too few. A
+canceled prediction of a fix is retried after the same time."""
 MOST_KEPT = 20
 GROUP = "prediction"
 PREDICTING = "predicting…"
@@ -88,6 +91,8 @@ class Predictions:
         self._running = self._fix_runs = False
         """Whether a prediction is running, and whether it is that of a fix."""
         self._staged: _Key | None = None
+        self._staged_at = 0.0
+        """When these changes were staged or their server was selected (monotonic seconds)."""
         self._fix_due: dict[str, float] = {}
         """From when on a fix may be predicted again, by server (monotonic seconds)."""
 
@@ -95,7 +100,7 @@ class Predictions:
         """Start the prediction that is due for the selected server; cancel any other one."""
         key, of_fix = self._staged_key(server), False
         if key != self._staged:
-            self._staged = key
+            self._staged, self._staged_at = key, time.monotonic()
             if key is not None and (known := self._answers.get(key)) is not None and known.refused:
                 del self._answers[key]  # staged again: the reason for no prediction may be gone
         if key is None:
@@ -115,10 +120,11 @@ class Predictions:
         if of_fix and time.monotonic() < self._fix_due.get(key[0], 0.0):
             return False
         known = self._answers.get(key)
-        longest = OUTDATED_SECONDS if of_fix else AGE_SECONDS
-        if known is not None and known.refused:
-            longest = min(longest, RETRY_SECONDS)
-        return known is None or known.age >= longest
+        if known is None:
+            return True
+        if not of_fix and time.monotonic() - self._staged_at < NEW_SECONDS:
+            return known.age >= (RETRY_SECONDS if known.refused else AGE_SECONDS)
+        return known.age >= (FIX_EVERY_SECONDS if known.refused else OUTDATED_SECONDS)
 
     def seen(self, server: ServerView, staged: Edits) -> PredictedChange | None:
         """The prediction for these changes, unless it is older than `OUTDATED_SECONDS`."""
