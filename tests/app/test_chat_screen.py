@@ -204,8 +204,8 @@ async def test_nothing_is_asked_of_servers_of_others_nor_in_a_read_only_console(
 
 def test_line_ends_of_a_paste_and_wrapped_lines():
     assert as_text(as_line("a\r\nb\rc")) == "a\nb\nc"
-    assert _wrapped("日本語" * 5, 10) == ["日本語日本", "語日本語日", "本語日本語"]
-    assert _wrapped("    def f(): return 1", 12) == ["    def f():", "return 1"]
+    assert _wrapped("日本語" * 5, 10) == ("日本語日本", "語日本語日", "本語日本語")
+    assert _wrapped("    def f(): return 1", 12) == ("    def f():", "return 1")
 
 
 def test_an_option_is_read_from_its_text_and_a_wrong_one_names_it():

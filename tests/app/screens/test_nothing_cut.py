@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from textual.strip import Strip
 
-from vllm_console.ui.screens.dialogs import Confirm
+from vllm_console.ui.screens.dialogs import Choose, Confirm
 from vllm_console.ui.screens.findings import findings_page
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.widgets.draw import cut_rows
@@ -35,6 +35,12 @@ async def test_what_fits_is_shown_whole(host, wait_until):
         await wait_until(pilot, lambda: "y stop" in app.text())
         await app.sees("64 requests")
         await app.lacks("more")
+
+
+async def test_names_of_wide_characters_are_shown_whole_in_a_list(host, wait_until):
+    app = host(lambda: Choose("Which preset?", [("長文の要約", "long documents"), ("chat", "short")]))
+    async with app.run_test(size=(80, 16)) as pilot:
+        await wait_until(pilot, lambda: "長文の要約  long documents" in app.text())
 
 
 async def test_what_only_reports_has_nothing_to_do(host, wait_until):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import textwrap
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.style import Style
 from textual import events, on
 from textual.app import ComposeResult
@@ -33,7 +32,17 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, bar, fit, fit_words, keys_line, paragraph, parts_length, side_by_side
+from vllm_console.ui.widgets.draw import (
+    Part,
+    bar,
+    fit,
+    fit_words,
+    keys_line,
+    paragraph,
+    parts_length,
+    side_by_side,
+    wrap,
+)
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
@@ -545,9 +554,4 @@ def answer_lines(answer: Answer, width: int, waiting: str = "") -> list[Strip]:
 
 def _wrapped(text: str, width: int) -> Sequence[str]:
     """Wrap a line to ``width`` cells, keeping its indentation."""
-    width, text = max(8, width), text.expandtabs(4)
-    if cell_len(text) <= width:
-        return [text]
-    if cell_len(text) != len(text):
-        return chop_cells(text, width)
-    return textwrap.wrap(text, width, replace_whitespace=False, break_on_hyphens=False) or [""]
+    return wrap(text.expandtabs(4), max(8, width)) or ("",)

@@ -17,7 +17,7 @@ from textual.widgets import Input
 from vllm_console.text import plain
 from vllm_console.ui.actions import action_named, bindings
 from vllm_console.ui.keymap import key_label, key_of, keys_of
-from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
+from vllm_console.ui.terminal.lines import LineView, cells, clickable, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part, fit, paragraph
@@ -176,7 +176,7 @@ class Choose(Dialog[str]):
 
     def lines(self) -> list[Strip]:
         """The question, the visible part of the list, and the keys."""
-        width = max((len(name) for name, _ in self._choices), default=0) + 2
+        width = max((cells(plain(name)) for name, _ in self._choices), default=0) + 2
         room = self.room
         question = paragraph(self._question, room, STRONG, "")
         rows = max(3, self.app.size.height - 11 - len(question))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rich.cells import set_cell_size
+from rich.cells import chop_cells, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -62,8 +61,51 @@ def whole_clauses(strip: Strip, width: int) -> Strip:
 
 @lru_cache(maxsize=128)
 def wrapped(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
-    """Wrap text to ``width`` cells, between words; the last of ``most`` rows ends with `` …`` if text is left out."""
-    return tuple(textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False))
+    """Like `wrap`, for texts that are drawn repeatedly."""
+    return wrap(text, width, most)
+
+
+_WORDS = re.compile(r"([ \t\n\r\f\v]*)([^ \t\n\r\f\v]+)")
+"""White space and the word after it. A no-break space is part of a word."""
+
+
+def wrap(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
+    """Wrap text to ``width`` cells, between words; words wider than a row are broken, as in Chinese or a long path.
+
+    The last of ``most`` rows ends with `` …`` if text is left out. Indentation of the first row is kept.
+    """
+    rows: list[str] = []
+    inside: set[int] = set()
+    """Rows that end inside a word."""
+    row = ""
+    for space, word in _WORDS.findall(text.expandtabs()):
+        joined = row + " " * len(space) + word if row or not rows else word
+        if cells(joined) <= width:
+            row = joined
+        elif cells(word) <= width:
+            rows += [row] if row else []
+            row = word
+        else:
+            *full, row = chop_cells(joined, width)
+            inside.update(range(len(rows), len(rows) + len(full)))
+            rows += full
+    rows += [row] if row else []
+    if most is None or len(rows) <= most:
+        return tuple(rows)
+    last, more = rows[most - 1], rows[most]
+    if most - 1 in inside:
+        last = fit(last + more, width)
+    else:
+        kept = _whole_words(last, width - 2)
+        last = f"{kept} …" if kept else fit(f"{last} {more}", width)
+    return (*rows[: most - 1], last)
+
+
+def _whole_words(text: str, width: int) -> str:
+    """The first words of a text that fit into ``width`` cells."""
+    while text and cells(text) > width:
+        text = text.rpartition(" ")[0].rstrip()
+    return text
 
 
 def fit_words(text: str, width: int) -> str:

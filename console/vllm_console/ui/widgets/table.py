@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
@@ -12,7 +11,7 @@ from textual.strip import Strip
 from vllm_console.text import plain
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM, STRONG
-from vllm_console.ui.widgets.draw import fit
+from vllm_console.ui.widgets.draw import fit, wrapped
 
 GAP = 2
 """Cells between columns; 1 if the last column would be too narrow otherwise."""
@@ -73,9 +72,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Value]], width: int) -
 def _with_last(cells: Sequence[Value], value: Value, indent: int, width: int, *, below: bool) -> list[Strip]:
     """A row with its last cell, wrapped over as many lines as needed."""
     text, style = _parts(value)
-    wrapped = textwrap.wrap(text, max(LEAST_BESIDE, width - indent), break_on_hyphens=False)
-    first = [line(*cells).crop(0, width)] if below else [line(*cells, (wrapped[0] if wrapped else "", style))]
-    rest = wrapped if below else wrapped[1:]
+    rows = wrapped(text, max(LEAST_BESIDE, width - indent))
+    first = [line(*cells).crop(0, width)] if below else [line(*cells, (rows[0] if rows else "", style))]
+    rest = rows if below else rows[1:]
     return [strip.crop(0, width) for strip in (*first, *(line(" " * indent, (row, style)) for row in rest))]
 
 

@@ -13,7 +13,7 @@ from textual.strip import Strip
 from vllm_console.ui.terminal.lines import cells_of, changed_spans, line, text_between
 from vllm_console.ui.theme import to_ascii, wants_ascii
 from vllm_console.ui.widgets.chart import nice_ceiling, resample
-from vllm_console.ui.widgets.draw import TextFrame, bar, fit, fit_words, rule
+from vllm_console.ui.widgets.draw import TextFrame, bar, fit, fit_words, paragraph, rule, wrap
 
 RED = Style(color="red")
 WORDS = st.text(alphabet="abc 日本é─😀", max_size=20)
@@ -42,6 +42,40 @@ def test_fit_words_cuts_between_words():
 @given(WORDS, st.integers(0, 30))
 def test_fit_words_never_takes_more_than_its_width(text, width):
     assert cell_len(fit_words(text, width)) <= width
+
+
+SENTENCE = "显存不足，请减少并发请求数或降低上下文长度。"
+
+
+def test_wrap_counts_cells_and_loses_nothing():
+    rows = wrap(SENTENCE * 5, 80)
+    assert [cell_len(row) for row in rows] == [80, 80, 60]
+    assert "".join(rows) == SENTENCE * 5
+    assert wrap(f"GPU 0 {SENTENCE}", 21) == ("GPU 0 显存不足，请减", "少并发请求数或降低上", "下文长度。")
+    assert [strip.cell_length for strip in paragraph(SENTENCE * 5, 80)] == [79, 79, 65]
+
+
+def test_wrap_keeps_indentation_and_words():
+    assert wrap("  one two  three", 9) == ("  one two", "three")
+    assert wrap("", 9) == wrap("  ", 9) == ()
+    assert wrap("a /models/a-long-path", 12) == ("a /models/a-", "long-path")
+
+
+def test_wrap_ends_the_last_row_with_an_ellipsis():
+    assert wrap("one two three four", 9, 1) == ("one two …",)
+    assert wrap("one two three four", 9, 2) == ("one two", "three …")
+    assert wrap("显存不足" * 3, 9, 1) == ("显存不足…",)
+    assert wrap("显存不足" * 3, 9, 2) == ("显存不足", "显存不足…")
+    assert wrap("/models/a-long-path", 9, 1) == ("/models/…",)
+    assert wrap("12345678 9", 9, 1) == ("12345678…",), "the word alone leaves no room for a space"
+
+
+@given(WORDS, st.integers(2, 30), st.integers(1, 3))
+def test_wrap_never_takes_more_than_its_width(text, width, most):
+    rows = wrap(text, width)
+    assert all(cell_len(row) <= width for row in (*rows, *wrap(text, width, most)))
+    assert "".join(rows).replace(" ", "") == text.replace(" ", "")
+    assert len(wrap(text, width, most)) == min(most, len(rows))
 
 
 @given(st.text(max_size=20), st.integers(12, 80), st.text(max_size=30))
