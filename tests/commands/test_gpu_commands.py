@@ -191,7 +191,7 @@ def test_simulated_server_occupies_recorded_gpu_while_running(program: Callable[
     assert "one holds" not in plan.stdout + plan.stderr
     announced = program.json("board")["servers"]  # type: ignore[attr-defined]
     assert [(server["name"], server["gpus"]) for server in announced] == [("one", [])]
-    for words in (["--set", "max-num-seqs=8"], ["--preset", "batch"], ["--rolling"]):
+    for words in (["--set", "max-num-seqs=8"], ["--preset", "batch"]):
         refused = program("--host", "2xrtx3090", "restart", "one", *words)
         assert refused.returncode == 4
         assert "one simulates a GPU of the recorded host gpubox, not of workstation: omit --host" in refused.stderr

@@ -234,14 +234,12 @@ def announced(records: Sequence[ServerRecord]) -> tuple[Announced, ...]:
     for record in records:
         if record.state.alive and record.keeper is not None:
             details, spec = unpack(record.current.spec.details), record.current.spec
-            simulated = details.engine is not None and details.engine.kind == "simulated"
-            gpus = () if simulated else details.gpus  # it holds no GPU of this machine
             engine = f"{details.engine.kind} {details.engine.version or ''}".strip() if details.engine else ""
             since = float(int(record.current.started_at))
             keeper = record.keeper
             found.append(
                 Announced(
-                    record.name, details.preset, details.model, engine, gpus, spec.port, since,
+                    record.name, details.preset, details.model, engine, details.gpus_on(None), spec.port, since,
                     keeper.pid, keeper.start_time, open=bool(exposed_message(record)),
                 )
             )  # fmt: skip

@@ -60,6 +60,11 @@ class FleetGpus:
         self._closed = False
 
     @property
+    def recorded_host(self) -> str | None:
+        """Name of the recorded host; None for this machine."""
+        return self._recorded.hostname if self._recorded is not None else None
+
+    @property
     def recorded(self) -> bool:
         """Whether the host is a recorded one."""
         return self._recorded is not None

@@ -47,7 +47,6 @@ from vllm_launchers.plan.budget.memory_flags import batch_sizes, draft_model, ma
 from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
 from vllm_launchers.secrets import API_KEY
-from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
 
@@ -316,7 +315,7 @@ class Judge:
             gpus=len(details.gpus),
             free_gpus=_free_gpus(details, context),
             build=details.engine.build if details.engine else None,
-            simulated=_is_simulated(details),
+            simulated=details.simulated,
             compute_capability=facts.compute_capability,
             environment=details.variables,
             mla=facts.mla,
@@ -387,17 +386,13 @@ class _Facts(msgspec.Struct, frozen=True):
     layers: frozenset[LayerKind] = frozenset()
 
 
-def _is_simulated(details: Details) -> bool:
-    return details.engine is not None and details.engine.kind is EngineKind.SIMULATED
-
-
 def _on_cpu(details: Details) -> bool:
     return details.engine is not None and details.engine.build == "cpu"
 
 
 def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     """The facts that decide which fixes are possible: the GPU as seen, recorded or simulated, and the model."""
-    name = (gpu.name if gpu and not _is_simulated(details) else None) or details.gpu_name
+    name = (gpu.name if gpu and not details.simulated else None) or details.gpu_name
     model = find_model(name) if name else None
     reported = gpu.compute_capability if gpu is not None and gpu.name == name else None
     capability = reported or (model.compute_capability if model else None)

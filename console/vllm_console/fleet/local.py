@@ -598,9 +598,10 @@ class LocalFleet:
     def _sleeping(self) -> Sleeping:
         from vllm_console.fleet.standby import Sleeping
 
-        def host() -> Host | None:
+        def host(details: Details) -> Host | None:
             self._refresh_gpus()
-            return self._gpus.read() if self._gpus is not None else None
+            source = self._gpus
+            return source.read() if source is not None and details.gpus_on(source.recorded_host) else None
 
         return Sleeping(self._state, self._records, self._facts, host, self.loads.stop)
 

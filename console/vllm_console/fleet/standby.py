@@ -54,8 +54,8 @@ def _host_gib(details: Details) -> float | None:
 class Sleeping:
     """Puts this user's servers to sleep and wakes them; every method blocks until that is done.
 
-    ``facts`` returns the known facts of a server's model, ``host`` the newest GPUs (None if they can't be read);
-    ``end_load`` ends the load that this console sends to a server, which would keep it busy.
+    ``facts`` returns the known facts of a server's model, ``host`` the host that its GPUs belong to, as of now (None if
+    that can't be read); ``end_load`` ends the load that this console sends to a server, which would keep it busy.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Sleeping:
         state: Path,
         records: ServerRecords,
         facts: Callable[[Details], ModelFacts | None],
-        host: Callable[[], Host | None],
+        host: Callable[[Details], Host | None],
         end_load: Callable[[str], None],
     ) -> None:
         self._state, self._records, self._facts, self._host = state, records, facts, host
@@ -143,8 +143,7 @@ class Sleeping:
                 say(f"{record.name}: level 2: {doubt}; the golden prompts will show it")
             return
         needed, free = _host_gib(details), memory_available_gib()
-        simulated = details.engine is not None and details.engine.kind == "simulated"
-        if needed is not None and free is not None and needed > free and not simulated:
+        if needed is not None and free is not None and needed > free and not details.simulated:
             raise RefusedError(
                 f"{record.name} can't sleep at level 1: its weights take about {needed:.1f} GiB of the machine's "
                 f"memory, of which {free:.1f} GiB are available. Use --level 2"
@@ -152,7 +151,8 @@ class Sleeping:
 
     def _confirm_free(self, record: ServerRecord, partner: ServerRecord | None, say: Say) -> None:
         """Wait until the memory that a sleeping server needs is free on its GPUs."""
-        details, host = unpack(record.current.spec.details), self._host()
+        details = unpack(record.current.spec.details)
+        host = self._host(details)
         if host is None or host.problem or not details.gpus:
             say(f"{record.name}: could not confirm that its GPUs have free memory: {_unread(host, details)}")
             return
@@ -163,7 +163,7 @@ class Sleeping:
             say(f"{record.name}: could not confirm that its GPUs have free memory: its need is unknown")
             return
         ours = {holder.pid for gpu in host.gpus for holder in gpu.holders if partner and holder.server == partner.name}
-        release = wait_until_freed(lambda: self._host() or host, wanted, ours, timeout=FREED_SECONDS)
+        release = wait_until_freed(lambda: self._host(details) or host, wanted, ours, timeout=FREED_SECONDS)
         if not release.freed:
             raise OperationError(f"{record.name} stays asleep because its memory is not free: {release.reason}")
         say(f"{record.name}: " + ", ".join(f"GPU {gpu} has the {gib:.1f} GiB it needs" for gpu, gib in wanted.items()))
@@ -200,4 +200,6 @@ def wanted_gib(host: Host, name: str, details: Details) -> dict[int, float]:
 def _unread(host: Host | None, details: Details) -> str:
     if not details.gpus:
         return "it was given no GPUs"
+    if host is None and details.simulated:
+        return "it is simulated, on no GPU of this host"
     return (host.problem if host is not None else "") or "no GPU can be read here"

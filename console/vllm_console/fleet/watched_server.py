@@ -149,8 +149,8 @@ class WatchedServer:
             self._judge = Judge(record.name, self._earlier_runs, self._folder / LOG, self._probe_folder)
             self._timeline.clear()  # both are filled again from the recent past
             self._sequence = None
-            if details.gpus and (context.gpus is None or not context.gpus.recorded):
-                self._recall(self._judge, details.gpus, context, now)
+            if (gpus := details.gpus_on(None)) and (context.gpus is None or not context.gpus.recorded):
+                self._recall(self._judge, gpus, context, now)
         history_problem = self._read_history(now) or self._not_recorded(record, now)
         self._window = self._last_minute(record, now)
         earlier = _generation_before(record)
@@ -483,7 +483,7 @@ class WatchedServer:
     ) -> tuple[Finding, ...]:
         if self._judge is None or context is None:
             return ()
-        self._judge.add_gpus(context.host, details.gpus, now)
+        self._judge.add_gpus(context.host, details.gpus_on(None), now)
         if self._has_probe:
             self._judge.set_resumed(self._probe_of(record).resumed(now))
         # A command takes only one snapshot, so it waits for the test request to a server that seems to hang.

@@ -57,11 +57,24 @@ class Details(msgspec.Struct, frozen=True):
     """Inherited variables that select its attention backend."""
 
     @property
+    def simulated(self) -> bool:
+        """Whether the engine is simulated."""
+        return self.engine is not None and self.engine.kind is EngineKind.SIMULATED
+
+    @property
     def gpu_name(self) -> str:
         """The GPU it runs on or simulates; empty if unknown."""
-        if self.engine is not None and self.engine.kind is EngineKind.SIMULATED:
+        if self.simulated:
             return self.environment.get("SIMULATED_GPU") or DEFAULT_GPU
         return self.gpu_kind
+
+    def gpus_on(self, recorded_host: str | None) -> tuple[int, ...]:
+        """Its GPUs if they are those of this recorded host, or of this machine (None).
+
+        A simulated server is on no GPU of this machine.
+        """
+        here = self.recorded_host == recorded_host and not (self.simulated and recorded_host is None)
+        return self.gpus if here else ()
 
     @property
     def variables(self) -> Mapping[str, str]:

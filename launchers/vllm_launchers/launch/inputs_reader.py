@@ -60,8 +60,8 @@ class GpuSource(Protocol):
     """Where GPU data comes from."""
 
     @property
-    def recorded(self) -> bool:
-        """Whether the GPUs are those of a recorded host instead of this machine."""
+    def recorded_host(self) -> str | None:
+        """Name of the recorded host whose GPUs these are; None for this machine's."""
 
     @property
     def watching(self) -> bool:
@@ -112,7 +112,7 @@ class PlanInputsReader:
         token = request.secrets.get("HF_TOKEN") or request.secrets.get("HUGGING_FACE_HUB_TOKEN")
         table = self.flags(request.engine)
         model = self.model(request.model, flags, environment, from_hub=from_hub, token=token)
-        if real and self._gpus is not None and self._gpus.recorded:
+        if real and self._gpus is not None and self._gpus.recorded_host is not None:
             about = HostEnvironment(port_problem="", variables=without_secrets(environment))  # nothing of this machine
         else:
             folder = _text(flags, "download-dir")
@@ -139,15 +139,16 @@ class PlanInputsReader:
 
     def _cluster(self, engine: Engine, flags: Flags, environment: Mapping[str, str]) -> RayCluster | None:
         """The Ray cluster, if Ray runs the workers of a vLLM on this machine whose Python is known."""
-        if not on_ray(engine, flags) or not engine.path or (self._gpus is not None and self._gpus.recorded):
+        recorded = self._gpus is not None and self._gpus.recorded_host is not None
+        if not on_ray(engine, flags) or not engine.path or recorded:
             return None
         words = prepared_command((*engine.command, "serve"), environment)
         return self._ray.read(words[0], environment) if words else None
 
     def _host(self, request: ResolvedRequest, place: str) -> Host | None:
-        """The machine's GPUs, read only if that is cheap or the launch needs them."""
+        """The GPUs of the host it is planned for, read only if that is cheap or the launch needs them."""
         source = self._gpus
-        if source is None:
+        if source is None or request.recorded_host != source.recorded_host:
             return None
         limited = any(share.gpu in request.gpus for share in self._shares)
         real = request.engine.kind is EngineKind.VLLM and request.engine.build != "cpu"

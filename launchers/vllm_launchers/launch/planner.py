@@ -55,14 +55,10 @@ class Planner:
     ) -> None:
         self._config_folder = config_folder
         self._warm_up, self._probe = warm_up, probe
-        self._gpus, self._recorded = gpus, gpus is not None and gpus.recorded
+        self._gpus, self._recorded_host = gpus, gpus.recorded_host if gpus is not None else None
+        self._recorded = self._recorded_host is not None
         self._vllm_paths = tuple(vllm_paths)
         self.inputs, self._reports = inputs, reports
-
-    @property
-    def _recorded_host(self) -> str | None:
-        """Name of the recorded host that is used instead of this machine; None if there is none."""
-        return self._gpus.read().hostname if self._gpus is not None and self._gpus.recorded else None
 
     def presets(self) -> tuple[dict[str, Preset], list[PresetError]]:
         """All usable presets by name, and the problems of the other files."""
@@ -144,7 +140,7 @@ class Planner:
             raise UsageError(problem)
         found: list[PlanFinding] = []
         engine = self._engine(request, found)
-        if self._gpus is not None and self._gpus.recorded and engine.kind is EngineKind.VLLM:
+        if self._gpus is not None and self._recorded and engine.kind is EngineKind.VLLM:
             text = "planned for a recorded host; it can't be started on this machine"
             if engine.build == "cpu" and engine.version and not request.vllm and self._gpus.read().gpus:
                 engine = _release(engine.version.partition("+")[0])
@@ -213,7 +209,7 @@ class Planner:
         def plan(changes: Changes) -> LaunchPlan:
             resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
             resolved = replace(resolved, port=options.port or resolved.port, sources=details.sources)
-            return plan_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
+            return self._planned_again(record, resolved, starting, own)
 
         _refuse_needless_unset(record.name, details.flags, changes, plan)
         return plan(changes)
@@ -231,7 +227,7 @@ class Planner:
         environment = kept_slice(details.environment)
         resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)
         resolved = replace(resolved, beside="")  # it now serves something else
-        return plan_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
+        return self._planned_again(record, resolved, starting)
 
     def plan_beside(
         self,
@@ -248,10 +244,10 @@ class Planner:
 
         Raises:
             OperationError: there is no room for it, no port is free, the server's record lacks data, or it is on
-                another recorded host.
+                a recorded host that is not the one used here.
             UsageError: a flag or the port is invalid, or a flag to unset is not set.
         """
-        self.refuse_other_host(record)
+        self.refuse_other_host(record, host_needed=True)
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "can't be planned")
         _refuse_needless_unset(
@@ -321,7 +317,7 @@ class Planner:
             more_secrets=spec.secret_names,
             inherited=os.environ,
             gpu_finder=GpuFinder(again=True, chosen=details.gpus_chosen, recorded=self._recorded),
-            recorded_host=self._recorded_host if self._recorded else details.recorded_host,
+            recorded_host=self._recorded_host if details.recorded_host is None else details.recorded_host,
             restart=spec.restart,
             warm_up=self._warm_up and details.warm_up if options.warm_up is None else options.warm_up,
             probe=self._probe,
@@ -330,6 +326,15 @@ class Planner:
             beside=details.beside,
             gpus_unnamed=not details.gpus,
         )
+
+    def _planned_again(
+        self, record: ServerRecord, request: ResolvedRequest, starting: Sequence[str], own: StoredReport | None = None
+    ) -> LaunchPlan:
+        try:
+            return plan_launch(request, self._restart_inputs(record.name, request, starting), self._reports, own)
+        except NoPlaceError:
+            self.refuse_other_host(record, host_needed=True)
+            raise
 
     def _restart_inputs(self, name: str, request: ResolvedRequest, starting: Sequence[str]) -> PlanInputs:
         """A restart's plan inputs: what the server holds now counts as free."""
@@ -371,15 +376,20 @@ class Planner:
                 "planned for the GPUs of a recorded host: omit --host to start it here, or choose no GPUs"
             )
 
-    def refuse_other_host(self, record: ServerRecord) -> None:
+    def refuse_other_host(self, record: ServerRecord, *, host_needed: bool = False) -> None:
         """Refuse to plan for a server that simulates GPUs of another recorded host than the one used here.
+
+        ``host_needed``: GPUs of its host are chosen or shared, so this machine's GPUs do not do, either.
 
         Raises:
             RefusedError: it does.
         """
         own, used = unpack(record.current.spec.details).recorded_host, self._recorded_host
-        if own is not None and used is not None and own != used:
-            raise RefusedError(f"{record.name} simulates a GPU of the recorded host {own}, not of {used}: omit --host")
+        if own is None or own == used or (used is None and not host_needed):
+            return
+        other = f", not of {used}" if used is not None else ""
+        way = "use that host with --host" if host_needed else "omit --host"
+        raise RefusedError(f"{record.name} simulates a GPU of the recorded host {own}{other}: {way}")
 
     @staticmethod
     def _still_there(engine: Engine | None) -> Engine:

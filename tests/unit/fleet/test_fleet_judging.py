@@ -73,9 +73,16 @@ def sample(at: float, *, usage: float = 0.5, tokens: float | None = None) -> Sam
 
 
 def record(
-    port: int = 1, state: State = State.READY, reason: str = "", flags: Any = None, secrets: tuple[str, ...] = ()
+    port: int = 1,
+    state: State = State.READY,
+    reason: str = "",
+    flags: Any = None,
+    secrets: tuple[str, ...] = (),
+    **more: Any,
 ) -> ServerRecord:
-    details = Details(preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=OBJECTIVES, gpus=(0,))
+    details = Details(
+        preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=OBJECTIVES, gpus=(0,), **more
+    )
     spec = LaunchSpec(("vllm",), "127.0.0.1", port, secret_names=secrets, details=pack(details))
     generation = Generation(1, spec, NOW - 3600, ready_at=NOW - 3500)
     return ServerRecord("chat", state, NOW - 300, NOW - 3600, (generation,), reason=reason, server=SERVER)
@@ -404,10 +411,12 @@ def served(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("interactive", [False, True], ids=["command", "console"])
 def test_recorded_gpu_samples_count_from_the_first_snapshot(served: Path, interactive: bool) -> None:
-    def found(*lines: str, gpus: FleetGpus | None = None, board: SharedBoard | None = None) -> dict[str, float]:
+    def found(
+        *lines: str, gpus: FleetGpus | None = None, board: SharedBoard | None = None, **more: Any
+    ) -> dict[str, float]:
         (served.parents[1] / GPU_SAMPLES).write_text("\n".join(lines))
         watched = WatchedServer(served, interactive=interactive)
-        view = watched.view(record(), NOW, selected=True, load="", context=JudgeContext(gpus, board=board))
+        view = watched.view(record(**more), NOW, selected=True, load="", context=JudgeContext(gpus, board=board))
         watched.close()
         return {one.code: one.since for one in view.findings}
 
@@ -416,6 +425,9 @@ def test_recorded_gpu_samples_count_from_the_first_snapshot(served: Path, intera
     assert abs(begun["gpu_throttled"] - (NOW - 300)) <= 10, "the start is known from the recorders"
     assert "gpu_throttled" not in found(*hot_since(NOW - 300, until=NOW - 60)), "no sample for a minute"
     assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=FleetGpus(Path("4xa6000"), Path()))
+    simulated = Engine(EngineKind.SIMULATED, (), "0.33.0", "simulated", "")
+    for host in (None, "gpubox"):
+        assert "gpu_throttled" not in found(*hot_since(NOW - 300), engine=simulated, recorded_host=host)
     board = SharedBoard(served, watched=False, read_only=True)
     claim = Claim((0,), NOW - 200, time.time() + 3600, "training", uid=os.getuid() + 1, user="anna")
     board.latest = lambda: Board(served, NOW, (claim,))  # type: ignore[method-assign]

@@ -65,7 +65,7 @@ class Keepers:
     def wait_for(self, _: Path, name: str, __: object, ___: float) -> ServerRecord:
         return self.records[name]
 
-    def host(self) -> Host | None:
+    def host(self, _: Details) -> Host | None:
         return Host(gpus=(self.gpu,))
 
 
@@ -111,7 +111,7 @@ def test_half_failed_switch_says_that_neither_serves(keepers: Keepers) -> None:
 
 def test_without_a_driver_free_memory_is_not_confirmed(keepers: Keepers) -> None:
     messages: list[str] = []
-    keepers.host = lambda: Host(problem="no driver")  # type: ignore[method-assign]
+    keepers.host = lambda _: Host(problem="no driver")  # type: ignore[method-assign]
     sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, messages.append)
     assert "coder: could not confirm that its GPUs have free memory: no driver" in messages
 
