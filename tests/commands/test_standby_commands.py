@@ -34,6 +34,9 @@ def test_standby_pair_shares_gpu_and_switches(program):
     held = free_gib(program)
     assert program.json(*HOST, "sleep", "chat")["state"] == "asleep"
     assert free_gib(program) > held + 40
+    refused = program("start", "batch", "--engine", "simulated", "--name", "night", "--standby-of", "chat")
+    assert refused.returncode == 4
+    assert "chat simulates a GPU of the recorded host gpubox: use that host with --host" in refused.stderr
     night = start(program, "batch", "night", "--standby-of", "chat")
     assert "--enable-sleep-mode" in night["argv"]
     assert free_gib(program) < 5
@@ -52,6 +55,10 @@ def test_standby_pair_shares_gpu_and_switches(program):
     assert refused.returncode == 1
     assert "put chat to sleep first" in refused.stderr
     assert program(*HOST, "wake", "chat").returncode == 1
+
+    woken = program("wake", "night")
+    assert woken.returncode == 0
+    assert "could not confirm that its GPUs have free memory: it is simulated, on no GPU of this host" in woken.stderr
 
 
 def test_interrupted_command_leaves_server_serving(program):

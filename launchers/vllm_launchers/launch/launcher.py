@@ -160,7 +160,7 @@ class Launcher:
         freed = ""
         if request.standby_of:
             other = find_other(self._records.read()[0], request.standby_of)
-            self.planner.refuse_other_host(other)
+            self.planner.refuse_other_host(other, host_needed=True)
             request, freed = standby_request(request, other), "" if other.state is State.ASLEEP else other.name
         taken, starting, prepared = self._records.taken_ports(), self._records.starting(), self._engine_check.pids
         launch = self.planner.plan(request, taken, starting, freed=freed, prepared=prepared)
