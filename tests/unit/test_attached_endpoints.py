@@ -223,6 +223,14 @@ def test_names_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         ("::1", "127.0.0.1", False),
         ("::1", "::1", True),
         ("::", "127.0.0.1", True),
+        ("0.0.0.0", "127.0.0.2", True),
+        ("localhost", "127.0.0.1", True),
+        ("localhost", "::1", False),
+        ("[::1]", "localhost", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("127.0.0.2", "localhost", False),
+        ("10.0.0.5", "127.0.0.1", False),
+        ("10.0.0.5", "localhost", False),
     ],
 )
 def test_own_server_is_recognized_by_the_address_that_it_binds(

@@ -355,8 +355,15 @@ def endpoint_access(endpoint: Endpoint) -> ApiAccess:
 
 def _may_answer(bound: str, host: str) -> bool:
     """Whether a server that binds ``bound`` may answer at this loopback address or name."""
-    is_name = host.lower().removesuffix(".") == "localhost"
-    return is_name or (":" in host) == (":" in bound) or (is_wildcard(bound) and ":" in bound)
+    is_name, bound = _is_localhost(host), bound.strip("[]")
+    if is_wildcard(bound):
+        return is_name or ":" in bound or ":" not in host
+    local = "127.0.0.1" if _is_localhost(bound) else bound
+    return local in (("127.0.0.1", "::1") if is_name else (host,))
+
+
+def _is_localhost(host: str) -> bool:
+    return host.lower().removesuffix(".") == "localhost"
 
 
 def _checked(url: str, key_env: str, ca: str) -> Endpoint:
