@@ -202,10 +202,10 @@ def test_gpu_claimed_by_another_user_is_refused_with_owner_and_expiry(program, t
         [*host, "claim", "1", "--until", "1h"],
         ["board", "--json"],
         ["gpus", "--free", "1", *host],
-        ["gpus", "--free", "4", *host],
+        ["gpus", "--free", "2", *host],
         [*host, "plan", "chatbot", "--engine", "simulated", "--gpus", "2", "--json"],
     ]
-    refused, theirs, elsewhere, board_now, one, four, plan = program.each(tmp_path / "watched", lines)
+    refused, theirs, elsewhere, board_now, one, two, plan = program.each(tmp_path / "watched", lines)
     assert (refused["code"], theirs["code"], elsewhere["code"]) == (4, 4, 4)
     assert "GPU 0 is claimed until" in refused["err"]
     assert "GPUs of a recorded host can't be claimed" in elsewhere["err"]
@@ -214,10 +214,9 @@ def test_gpu_claimed_by_another_user_is_refused_with_owner_and_expiry(program, t
         ("nobody", [0, 2], False),
         ("root", [1], True),
     ]
-    assert one["out"].strip() in ("1", "3")
-    assert four["code"] == 1
-    assert "by nobody: training" in four["err"]
-    assert "gpu_claimed" in {finding["code"] for finding in json.loads(plan["out"])["findings"]}
+    # The claims are of this machine's GPUs, not of the recorded host's.
+    assert (one["out"].strip(), two["out"].strip()) == ("1", "2,3")
+    assert "nobody" not in plan["out"]
     assert (board / f"{NOBODY}.json").read_bytes() == dump(BoardPage((Claim((0, 2), since, until, "training"),)))
     released = program("release")
     assert released.returncode == 0

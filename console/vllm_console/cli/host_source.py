@@ -34,21 +34,17 @@ def load_host(args: argparse.Namespace) -> Host:
         UsageError: the file cannot be read, or is not a host document.
     """
     check_state(args, settings_from(args))
-    return _claimed(args, _host(args))
+    host = recorded_host(args)
+    return _with_simulated(args, host) if host is not None else _claimed(args, this_host(args))
 
 
 def _claimed(args: argparse.Namespace, host: Host) -> Host:
-    """The host with the claims on the shared board, if there is one and it is readable."""
+    """This machine with the claims on the shared board, if there is one and it is readable."""
     if not (folder := settings_from(args).board):
         return host
     from vllm_console.fleet.board import SharedBoard, gpu_claims
 
     return with_claims(host, gpu_claims(SharedBoard(Path(folder), watched=False, read_only=True).latest()))
-
-
-def _host(args: argparse.Namespace) -> Host:
-    host = recorded_host(args)
-    return _with_simulated(args, host) if host is not None else this_host(args)
 
 
 def recorded_host(args: argparse.Namespace) -> Host | None:

@@ -53,7 +53,7 @@ class FleetGpus:
             self._recorded = read_host(file)
         self._servers: Mapping[int, str] = {}
         self.claims: Mapping[int, tuple[GpuClaim, ...]] = {}
-        """Claims of GPUs on the board, by index; set by the fleet."""
+        """Claims of this machine's GPUs on the board, by index; set by the fleet."""
         self._occupants: Sequence[ServerView] = ()
         self._watch: GpuMonitor | None = None
         self._problem = ""
@@ -100,7 +100,7 @@ class FleetGpus:
     def latest(self) -> KnownGpus:
         """The GPUs as last seen."""
         if self._recorded is not None:
-            return KnownGpus(with_claims(occupied(self._recorded, self._occupants), self.claims))
+            return KnownGpus(occupied(self._recorded, self._occupants))
         if self._watch is None:
             return KnownGpus(None, self._problem)
         watched = self._watch.latest()

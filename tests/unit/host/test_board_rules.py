@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console import settings
+from vllm_console.cli import host_source
 from vllm_console.fleet.board import gpu_claims, parse_gpu_indices, until_from
-from vllm_console.settings import ConfigError, gpu_reserves, gpu_shares, read_settings
+from vllm_console.settings import ConfigError, Settings, gpu_reserves, gpu_shares, read_settings
 from vllm_console.ui.app import ConsoleApp
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.board import Board, BoardPage, Claim, dump, format_claim, parse_claims, read_board
@@ -95,6 +97,28 @@ def test_gpus_claimed_by_others_are_not_chosen(tmp_path: Path) -> None:
     assert rank_placements(expired, 1).best == best
     assert "by anna" in rank_placements(claimed, len(host.gpus)).problem
     assert encode_host(claimed)["gpus"][best.gpus[0]]["claims"][0]["user"] == "anna"
+
+
+def test_claims_are_of_this_machines_gpus_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, now = tmp_path / "board", time.time()
+    board.mkdir()
+    board.chmod(0o1777)
+    (board / f"{os.getuid()}.json").write_bytes(dump(BoardPage((Claim((2,), now - 1, now + 60, "training"),))))
+    here = replace(read_host(Path("4xa6000")), hostname="here")
+    monkeypatch.setattr(host_source, "this_host", lambda _: here)
+
+    def claimed(host_file: Path | None) -> list[int]:
+        args = argparse.Namespace(
+            state=tmp_path / "state",
+            read_only=False,
+            host=None,
+            host_file=host_file,
+            settings=Settings(board=str(board)),
+        )
+        return [gpu.index for gpu in host_source.load_host(args).gpus if gpu.claims]
+
+    assert claimed(None) == [2]
+    assert claimed(Path("4xa6000")) == []
 
 
 @pytest.fixture
