@@ -74,7 +74,7 @@ class LocalFleet:
 
     ``interactive`` is for a console, which refreshes once a second: threads then watch the GPUs, the board and, with
     ``leftovers``, leftovers. A command reads them when it needs them. A stop never waits for a snapshot in another
-    thread.
+    thread. ``own_presets`` is the folder of the user's presets; None: the one in the folder of the settings.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class LocalFleet:
         observe: bool = True,
         interactive: bool = False,
         host_file: Path | None = None,
+        own_presets: Path | None = None,
         gpus: bool = True,
         shares: Sequence[GpuShare] = (),
         reserves: Sequence[GpuShare] = (),
@@ -119,6 +120,7 @@ class LocalFleet:
         self._model_folders = tuple(model_folders)
         self._shares, self._reserves = tuple(shares), tuple(reserves)
         self._host_file, self._with_gpus = host_file, gpus
+        self._own_presets = own_presets or config_folder() / "presets"
         self._window_seconds = window_seconds
         """Length of the windows in which runs are compared, for the servers it starts; None means one minute."""
         self._report_leftovers = interactive and leftovers and not read_only  # only a console that may remove them
@@ -344,7 +346,7 @@ class LocalFleet:
             self._open_gpus()
         inputs = PlanInputsReader(self._gpus, self._shares, patient=not self._interactive)
         planner = Planner(
-            config_folder(),
+            self._own_presets,
             inputs,
             report_store(self._state),
             self._vllm_paths,

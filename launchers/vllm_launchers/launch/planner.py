@@ -40,11 +40,14 @@ FIRST_PORT = 8000
 
 
 class Planner:
-    """Plans launches on this machine. ``vllm_paths`` are the installations named in the settings."""
+    """Plans launches on this machine.
+
+    ``own_presets`` is the folder of the user's presets, ``vllm_paths`` are the installations named in the settings.
+    """
 
     def __init__(
         self,
-        config_folder: Path,
+        own_presets: Path,
         inputs: PlanInputsReader,
         reports: StartupReportStore,
         vllm_paths: Sequence[str] = (),
@@ -53,7 +56,7 @@ class Planner:
         warm_up: bool = True,
         probe: ProbeWish = "auto",
     ) -> None:
-        self._config_folder = config_folder
+        self._own_presets = own_presets
         self._warm_up, self._probe = warm_up, probe
         self._gpus, self._recorded_host = gpus, gpus.recorded_host if gpus is not None else None
         self._recorded = self._recorded_host is not None
@@ -62,7 +65,7 @@ class Planner:
 
     def presets(self) -> tuple[dict[str, Preset], list[PresetError]]:
         """All usable presets by name, and the problems of the other files."""
-        return read_presets(self._config_folder / "presets")
+        return read_presets(self._own_presets)
 
     def engines(self) -> list[Engine]:
         """All engines found here, real ones first."""
