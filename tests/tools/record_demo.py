@@ -264,7 +264,7 @@ def totals(body: str) -> str:
 def main() -> None:
     servers, records = {}, {}
     with tempfile.TemporaryDirectory() as folder:
-        fleet = LocalFleet(Path(folder), observe=False, interactive=True, host_file=demo.HOST)
+        fleet = LocalFleet(Path(folder), observe=False, interactive=True, host_file=demo.HOST, own_presets=demo.PRESETS)
         for server in SERVERS:
             plans = [fleet.plan(request) for request in demo.runs_of(server, fleet.snapshot().host, server.place)]
             began, body = 0.0, ""

@@ -40,8 +40,12 @@ if TYPE_CHECKING:
 READY_SECONDS = 20.0
 """How long to wait for servers to be ready before the console opens."""
 
-HOST = Path("2xrtx3090")
-"""The recorded host whose GPUs the servers appear on, since most machines that run a demo have none."""
+HOST = Path(__file__).with_name("demo_host.json")
+"""The recorded host whose GPUs the servers appear on, since most machines that run a demo have none: a workstation with
+two RTX 3090. Another user's notebook holds 15.9 GiB of one."""
+
+PRESETS = Path(__file__).with_name("demo_presets")
+"""The demo's own presets, which take the place of the user's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,6 +134,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
         observe=False,
         interactive=True,
         host_file=host_file or HOST,
+        own_presets=PRESETS,
         leftovers=False,
         window_seconds=WINDOW_SECONDS,
     )
@@ -147,7 +152,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
                 now = time.time()
                 view = fleet.resume(server.name, runs, partial(recording.enter, past, now=now))
                 resumed[server.name] = now
-            else:  # the recording does not apply to other GPUs, or to a preset of the user's own
+            else:  # the recording does not apply to other GPUs
                 view = fleet.start(runs[-1])
             words = [sys.executable, "-m", "vllm_console.cli.demo_servers", view.url, server.name, str(os.getpid())]
             traffic.append(

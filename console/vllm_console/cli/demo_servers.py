@@ -69,11 +69,11 @@ _CODE = Phase("code", WINDOW_SECONDS, 0.2, CODE, Exact(5000, 400))
 SERVERS = (
     DemoServer(
         "docs",
-        "long-document",
+        "documents",
         None,
         1,
         7.2,
-        Changes(set={"max-num-seqs": 32, "max-num-batched-tokens": 384, "max-model-len": 2048}),
+        Changes(set={"max-num-seqs": 32}),
         recorded=((_SUMMARIES,) * 24, (*(_SUMMARIES,) * 21, *_REPORTS * 30)),
         traffic=_REPORTS,
         earlier=Changes(set={"max-num-seqs": 8}),

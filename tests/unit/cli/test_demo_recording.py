@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[LocalFleet]:
-    made = LocalFleet(tmp_path, observe=False, interactive=True, host_file=demo.HOST)
+    made = LocalFleet(tmp_path, observe=False, interactive=True, host_file=demo.HOST, own_presets=demo.PRESETS)
     yield made
     made.close()
 
@@ -135,7 +135,7 @@ def findings(plan: Plan, run: demo_recording.RecordedRun, number: int) -> tuple[
         judge.append(replace(sample, at=NOW + sample.at), number)
     generation = Generation(number, LaunchSpec((), "127.0.0.1", 8000), started, ready)
     record = ServerRecord("docs", State.READY, ready, started, (generation,))
-    presets, problems = read_presets()
+    presets, problems = read_presets(demo.PRESETS)
     preset = find_preset(plan.preset, presets, problems)
     details = Details(
         preset=plan.preset,
