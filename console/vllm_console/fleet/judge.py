@@ -458,14 +458,14 @@ def _quantized(details: Details, facts: ModelFacts | None) -> bool | None:
 
 def _free_gpus(details: Details, context: JudgeContext) -> tuple[int, ...] | None:
     """The free GPUs like its own, of this machine or of the recorded host it was planned for; None if unknown."""
-    host = context.gpus.host() if context.gpus is not None else None
-    if host is None or context.gpus is None or host.problem or not details.gpus:
-        return None
-    own = host.gpu(details.gpus[0])
-    if own is None or details.recorded_host != (host.hostname if context.gpus.recorded else None):
+    source = context.gpus
+    host = source.host() if source is not None else None
+    taken = details.gpus_on(source.recorded_host) if source is not None else ()
+    own = host.gpu(taken[0]) if host is not None and not host.problem and taken else None
+    if host is None or own is None:
         return None
     shares = tuple(context.shares)
-    alike = (gpu for gpu in host.gpus if gpu.name == own.name and gpu.index not in details.gpus)
+    alike = (gpu for gpu in host.gpus if gpu.name == own.name and gpu.index not in taken)
     return tuple(gpu.index for gpu in alike if not gpu.lost and not gpu.claimed and is_free(gpu, shares))
 
 

@@ -144,7 +144,7 @@ def test_second_server_is_suggested_on_a_gpu_that_is_free(
         watching.append(replace(seen, engines={"0": waiting}), 1)
     own = Gpu(index=0, name="NVIDIA L40S", memory_gib=48.0, free_gib=8.0, used_gib=40.0)
     free = replace(Gpu(index=1, name="NVIDIA L40S", memory_gib=48.0, free_gib=47.5, used_gib=0.5), **other)
-    gpus = SimpleNamespace(host=lambda: Host(gpus=(own, free), hostname="box"), recorded=False)
+    gpus = SimpleNamespace(host=lambda: Host(gpus=(own, free)), recorded=False, recorded_host=None)
     details = Details(objectives=OBJECTIVES, gpus=(0,), recorded_host=recorded_host)
     found = watching.findings(record(), details, JudgeContext(gpus=cast(Any, gpus)), NOW)
     (why,) = [one.fixes[-1].why for one in found if one.code == "oversubscribed_memory"]

@@ -251,9 +251,7 @@ def test_no_difference_is_judged_again_for_up_to_two_hours(made):
     assert [found.after.compared for found in compared.values()] == [5, 5, 10, 20, 80, 120, 120]
     assert [found.kept for found in compared.values()] == [False] * 5 + [True] * 2
     assert [found.again for found in compared.values()] == [10, 10, 20, 40, 120, None, None]
-    assert times_note(compared[9], made.BEGAN).endswith(
-        " With 10 minutes after the change it is compared again."
-    )
+    assert times_note(compared[9], made.BEGAN).endswith(" With 10 minutes after the change it is compared again.")
     one, other = made.pair(before, minutes[:9])
     ended = replace(other, run=replace(other.run, ended_at=made.BEGAN + 3600))
     assert compare(one, ended).again is None, "no minute will come"
