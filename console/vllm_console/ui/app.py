@@ -33,6 +33,7 @@ from vllm_console.text import error_sentence, plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import chosen_keys, key_of, use_keys
 from vllm_console.ui.panes.bars import Polling
+from vllm_console.ui.parts.late_screens import LateScreens
 from vllm_console.ui.parts.messages import Messages
 from vllm_console.ui.parts.recent_commands import RecentCommands
 from vllm_console.ui.parts.server_verbs import RefusalError
@@ -165,6 +166,7 @@ class ConsoleApp(App[None]):
         self._message_timer: Timer | None = None
         self._asking: set[str] = set()
         """Names of running queries that must not run twice at once."""
+        self.late_screens = LateScreens(self)
         self._reported_trouble = ""
         self.terminated = False
         """Whether a signal or a lost terminal ended the console; nobody reads what is printed afterwards."""
@@ -413,8 +415,7 @@ class ConsoleApp(App[None]):
         if paused:
             self.show_message(text)
         else:
-            self.messages.answered(text)
-            self._draw_message()
+            self.answered(text)
 
     def action_refresh_faster(self) -> None:
         """Poll more often."""
@@ -438,7 +439,15 @@ class ConsoleApp(App[None]):
         ancestor. Without this, ctrl+u deleted text typed after it, and letters typed after the key that opens an input
         ran as commands.
         """
-        if not isinstance(event, events.Key) or event.is_forwarded or not await self._press(event):
+        if not isinstance(event, events.Key | events.Paste) or event.is_forwarded:
+            await super().on_event(event)
+        elif self.late_screens.keeps(event):
+            return
+        elif isinstance(event, events.Paste):
+            await super().on_event(event)
+            if isinstance(self.focused, Input):
+                await _settled(self.focused)
+        elif not await self._press(event):
             await super().on_event(event)
 
     async def _press(self, event: events.Key) -> bool:
@@ -518,8 +527,7 @@ class ConsoleApp(App[None]):
         finally:
             self._asking.discard(once)
         if once:
-            self.messages.answered(doing)
-            self._draw_message()
+            self.answered(doing)
             self.poll_now()
         else:
             self.poll_once()
@@ -575,6 +583,11 @@ class ConsoleApp(App[None]):
         """Show a sentence in the message line for a while without adding it to the message list."""
         self.messages.show(text, style)
         self._expire_message_later()
+        self._draw_message()
+
+    def answered(self, text: str) -> None:
+        """Hide the progress message of a finished query."""
+        self.messages.answered(text)
         self._draw_message()
 
     def _expire_message_later(self) -> None:

@@ -507,15 +507,14 @@ class ServerVerbs:
             choices = [(preset.name, preset.title) for preset in found[0] if preset.name != present]
             if not choices:
                 return "There is no other preset to switch to."
-            if self._console.operations.on_top:
-                from vllm_console.ui.screens.dialogs import choose
+            from vllm_console.ui.screens.dialogs import choose
 
-                question = f"Switch {name} to which preset? (keeps name, GPUs, port)"
-                switch = self._console.saying_refusals()(partial(self.switch_to, server))
-                choose(self._console, question, choices, switch)
+            question = f"Switch {name} to which preset? (keeps name, GPUs, port)"
+            switch = self._console.saying_refusals()(partial(self.switch_to, server))
+            choose(self._console, question, choices, switch)
             return ""
 
-        self._console.act("", self._console.fleet.presets, listed, about=name, once=f"presets for {name}")
+        self._console.late_screens.open("", self._console.fleet.presets, listed, once=f"presets for {name}", about=name)
 
     def switch_to(self, selected: ServerView, preset: str) -> None:
         """Replace a server with this preset, after confirmation."""
@@ -622,16 +621,24 @@ class ServerVerbs:
         """Open the screen that finds the highest request rate at which a server meets its objectives."""
         server = self.idle(selected)
         fleet, name = self._console.fleet, server.name
-        if server.state is not State.READY:
-            raise RefusalError(f"{name} is {server.state}: a ramp needs a ready server.", name)
 
-        def started(_: object) -> str:
+        def show(_: object) -> str:
             from vllm_console.ui.screens.ramp import RampScreen
 
             self._console.push_screen(RampScreen(self._console, server.marked_name, name))
             return ""
 
-        self._console.act("", lambda: fleet.ramps.start(name), started, about=name, once=f"ramp {name}")
+        def missed(_: object) -> str:
+            return f"A ramp runs on {name}: {key_of('ramp')} shows it."
+
+        view = fleet.ramps.view(name)
+        if view is not None and view.running:
+            show(view)
+            return
+        if server.state is not State.READY:
+            raise RefusalError(f"{name} is {server.state}: a ramp needs a ready server.", name)
+        once = f"ramp {name}"
+        self._console.late_screens.open("", lambda: fleet.ramps.start(name), show, once=once, about=name, missed=missed)
 
     def stop_now(self, server: ServerView) -> None:
         """Stop a server without confirmation."""

@@ -88,15 +88,14 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
     """Open the adapter dialog, or explain why this server can't load adapters."""
 
     def ask(found: Adapters) -> str:
-        if console.operations.on_top and found.unable:
+        if found.unable:
             _explain(console, found)
-        elif console.operations.on_top:
+        else:
             console.push_screen(AdapterDialog(console, found))
         return ""
 
-    console.act(
-        "", lambda: console.fleet.adapters(server.name), ask, about=server.name, once=f"adapters of {server.name}"
-    )
+    once = f"adapters of {server.name}"
+    console.late_screens.open("", lambda: console.fleet.adapters(server.name), ask, once=once, about=server.name)
 
 
 def _explain(console: ConsoleApp, found: Adapters) -> None:

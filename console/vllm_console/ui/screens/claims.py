@@ -84,8 +84,7 @@ def claim_gpus(console: ConsoleApp) -> None:
     """Open the claim dialog."""
 
     def ask(board: Board) -> str:
-        if console.operations.on_top:
-            console.push_screen(ClaimDialog(console, board))
+        console.push_screen(ClaimDialog(console, board))
         return ""
 
-    console.act("", console.fleet.claims.board, ask, once="board")
+    console.late_screens.open("", console.fleet.claims.board, ask, once="board")

@@ -32,13 +32,13 @@ def confirm_leftovers(console: ConsoleApp) -> None:
     def found(left: Leftovers) -> str:
         if left.empty:
             return "No leftovers of ended servers." + (f" {left.spared[0]}" if left.spared else "")
-        if not console.operations.on_top:
-            return f"Leftovers: {format_leftovers(left)}; {key_of('remove_leftovers')} removes them."
-
         verb = "End and remove" if left.processes else "Remove"
         remove = partial(console.act, "Removing leftovers…", lambda: fleet.leftovers.remove(left), done)
         console.operations.verbs.ask(f"{verb} {format_leftovers(left)}?", _details(left), "remove", remove, late=True)
         return ""
+
+    def missed(left: Leftovers) -> str:
+        return "" if left.empty else f"Leftovers: {format_leftovers(left)}; {key_of('remove_leftovers')} removes them."
 
     def done(removed: Removed) -> str:
         if removed.problems:
@@ -46,7 +46,7 @@ def confirm_leftovers(console: ConsoleApp) -> None:
             return ""
         return f"Removed {format_leftovers(Leftovers(removed.processes, removed.files))}."
 
-    console.act("Looking for leftovers…", fleet.leftovers.find, found, once="leftovers")
+    console.late_screens.open("Looking for leftovers…", fleet.leftovers.find, found, once="leftovers", missed=missed)
 
 
 def _details(left: Leftovers) -> list[str]:

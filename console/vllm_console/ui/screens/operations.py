@@ -791,17 +791,16 @@ class OperationsScreen(PartialRepaintScreen):
             runs = [run for run in found[0] if run.replayable]
             if not runs:
                 return "No run to replay: none has served requests and ended, or the histories were deleted."
-            if self.on_top:
-                from vllm_console.ui.screens.compare import run_names
-                from vllm_console.ui.screens.dialogs import choose
+            from vllm_console.ui.screens.compare import run_names
+            from vllm_console.ui.screens.dialogs import choose
 
-                named = run_names(runs)
-                here = next((name for name, run in named.items() if run.server == selected), None)
-                choices = [(name, _run_note(run)) for name, run in named.items()]
-                choose(self.app, "Replay which run?", choices, lambda name: self.replay(str(named[name].id)), here)
+            named = run_names(runs)
+            here = next((name for name, run in named.items() if run.server == selected), None)
+            choices = [(name, _run_note(run)) for name, run in named.items()]
+            choose(self.app, "Replay which run?", choices, lambda name: self.replay(str(named[name].id)), here)
             return ""
 
-        self.console.act("", fleet.history.runs, listed, once="runs to replay")
+        self.console.late_screens.open("", fleet.history.runs, listed, once="runs to replay")
 
     def action_marker(self, by: int) -> None:
         """Go to the previous or next marker."""
@@ -1077,16 +1076,21 @@ class OperationsScreen(PartialRepaintScreen):
         server = self.verbs.tunable(self.live)
         fleet, name = self.console.fleet, server.name
 
-        def done(traffic: MeasuredTraffic) -> str:
+        def show(traffic: MeasuredTraffic) -> str:
             if not traffic.choices:
                 return f"{name}: {traffic.sentence}"
-            if not self.on_top:
-                return f"Suggestions from the traffic of {name} are ready: {key_of('stage_traffic')} shows them."
             self._edit_flags(server, traffic)
             return ""
 
-        doing = f"Analyzing the traffic of {name}…"
-        self.console.act(doing, lambda: measured_traffic(fleet, server), done, about=name, once=f"traffic {name}")
+        def missed(traffic: MeasuredTraffic) -> str:
+            if not traffic.choices:
+                return f"{name}: {traffic.sentence}"
+            return f"Suggestions from the traffic of {name} are ready: {key_of('stage_traffic')} shows them."
+
+        doing, once = f"Analyzing the traffic of {name}…", f"traffic {name}"
+        self.console.late_screens.open(
+            doing, lambda: measured_traffic(fleet, server), show, once=once, about=name, missed=missed
+        )
 
     # -- other screens ---------------------------------------------------------------------------------------------
 
