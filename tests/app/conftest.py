@@ -15,10 +15,17 @@ from textual.pilot import Pilot
 from fakes.headless import parsed_once, undrawn  # noqa: F401 - fixtures of all tests here
 from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
+from vllm_console.ui.screens import dialogs
 
 REFRESH_SECONDS, POLL_SECONDS = 1.0, 0.05
 """Interval of the console's own polls, and of polls while a test waits. Polling and drawing the results took a third of
 the CPU time of these tests."""
+
+
+@pytest.fixture(autouse=True)
+def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late question can be answered as soon as it appears."""
+    monkeypatch.setattr(dialogs, "UNREAD_SECONDS", 0.0)
 
 
 class Console:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.rolling import AnswerComparison
+from vllm_console.ui.screens import dialogs
 from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.vllm.flags.changes import Changes
@@ -59,6 +60,34 @@ async def test_the_old_server_is_stopped_only_after_a_yes(console, fleet):
         await c.press("y")
         await c.until(lambda: ("stop", "chat") in fleet.calls)
     assert fleet.calls.count(("compare_answers", "chat", "chat-2")) == 1
+
+
+async def test_a_key_typed_as_the_question_appears_stops_nothing(console, fleet, monkeypatch):
+    async with console(fleet=fleet) as c:
+        await c.press("U", "y")
+        await c.sees("chat keeps serving.")
+        monkeypatch.setattr(dialogs, "UNREAD_SECONDS", 3600.0)
+        fleet.second = State.READY
+        await c.sees("chat-2 is ready. Stop chat?")
+        await c.press("y", "enter")
+        await c.sees("chat-2 is ready. Stop chat?")
+        assert "stop" not in [call[0] for call in fleet.calls]
+        monkeypatch.setattr(dialogs, "UNREAD_SECONDS", 0.0)
+        await c.press("y")
+        await c.until(lambda: ("stop", "chat") in fleet.calls)
+
+
+async def test_it_does_not_ask_while_a_filter_is_typed(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("U", "y")
+        await c.sees("chat keeps serving.")
+        await c.press("slash", "c")
+        fleet.second = State.READY
+        await c.until(lambda: any("chat-2 is ready at" in one.text for one in c.app.messages.history))
+        await c.press("h", "y")
+        assert c.app.screen is c.app.operations
+        assert c.app.operations.filter_text == "chy"
+        assert "stop" not in [call[0] for call in fleet.calls]
 
 
 async def test_one_that_fails_is_not_compared(console, fleet):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from fakes.hub import FakeHub
@@ -75,6 +77,28 @@ async def test_a_model_is_downloaded_after_a_question_and_escape_cancels(host, w
         await wait_until(pilot, lambda: not screen.downloads.running)
         await pilot.press("enter")
         await wait_until(pilot, lambda: list(screen.picker.names) == ["org/new"])
+
+
+async def test_it_does_not_ask_while_a_value_is_typed(host, wait_until, fleet, hub):
+    answer, typing = fleet.model_download, threading.Event()
+
+    def slowly(model):
+        assert typing.wait(20)
+        return answer(model)
+
+    fleet.model_download = slowly
+    app = host(lambda: LaunchScreen(fleet))
+    async with app.run_test(size=(120, 30)) as pilot:
+        await wait_until(pilot, lambda: getattr(app.screen, "planner", None) and app.screen.planner.draft)
+        screen = app.screen
+        screen.planner.draft.put("model", "org/new")
+        screen.go_to("name")
+        await pilot.press("d", "enter")
+        await wait_until(pilot, lambda: screen.editor.typing)
+        typing.set()
+        await wait_until(pilot, lambda: "org/new: 29 MiB to download; d downloads it." in " ".join(app.text().split()))
+        assert app.screen is screen
+        assert screen.editor.typing
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.style import Style
 from textual.screen import Screen
 from textual.timer import Timer
+from textual.widgets import Input
 
 from vllm_console.fleet.downloads import DownloadText
 from vllm_console.text import plain, size
@@ -84,6 +85,8 @@ class ModelDownloads:
             self._tell(f"{found.model} comes with Python code of its own: '{command}' downloads it.", WARN)
         elif not found.missing_bytes:
             self._tell(f"{found.model} is on this machine: {size(found.bytes)}.")
+        elif self._screen.app.screen is not self._screen or isinstance(self._screen.focused, Input):
+            self._tell(f"{found.model}: {size(found.missing_bytes)} to download; {key_of('launch_get')} downloads it.")
         else:
             self._tell("")
             details = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -27,6 +28,9 @@ Answer = TypeVar("Answer")
 
 PAGE = 10
 """Number of lines by which a page key moves the cursor in a list."""
+
+UNREAD_SECONDS = 1.0
+"""How long after a late question has appeared a key may still be meant for something else."""
 
 
 class DialogAnswer(NamedTuple):
@@ -76,8 +80,8 @@ class Dialog(TerminalModal[Answer]):
 class Confirm(Dialog[bool]):
     """Asks for confirmation. ``y`` or enter confirms; ``n``, ``q`` or escape cancels; ``other`` is a third answer.
 
-    With an empty ``yes`` it only informs. A ``late`` dialog opens some time after its key, when an enter may be meant
-    for something else, so enter does not confirm it.
+    With an empty ``yes`` it only informs. A ``late`` dialog opens some time after its key, perhaps while something is
+    typed: enter does not confirm it, and other keys only once there was time to read it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("question")]
@@ -95,6 +99,15 @@ class Confirm(Dialog[bool]):
         self._late, self._other = late, other
         self._question, self._details, self._yes = plain(question), [plain(text) for text in details], yes
         self._note: Part = ""
+        self._shown_at = time.monotonic()
+
+    def on_mount(self) -> None:
+        """Note when it appeared. (Textual also calls the handler of the base class, which shows the lines.)"""
+        self._shown_at = time.monotonic()
+
+    @property
+    def _unread(self) -> bool:
+        return self._late and time.monotonic() - self._shown_at < UNREAD_SECONDS
 
     def set_note(self, note: Part) -> None:
         """Set the note below the details; it may change while the dialog is open."""
@@ -125,8 +138,9 @@ class Confirm(Dialog[bool]):
         return [*question, line(), *rows, *([line()] if rows else []), keys]
 
     def action_answer(self, answer: bool) -> None:
-        """Close with the answer."""
-        self.close_with(answer and bool(self._yes))
+        """Close with the answer; a yes to a question that can't have been read yet is ignored."""
+        if not (answer and self._unread):
+            self.close_with(answer and bool(self._yes))
 
     def on_key(self, event: events.Key) -> None:
         """Handle the key of the third answer."""
@@ -136,7 +150,7 @@ class Confirm(Dialog[bool]):
 
     def action_other(self) -> None:
         """Close with the third answer."""
-        if self._other is not None:
+        if self._other is not None and not self._unread:
             self.close_with(False)
             self._other.then()
 

@@ -315,8 +315,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def on_top(self) -> bool:
-        """Whether no other screen covers this one. A late answer must not open a dialog over another screen."""
-        return self.app.screen is self
+        """Whether nothing covers this screen and no filter is typed. Otherwise, no question may open on its own."""
+        return self.app.screen is self and not self._filter_line.display
 
     def select(self, name: str) -> None:
         """Move the cursor to a server as soon as it exists."""
