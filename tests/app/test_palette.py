@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from msgspec.structs import replace
@@ -281,6 +282,23 @@ async def test_enter_alone_does_nothing(console):
         await c.press("enter")
         await c.until(lambda: c.app.screen is c.app.operations)
         assert c.fleet.calls == []
+
+
+async def test_keys_do_not_wait_until_a_command_is_written(console, monkeypatch):
+    asked, written = threading.Event(), threading.Event()
+
+    def hang(_):
+        asked.set()
+        assert written.wait(20)
+
+    monkeypatch.setattr(RecentCommands, "write", hang)
+    async with console() as c:
+        await run(c, "layout wide")
+        await c.until(asked.is_set)
+        await c.press("j")
+        assert c.app.operations.selected_name != "chat"
+        assert not written.is_set()
+        written.set()
 
 
 async def test_what_was_used_last_comes_first_and_is_remembered(console, tmp_path):

@@ -673,7 +673,8 @@ class ConsoleApp(App[None]):
                     done = do()
                     if isawaitable(done):
                         await done
-                await self._remember_commands()
+                # In a worker: keys wait for this callback, and writing may block.
+                self.run_worker(self._remember_commands(), name="commands", group="remember", exclusive=True)
 
         engine = server.engine if server is not None else None
         self.push_screen(PaletteScreen(Commands(self, self.screen), self.recent, self.fleet, engine), chosen)
