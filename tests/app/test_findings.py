@@ -293,6 +293,42 @@ async def test_a_problem_that_is_gone_leaves_the_screen(console, fakes):
         await c.sees("chat: finding ended: preempting.")
 
 
+@pytest.mark.parametrize("change", [{"flags": {"max-num-seqs": 64}}, {"generation": 4}, {"preset": "batch"}])
+async def test_a_fix_for_flags_that_are_no_longer_in_effect_is_not_staged(console, fakes, change):
+    now = {}
+    async with console(lambda at: replace(fakes.pressed(at), **now)) as c:
+        await c.press("i")
+        await c.sees("Findings · chat")
+        now.update(change)
+        name, value = next(iter(change.items()))
+        await c.until(lambda: getattr(c.app.snapshot.server("chat"), name) == value)
+        await c.press("enter")
+        await c.sees("chat was restarted since: i shows its findings now.")
+        assert c.app.operations.staging.by_server == {}
+        await c.press("i", "enter")
+        await c.sees("Staged.")
+
+
+async def test_the_fix_of_a_server_that_is_gone_is_not_staged(console, fakes):
+    async with console(fakes.pressed, fakes.coder) as c:
+        await c.press("i")
+        await c.sees("Findings · chat")
+        del c.fleet.makers[0]
+        await c.until(lambda: c.app.snapshot.server("chat") is None)
+        await c.press("enter")
+        await c.sees("chat is gone.")
+        assert c.app.operations.staging.by_server == {}
+
+
+async def test_a_fix_is_not_staged_for_one_node_of_several(console, fakes):
+    async with console(lambda at: replace(fakes.pressed(at), node="node 1 of 2")) as c:
+        await c.press("i")
+        await c.sees("Findings · chat")
+        await c.press("enter")
+        await c.until(lambda: c.app.operations.on_top and c.app.message is not None)
+        assert c.app.operations.staging.by_server == {}
+
+
 async def test_read_only_shows_the_finding_and_stages_nothing(console, fakes):
     async with console(fakes.pressed, read_only=True) as c:
         await c.sees("✗ chat  preempting")

@@ -1103,7 +1103,7 @@ class OperationsScreen(PartialRepaintScreen):
 
         self.hints.followed("findings")
         may_stage = server.ours and not server.replayed and not self.console.read_only
-        stage = partial(self._stage_fix_of, server.name) if may_stage else None
+        stage = partial(self._stage_fix_of, server) if may_stage else None
         self._findings = FindingsScreen(server, snapshot.at, stage, partial(self._predicted, server))
         self.app.push_screen(self._findings)
 
@@ -1112,10 +1112,16 @@ class OperationsScreen(PartialRepaintScreen):
         found = self.predictions.seen(server, edits_of(server.flags, fix))
         return prediction_text(found, PREDICTION_WIDTH, code) if found is not None else ""
 
-    def _stage_fix_of(self, name: str, fix: Fix) -> None:
-        server = self.console.server(name)
-        if server is not None:
-            self.fixes.stage(server, fix)
+    def _stage_fix_of(self, server: ServerView, fix: Fix) -> None:
+        """Stage a fix for the server as it was when its findings were shown, unless it runs with other flags now."""
+        name = server.name
+        with self.console.saying_refusals():
+            now = self.console.server(name)
+            if now is None:
+                raise RefusalError(f"{name} is gone.", name)
+            if (now.generation, now.preset, now.flags) != (server.generation, server.preset, server.flags):
+                raise RefusalError(f"{name} was restarted since: {key_of('findings')} shows its findings now.", name)
+            self.fixes.stage(self.verbs.tunable(now), fix)
 
     def action_compare(self) -> None:
         """Compare the selected server's run with the previous one, on a screen that offers a revert."""
