@@ -132,6 +132,27 @@ async def test_the_way_back_restarts_the_server_compared_and_not_the_one_selecte
         assert compared.calls[1:] == [("restart", "chat", Changes({"max-num-seqs": 512}))]
 
 
+@pytest.mark.parametrize("key", ["n", "y"])
+async def test_the_way_back_asks_before_it_replaces_what_is_staged(console, compared, fakes, key):
+    compared.makers[0] = lambda at: replace(fakes.chat(at), window=fakes.window_at(at, 0.0))
+    staged = {"max-num-batched-tokens": 4096, "kv-cache-dtype": "fp8"}
+    async with console(fleet=compared) as c:
+        c.app.operations.staging.put("chat", staged)
+        await to_the_comparison(c)
+        await c.press("z")
+        await c.sees("Restart chat?")
+        await c.sees("Replaces 2 staged changes: --max-num-batched-tokens unset → 4096, --kv-cache-dtype unset → fp8.")
+        await c.sees("--max-num-seqs 256 → 512")
+        await c.press(key)
+        await c.until(lambda: c.app.operations.on_top)
+        if key == "n":
+            assert c.app.operations.staging.of("chat") == staged
+            assert [call[0] for call in compared.calls] == ["compare"]
+        else:
+            await c.until(lambda: ("restart", "chat", Changes({"max-num-seqs": 512})) in compared.calls)
+            await c.until(lambda: not c.app.operations.staging.of("chat"))
+
+
 async def test_the_way_back_of_a_server_that_is_gone_reports_it(console, compared):
     async with console(fleet=compared) as c:
         await to_the_comparison(c)

@@ -217,6 +217,15 @@ class _SentRestart(msgspec.Struct, frozen=True):
         return restart is not None and restart.asked_at == self.asked_at and restart.step in steps
 
 
+class _RestartQuestion(msgspec.Struct, frozen=True):
+    """A restart confirmation: the server, the changes it restarts with, staged ones that these replace, the dialog."""
+
+    server: str
+    staged: Edits
+    replaced: Edits
+    dialog: Confirm
+
+
 class ServerVerbs:
     """Changes servers through the fleet, running each verb in a thread and reporting refusals in one sentence.
 
@@ -237,8 +246,8 @@ class ServerVerbs:
         self._predictions, self._undecided = predictions, undecided
         self.in_progress = VerbsInProgress()
         self.rolling = RollingUpdates(self, console, staging)
-        self._question: tuple[str, Edits, Confirm] | None = None
-        """The last restart confirmation: server, staged changes and dialog."""
+        self._question: _RestartQuestion | None = None
+        """The last restart confirmation."""
         self._sent: dict[str, _SentRestart] = {}
         """By server, the restart from here that is being prepared."""
 
@@ -295,19 +304,35 @@ class ServerVerbs:
     def restart(self, selected: ServerView | None) -> None:
         """Restart with the staged flags. Confirm first if requests are in flight, the server is already starting or on
         another machine, or a tuner is running."""
-        server = self.alone(self.idle(selected, elsewhere=True))
+        self._ask_to_restart(self.alone(self.idle(selected, elsewhere=True)), replaced={})
+
+    def revert(self, selected: ServerView | None, edits: Edits) -> None:
+        """Restart with these changes instead of the staged ones, which are kept unless that is confirmed."""
+        server = self.alone(self.idle(selected))
         staged = self._staging.of(server.name)
+        self._staging.put(server.name, edits)
+        self._ask_to_restart(server, replaced=staged if staged != edits else {})
+
+    def _ask_to_restart(self, server: ServerView, *, replaced: Edits) -> None:
+        name, staged = server.name, self._staging.of(server.name)
+
+        def keep_replaced() -> None:
+            if replaced and self._staging.of(name) == staged:
+                self._staging.put(name, replaced)
+
         verdict = self._staged_plans.of(server)
         if verdict is not None and verdict.certain and not server.remote:
-            raise RefusalError(f"{server.name} was not restarted: it {verdict.message}", server.name)
-        ended = self._ended_by_restart(server, staged)
+            keep_replaced()
+            raise RefusalError(f"{name} was not restarted: it {verdict.message}", name)
+        ended = [*_discarded(server, replaced), *self._ended_by_restart(server, staged)]
         if not ended:
             self._restart(server, staged)
             return
         details = [*ended, *self._changed_by_restart(server, staged)]
         again = partial(self._restart, server, staged)
-        dialog = self.ask(f"Restart {server.name}?", details, "restart", again, self._verdict_note(server))
-        self._question = server.name, staged, dialog
+        note = self._verdict_note(server)
+        dialog = self.ask(f"Restart {name}?", details, "restart", again, note, declined=keep_replaced)
+        self._question = _RestartQuestion(name, staged, replaced, dialog)
 
     def _ended_by_restart(self, server: ServerView, staged: Edits) -> list[str]:
         """What a restart interrupts; empty if no confirmation is needed."""
@@ -338,12 +363,15 @@ class ServerVerbs:
             self._replaced(one)
         if self._question is None:
             return
-        name, staged, dialog = self._question
-        server = next((one for one in servers if one.name == name), None)
-        if dialog is self._console.screen and server is not None and self._staging.of(name) == staged:
-            ended = self._ended_by_restart(server, staged) or ["No request is in flight."]
-            dialog.set_details([*ended, *self._changed_by_restart(server, staged)])
-            dialog.set_note(self._verdict_note(server))
+        asked = self._question
+        server = next((one for one in servers if one.name == asked.server), None)
+        if server is None or asked.dialog is not self._console.screen:
+            return
+        if self._staging.of(server.name) == asked.staged:
+            ended = self._ended_by_restart(server, asked.staged) or ["No request is in flight."]
+            changed = self._changed_by_restart(server, asked.staged)
+            asked.dialog.set_details([*_discarded(server, asked.replaced), *ended, *changed])
+            asked.dialog.set_note(self._verdict_note(server))
 
     def _replaced(self, server: ServerView) -> None:
         """If a new run lacks the changes sent from here, report that and stage them again."""
@@ -722,14 +750,14 @@ class ServerVerbs:
         *,
         late: bool = False,
         other: DialogAnswer | None = None,
+        declined: Callable[[], None] = lambda: None,
     ) -> Confirm:
-        """Ask a question; ``then`` is called after a yes. ``late``: it opens unasked, so enter doesn't confirm."""
+        """Ask a question; ``then`` is called after a yes, otherwise ``declined``. ``late``: it opens unasked."""
         from vllm_console.ui.screens.dialogs import Confirm  # not needed for the first frame
 
         def answered(answer: bool | None) -> None:
-            if answer:
-                with self._console.saying_refusals():
-                    then()
+            with self._console.saying_refusals():
+                (then if answer else declined)()
 
         dialog = Confirm(question, details, yes, late=late, other=other)
         dialog.set_note(note)
@@ -755,6 +783,13 @@ def change_rows(server: ServerView, staged: Edits) -> list[str]:
     """One row per changed flag, or a row saying that none changes."""
     rows = [flag_change(flag, server.flags.get(flag), value) for flag, value in staged.items()]
     return rows or ["No flag changes."]
+
+
+def _discarded(server: ServerView, staged: Edits) -> list[str]:
+    """That a restart discards these staged changes; empty if there are none."""
+    if not staged:
+        return []
+    return [f"Replaces {counted(len(staged), 'staged change')}: {', '.join(change_rows(server, staged))}."]
 
 
 def in_flight(server: ServerView) -> list[str]:

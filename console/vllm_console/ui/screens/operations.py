@@ -1171,10 +1171,8 @@ class OperationsScreen(PartialRepaintScreen):
         server = self.console.server(name)
         if server is None or not server.ours:
             raise RefusalError(f"{name} is gone.", name)
-        self.verbs.idle(server)
-        self.staging.put(name, flag_difference(server.flags, flags).edits)
         self.select(name)
-        self.verbs.restart(server)
+        self.verbs.revert(server, flag_difference(server.flags, flags).edits)
 
     def action_describe(self) -> None:
         """Describe the selected server as it is now, whatever moment is shown, since keys act on its current state."""
