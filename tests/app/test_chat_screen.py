@@ -43,6 +43,13 @@ def fleet(fakes, script):  # noqa: F811 - the fixture
     return made
 
 
+async def test_without_an_answer_ctrl_c_says_which_key_leaves(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("A", "ctrl+c")
+        assert [toast.message for toast in c.app._notifications] == ["esc leaves the chat."]
+        assert isinstance(c.app.screen, ChatScreen)
+
+
 async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(console, fleet, script, said, end):  # noqa: F811
     script.pieces = [said(reasoning="hm [b]"), said(content=HOSTILE), None]
     async with console(fleet=fleet) as c:

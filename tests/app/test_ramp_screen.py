@@ -78,6 +78,19 @@ async def test_leaving_one_that_runs_asks_then_it_shows_what_it_has(console, fle
         assert fleet.calls[-1] == ("cancel_ramp", "chat")
 
 
+async def test_one_that_does_not_end_can_be_left_and_seen_again(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.sees("Now warming up")
+        fleet.ramp_views["chat"] = replace(RUNNING, canceled=True)
+        await c.sees("Ending…")
+        await c.press("escape")
+        await c.until(lambda: c.app.operations.on_top)
+        await c.press("B")
+        await c.sees("Ending…")
+        assert fleet.calls == [("start_ramp", "chat")]
+
+
 async def test_one_that_has_not_begun_is_left_without_a_question(console, fleet):
     fleet.begins = RampView()
     async with console(fleet=fleet) as c:

@@ -265,7 +265,7 @@ class ChatScreen(TerminalScreen[None]):
         if self._chat.running or self._chat.waiting:
             self._stop()
         else:
-            self._main.say(f"{key_of('chat_back')} leaves the chat.")
+            self._main.say_on_top(f"{key_of('chat_back')} leaves the chat.")
 
     def _stop(self) -> None:
         self._chat.stop()

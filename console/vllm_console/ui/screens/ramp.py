@@ -78,16 +78,15 @@ class RampScreen(ReaderScreen):
         self._main.act("", lambda: fleet.ramps.start(name, others_allowed=True), lambda _: "", about=name)
 
     def _end(self) -> bool:
-        """Ask before leaving a running ramp. Returns whether leaving is prevented."""
+        """Ask before leaving a running ramp. Returns whether leaving is prevented; one that is ending may be left."""
         view = self._view
-        if not view.running:
+        if not view.running or view.canceled:
             return False
         if view.progress is None and not view.steps:  # still checking for other clients: nothing to lose
             self._main.act("", partial(self._main.fleet.ramps.cancel, self._server), lambda _: "", about=self._server)
             return False
-        if not view.canceled:
-            question = f"End the ramp on {self._server}?"
-            self._main.operations.verbs.ask(question, ["Results so far are kept."], "end it", self._ended)
+        question = f"End the ramp on {self._server}?"
+        self._main.operations.verbs.ask(question, ["Results so far are kept."], "end it", self._ended)
         return True
 
     def _ended(self) -> None:
