@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vllm_console.ui.parts.filter_line import matches
 from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.keeper.records import State
 
 HOST = read_host(Path("4xa6000"))
 
@@ -92,3 +93,53 @@ async def test_the_filter_is_edited_again_where_it_was_left(console):
         await c.sees("1 of 7 · esc clears")
         await c.press("backspace", "backspace")
         await c.sees("/ cod")
+
+
+@pytest.fixture
+def restarting(fakes):
+    """Servers chat and coder; the state of chat can be changed."""
+
+    class Fleet(fakes.FakeFleet):
+        state = State.READY
+
+    def chat(at):
+        return replace(fakes.chat(at), state=fleet.state)
+
+    fleet = Fleet(chat, fakes.coder)
+    return fleet
+
+
+async def in_state(c, state):
+    c.fleet.state = state
+    await c.until(lambda: c.app.snapshot.server("chat").state is state)
+    c.app.operations.redraw()
+
+
+async def test_the_cursor_returns_to_a_server_that_the_filter_hid_while_it_started(console, restarting):
+    async with console(fleet=restarting) as c:
+        await c.press("slash", *"ready", "enter")
+        assert c.app.operations.selected_name == "chat"
+        await in_state(c, State.STARTING)
+        assert c.app.operations.selected_name == "coder"
+        await in_state(c, State.READY)
+        assert c.app.operations.selected_name == "chat"
+
+
+@pytest.mark.parametrize("keys", [("j",), ("escape",), ("slash", "backspace", "enter")])
+async def test_it_does_not_return_once_the_user_has_moved_it_or_changed_the_filter(console, restarting, keys):
+    async with console(fleet=restarting) as c:
+        await c.press("slash", *"ready", "enter")
+        await in_state(c, State.STARTING)
+        await c.press(*keys)
+        assert c.app.operations.selected_name == "coder"
+        await in_state(c, State.READY)
+        assert c.app.operations.selected_name == "coder"
+
+
+async def test_the_cursor_stays_on_the_server_that_was_found_with_the_filter(console, restarting):
+    async with console(fleet=restarting) as c:
+        await c.press("slash", *"coder", "enter")
+        assert c.app.operations.selected_name == "coder"
+        await c.press("escape")
+        assert not c.app.operations.filter_text
+        assert c.app.operations.selected_name == "coder"

@@ -165,6 +165,10 @@ class OperationsScreen(PartialRepaintScreen):
         self._selected_name: str | None = None
         self._wanted = replay.name if replay is not None else server or None
         self._index = 0
+        self._hidden: str | None = None
+        """The server that was under the cursor until its state changed and the filter hid it; the cursor returns."""
+        self._shown_by: str | None = None
+        """The filter with which the selected server was shown last."""
         self._before_replay: str | None = None
         """The selected server when a replay was opened; the cursor returns to it."""
         self._filter = ""
@@ -604,24 +608,37 @@ class OperationsScreen(PartialRepaintScreen):
         """Keep the cursor on its server; if that is gone, on the server now in its row.
 
         A machine that loses its connection is one row instead of its servers. The cursor stays there and returns later.
+        It also returns to a server that the filter hides for a while, such as during a restart.
         """
         names = [server.name for server in self.servers]
+        same_filter = self._shown_by == self._filter
+        if not same_filter:
+            self._hidden = None
         if self._wanted in names:
-            self._selected_name, self._wanted = self._wanted, None
+            self._selected_name, self._wanted, self._hidden = self._wanted, None, None
+        elif self._hidden in names:
+            self._selected_name, self._hidden = self._hidden, None
         elif self.time.replay is None and self._selected_name not in names and self._before_replay in names:
             self._selected_name = self._before_replay
         if self._selected_name in names:
             self._index = names.index(self._selected_name)
         elif names:
-            gone = self._selected_name or ""
-            machine = gone.partition("/")[0]
-            back = next((at for at, name in enumerate(names) if name.startswith(f"{gone}/")), None)
-            if machine != gone and machine in names:
-                self._index, self._wanted = names.index(machine), self._wanted or gone
-            elif gone and back is not None:
-                self._index, self._wanted = back, None  # the awaited server is gone
-            self._index = min(self._index, len(names) - 1)
-            self._selected_name = names[self._index]
+            self._leave(self._selected_name or "", names, hidden=same_filter)
+        if names:
+            self._shown_by = self._filter
+
+    def _leave(self, gone: str, names: Sequence[str], *, hidden: bool) -> None:
+        """Move the cursor off a server that is not shown anymore. ``hidden``: the filter may hide it for a while."""
+        machine = gone.partition("/")[0]
+        back = next((at for at, name in enumerate(names) if name.startswith(f"{gone}/")), None)
+        if machine != gone and machine in names:
+            self._index, self._wanted = names.index(machine), self._wanted or gone
+        elif gone and back is not None:
+            self._index, self._wanted = back, None  # the awaited server is gone
+        elif hidden and self.console.server(gone) is not None:
+            self._hidden = self._hidden or gone
+        self._index = min(self._index, len(names) - 1)
+        self._selected_name = names[self._index]
 
     # -- layout ----------------------------------------------------------------------------------------------------
 
@@ -821,7 +838,7 @@ class OperationsScreen(PartialRepaintScreen):
         servers = self.servers
         if servers:
             self._index = max(0, min(len(servers) - 1, index))
-            self._selected_name, self._wanted = servers[self._index].name, None
+            self._selected_name, self._wanted, self._hidden = servers[self._index].name, None, None
             if self._tuning.server_name not in ("", self._selected_name):
                 self._tuning.close()
             self.redraw()
