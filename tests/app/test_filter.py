@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.ui.parts.filter_line import matches
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import State
 
-HOST = read_host(Path("4xa6000"))
+SEEN = FleetSnapshot(0.0, "box", host=read_host(Path("4xa6000")))
 
 
 @pytest.mark.parametrize(
@@ -36,25 +37,33 @@ HOST = read_host(Path("4xa6000"))
 )
 def test_the_filter_matches_what_the_table_shows(fakes, text, found):
     server = replace(fakes.chat(fakes.NOW), model="meta-llama/Llama-3.1-8B", preset="chatbot", gpus=(0,), port=8000)
-    assert matches(text, server, HOST) is found
+    assert matches(text, server, SEEN) is found
 
 
 def test_an_index_is_a_whole_number(fakes):
     server = replace(fakes.chat(fakes.NOW), gpus=(10,))
-    assert matches("gpu10", server, None)
-    assert not matches("gpu1", server, None)
+    assert matches("gpu10", server, SEEN)
+    assert not matches("gpu1", server, SEEN)
+
+
+def test_the_name_of_a_gpu_matches_only_servers_on_it(fakes):
+    here, recorded = SEEN, replace(SEEN, host_recorded=True)
+    real, simulated = fakes.chat(fakes.NOW), fakes.coder(fakes.NOW)
+    elsewhere = [replace(simulated, recorded_host="workstation"), replace(real, remote="far", ours=False)]
+    assert [matches("a6000", one, here) for one in (real, simulated, *elsewhere)] == [True, False, False, False]
+    assert [matches("a6000", one, recorded) for one in (real, simulated, *elsewhere)] == [False, True, False, False]
 
 
 def test_an_owner_is_found_by_name(fakes):
     server = fakes.observed(fakes.NOW)
-    assert matches("anna", server, None)
-    assert not matches("you", server, None)
+    assert matches("anna", server, SEEN)
+    assert not matches("you", server, SEEN)
 
 
 def test_the_mark_of_a_simulated_engine_is_found(fakes):
-    assert matches("sim", fakes.coder(fakes.NOW), None)
-    assert matches("coder sim", fakes.coder(fakes.NOW), None)
-    assert not matches("sim", fakes.chat(fakes.NOW), None)
+    assert matches("sim", fakes.coder(fakes.NOW), SEEN)
+    assert matches("coder sim", fakes.coder(fakes.NOW), SEEN)
+    assert not matches("sim", fakes.chat(fakes.NOW), SEEN)
 
 
 async def test_the_filter_has_a_prompt_and_counts_what_matches(console):

@@ -250,8 +250,9 @@ def chat(at: float) -> ServerView:
 def coder(at: float) -> ServerView:
     """Ready and calm, simulated."""
     return ready(
-        "coder", at, 0.2, preset="code-generation", engine=SIMULATED, port=8001, gpus=(1,), state_since=NOW - 2460,
-        previous_flags=None, generation=1, downtime_seconds=None, flags={"gpu-memory-utilization": 0.88},
+        "coder", at, 0.2, preset="code-generation", engine=SIMULATED, port=8001, gpus=(1,), recorded_host="gpubox",
+        state_since=NOW - 2460, previous_flags=None, generation=1, downtime_seconds=None,
+        flags={"gpu-memory-utilization": 0.88},
     )  # fmt: skip
 
 

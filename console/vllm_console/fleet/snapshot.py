@@ -418,6 +418,14 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
         """The server of that name, or None."""
         return next((server for server in self.servers if server.name == name), None)
 
+    def gpus_of(self, server: ServerView) -> tuple[int, ...]:
+        """The server's GPUs if they belong to ``host``: a simulated server is only on those of its recorded host."""
+        if self.host_recorded:
+            here = self.host is not None and server.recorded_host == self.host.hostname
+        else:
+            here = not server.simulated
+        return server.gpus if here and not (server.remote or server.elsewhere) else ()
+
     def named(self, name: str) -> ServerView:
         """The server of that name.
 

@@ -171,3 +171,14 @@ def test_a_wide_pane_has_processes_beside_the_gpus() -> None:
     assert "GPU      PID" in lines[1], "their heading stands beside that of the GPUs"
     assert sum("job " in text for text in lines) == 3
     assert wanted_height(host, 200) < wanted_height(host, 100)
+
+
+def test_only_servers_on_this_hosts_gpus_have_a_color(fakes: Any) -> None:
+    real, simulated = fakes.chat(fakes.NOW), fakes.coder(fakes.NOW)
+    for host, recorded, names in (
+        ("4xa6000", False, {"chat"}),
+        ("4xa6000", True, {"coder"}),
+        ("2xrtx3090", True, set()),
+    ):
+        found = replace(seen(read_host(Path(host))), servers=(real, simulated), host_recorded=recorded)
+        assert set(colors_of(found)) == names

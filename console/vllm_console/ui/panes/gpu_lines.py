@@ -274,7 +274,8 @@ def _holders(host: Host | None) -> set[str]:
 
 def _placed(snapshot: FleetSnapshot) -> dict[int, str]:
     """Which of our servers is on which GPU, by the memory it holds or as launched."""
-    found = {index: server.name for server in snapshot.servers if server.state.alive for index in server.gpus}
+    alive = [server for server in snapshot.servers if server.state.alive]
+    found = {index: server.name for server in alive for index in snapshot.gpus_of(server)}
     for gpu in snapshot.host.gpus if snapshot.host else ():
         ours = holdings(gpu).ours
         if ours:

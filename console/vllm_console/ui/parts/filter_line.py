@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import DIM, KEY, WARN
 from vllm_launchers.keeper.records import State
 from vllm_launchers.patterns import lazy_pattern
 
-if TYPE_CHECKING:
-    from vllm_launchers.host.gpu.host import Host
-
 _GPU = lazy_pattern(r"\bgpu[ :]+(?=\d)")
 
 
-def matches(text: str, server: ServerView, host: Host | None) -> bool:
+def matches(text: str, server: ServerView, snapshot: FleetSnapshot) -> bool:
     """Whether each word of a filter matches a server's name, model, preset, state, owner, host, port or GPUs.
 
     ``sim`` matches simulated engines, whose names the table marks with it. A GPU is written as ``gpu0``, ``gpu 0`` or
@@ -32,7 +28,8 @@ def matches(text: str, server: ServerView, host: Host | None) -> bool:
     words = _GPU.sub("gpu", text.casefold()).split()
     if not words or (server.machine and server.state is State.UNRESPONSIVE):
         return True
-    gpus = [gpu for gpu in (host.gpus if host is not None else ()) if gpu.index in server.gpus]
+    host, on = snapshot.host, snapshot.gpus_of(server)
+    gpus = [gpu for gpu in (host.gpus if host is not None else ()) if gpu.index in on]
     facts = [server.marked_name, server.model, server.preset, server.state_text, server.owner, server.where]
     facts += ["you"] if server.ours else []
     facts += [*(f"gpu{index}" for index in server.gpus), *(gpu.name or "" for gpu in gpus)]

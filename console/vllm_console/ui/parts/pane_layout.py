@@ -229,7 +229,7 @@ class GpuHistoryChoice:
         known = [gpu.index for gpu in snapshot.host.gpus]
         if self._gpu in known:
             return self._gpu
-        of_server = [index for index in (server.gpus if server is not None else ()) if index in known]
+        of_server = [index for index in (snapshot.gpus_of(server) if server is not None else ()) if index in known]
         return next(iter((*of_server, *known)), None)
 
     def step(self, by: int, pages: int, snapshot: FleetSnapshot | None, server: ServerView | None) -> None:

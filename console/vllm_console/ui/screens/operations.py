@@ -260,7 +260,7 @@ class OperationsScreen(PartialRepaintScreen):
         matching = [
             earlier if earlier is not None and earlier.name == server.name else server
             for server in snapshot.servers
-            if matches(self._filter, server, snapshot.host)
+            if matches(self._filter, server, snapshot)
         ]
         replay = self._replay(snapshot)
         matching += [replay] if replay is not None else []

@@ -56,7 +56,7 @@ def test_own_and_foreign_memory_differ_without_colors() -> None:
 def test_irregular_links_stay_a_matrix_with_the_servers_in_color(fakes: Any) -> None:
     host = read_host(Path("4xa6000"))
     links = tuple(replace(link, kind="PHB") if (link.a, link.b) == (0, 2) else link for link in host.links)
-    found = snapshot(replace(host, links=links), fakes.docs(0.0), fakes.coder(0.0))
+    found = snapshot(replace(host, links=links), fakes.docs(0.0), fakes.chat(0.0))
     colours = colors_of(found)
     assert len({str(colour) for colour in colours.values()}) == 2
     strip = next(strip for strip in gpus_lines(found, 120, 20) if strip.text.startswith("  2"))
