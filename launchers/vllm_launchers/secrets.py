@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import AnyStr
 
 from vllm_launchers.patterns import lazy_pattern
 
@@ -96,10 +97,28 @@ def redact(text: str, values: Collection[str] = ()) -> str:
 
     ``values``: known secrets, redacted wherever they appear.
     """
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 4:  # redacting "1" everywhere would spoil the text and reveal the secret
-            text = text.replace(value, HIDDEN)
+    # Redacting "1" everywhere would spoil the text and reveal the secret.
+    text = redact_values(text, [value for value in values if len(value) >= 4], HIDDEN)
     return _hide(text) if may_hold_secret(text) else text
+
+
+def redact_values(text: AnyStr, values: Iterable[AnyStr], mark: AnyStr) -> AnyStr:
+    """Replace known secrets by ``mark``; those that overlap are replaced together."""
+    spans = sorted((at, at + len(one)) for one in values if one in text for at in _occurrences(text, one))
+    shown, end = text[:0], 0
+    for begin, past in spans:
+        if begin >= end:
+            shown += text[end:begin] + mark
+        end = max(end, past)
+    return shown + text[end:]
+
+
+def _occurrences(text: AnyStr, value: AnyStr) -> Iterator[int]:
+    """Where a value begins, also within an earlier occurrence of itself."""
+    at = text.find(value)
+    while at >= 0:
+        yield at
+        at = text.find(value, at + 1)
 
 
 def may_hold_secret(text: str) -> bool:

@@ -15,12 +15,12 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from vllm_launchers.keeper.lifecycle import HelperFailed, LogLost, LogRecovered, Post
 from vllm_launchers.keeper.output import CHUNK, OutputFile, OutputPosition, Position
-from vllm_launchers.secrets import HIDDEN, is_secret_name, may_hold_secret, redact
+from vllm_launchers.secrets import HIDDEN, is_secret_name, may_hold_secret, redact, redact_values
 
 SHORTEST_OWN = 4
 """Shorter secrets of the server are not redacted: redacting every ``1`` would spoil the log and reveal the secret."""
@@ -55,7 +55,7 @@ class Redaction:
         The rest may be the beginning of a secret: pass it again with what follows. ``whole``: nothing follows.
         """
         used = len(data) if whole else self._settled(data)
-        shown = self._hide(data[:used])
+        shown = redact_values(data[:used], self._values, HIDDEN.encode())
         # Latin-1, one character per byte, because the text is only searched.
         if not may_hold_secret(shown.decode("latin-1")):
             return shown, used
@@ -70,16 +70,6 @@ class Redaction:
             lines.pop()
             used = max(data.rfind(b"\n", 0, used), data.rfind(b"\r", 0, used)) + 1
         return b"".join(map(_redacted, lines)), used
-
-    def _hide(self, data: bytes) -> bytes:
-        """Replace known secrets; those that overlap are replaced together."""
-        spans = sorted((at, at + len(one)) for one in self._values if one in data for at in _occurrences(data, one))
-        parts, end = [], 0
-        for begin, past in spans:
-            if begin >= end:
-                parts += [data[end:begin], HIDDEN.encode()]
-            end = max(end, past)
-        return b"".join((*parts, data[end:])) if parts else data
 
     def _settled(self, data: bytes) -> int:
         """Number of bytes at the start before the beginning of a known secret at the end, and of those it overlaps."""
@@ -102,14 +92,6 @@ class Redaction:
             if at >= 0:
                 longest = max(longest, len(tail) - at)
         return longest
-
-
-def _occurrences(data: bytes, value: bytes) -> Iterator[int]:
-    """Where a value begins, also within an earlier occurrence of itself."""
-    at = data.find(value)
-    while at >= 0:
-        yield at
-        at = data.find(value, at + 1)
 
 
 def _redacted(line: bytes) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_launchers.plan.command_line import command_line, inherited_secrets, split_secrets
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.secrets import is_secret_flag, is_secret_name, redact, redact_argv, redact_environment
+from vllm_launchers.secrets import HIDDEN, is_secret_flag, is_secret_name, redact, redact_argv, redact_environment
 
 KEY = "hunter2-hunter2"
 
@@ -157,3 +157,9 @@ def test_command_line_can_be_copied(plan: Callable[..., Plan]) -> None:
     line = command_line(made)
     assert line.startswith("NOTE='two words' VLLM_API_KEY=\"$VLLM_API_KEY\" /opt/venv/bin/vllm serve ")
     assert shlex.split(line)[2:] == list(made.argv)
+
+
+def test_known_secrets_that_overlap_are_redacted_together() -> None:
+    assert redact("x abcdefghij y", ["abcdefg", "defghij"]) == f"x {HIDDEN} y"
+    assert redact("ababababx abab", ["abab"]) == f"{HIDDEN}x {HIDDEN}"
+    assert redact("abcdefg abc", ["abc", "abcdefg"]) == f"{HIDDEN} abc", "one of three characters stays"
