@@ -219,9 +219,13 @@ def _undecided(found: Comparison) -> list[ComparedFigure]:
 
 
 def _for_headline(figures: Sequence[ComparedFigure], found: Comparison) -> list[ComparedFigure]:
-    """The figures that a headline may name: only major ones while another major one is inconclusive."""
+    """The figures that a headline may name: only major ones while another major one is inconclusive, unless the verdict
+    rests on the others.
+    """
     undecided = any(figure.major for figure in _undecided(found))
-    return [figure for figure in figures if figure.major or not undecided]
+    named = [figure for figure in figures if figure.major or not undecided]
+    rests = all(found.verdict in (figure.verdict, ComparisonVerdict.MIXED) for figure in figures)
+    return named or (list(figures) if rests else [])
 
 
 def _open_text(found: Comparison) -> str:

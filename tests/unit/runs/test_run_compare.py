@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import time
@@ -364,6 +365,34 @@ def test_better_and_worse_values_are_mixed(made):
     assert found.verdict is ComparisonVerdict.MIXED
     assert verdict_text(found).startswith("Some of it got better and some worse: ")
     assert any("No longer within its objective: TTFT p99 ≤ " in note for note in notes(found))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence", "short"),
+    [
+        (
+            ComparisonVerdict.MIXED,
+            r"Some of it got .*: ITL mean fell .*, but TTFT mean rose",
+            "Mixed: ITL mean −.*, TTFT",
+        ),
+        (ComparisonVerdict.BETTER, "The change helped: ITL mean fell", "Better: ITL mean −"),
+        (ComparisonVerdict.WORSE, "The change made it worse: TTFT mean rose", r"Worse: TTFT mean \+"),
+    ],
+)
+def test_headline_names_what_the_verdict_rests_on(made, verdict, sentence, short):
+    after = [
+        replace(w, figures={**w.figures, "ttft_mean": w.figures["ttft_mean"] * 4}) for w in made.minutes(2, slower=0.6)
+    ]
+    found = compare(*made.pair(made.minutes(1), after))
+    verdicts = {
+        "ttft_mean": ComparisonVerdict.WORSE,
+        "itl_mean": ComparisonVerdict.BETTER,
+        "e2e_mean": ComparisonVerdict.INCONCLUSIVE,
+    }
+    figures = tuple(replace(one, verdict=verdicts.get(one.key)) for one in found.figures)
+    found = replace(found, verdict=verdict, figures=figures)
+    assert re.match(sentence, plain_sentence(found))
+    assert re.match(short, brief(found))
 
 
 def test_request_latency_decides_if_no_objective_is_missed(made):
