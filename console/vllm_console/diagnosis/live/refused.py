@@ -134,7 +134,9 @@ def _longer_context(evidence: Evidence, logged: Refusals) -> list[Fix]:
     if longer < WORTH_MORE_CONTEXT * now or (logged.longest is not None and longer < logged.longest):
         limit = f"The model's context is {fitting:,} tokens"
         if fitting == evidence.longest_held:
-            limit = f"The KV cache holds {cache:,} tokens, enough for a context of {fitting:,}"
+            limit = f"The KV cache holds {cache:,} tokens"
+            if now <= cache:  # the present context may be longer than what surely fits after the next start
+                limit += f", enough for a context of {max(now, fitting):,}"
         return [Fix(Changes(), f"{limit}. {_SHORTER.why}")]
     why = f"Requests of up to {longer:,} tokens are then served; the model and the KV cache allow it."
     tradeoff = f"One full request can take {percent(longer / cache)} of the KV cache{evidence.each}."

@@ -125,6 +125,21 @@ def test_context_above_the_kv_cache_is_not_offered() -> None:
     assert "4,100" in finding.fixes[0].why
 
 
+@pytest.mark.parametrize(
+    ("now", "limit"),
+    [
+        (7900, "The KV cache holds 8,000 tokens, enough for a context of 7,900. Send"),
+        (4096, "The KV cache holds 8,000 tokens, enough for a context of 7,600. Send"),
+        (9000, "The KV cache holds 8,000 tokens. Send"),
+    ],
+)
+def test_cache_is_enough_for_the_present_context(now: int, limit: str) -> None:
+    evidence = Evidence(NOW, NOW - 3600, frames([Responses(10.0, 10.0)] * 12, 8000), max_model_len=now,
+                        max_context=131_072, refusals=Refusals(BAD, (), True, 50_000))  # fmt: skip
+    (fix,) = next(one for one in findings(evidence) if one.code == "requests_refused").fixes
+    assert fix.why.startswith(limit)
+
+
 def test_no_flag_is_offered_without_a_logged_reason() -> None:
     finding = refused(Refusals(BAD), max_model_len=4096, max_context=32_768)
     assert finding.cause == "vLLM answers 400 Bad Request and does not log why."
