@@ -69,7 +69,8 @@ WARMING_UP = "/health answers; ready after a first completed request"
 JOINED = f"{NODES_JOINED}; ready once node 0 has completed a request"
 LINK_LOST = "its keeper ended, and with it the link to the other nodes"
 STOPPING, STOPPING_FOR_RESTART = "stopping as requested", "stopping for a restart"
-SURVIVES = "survives SIGKILL"
+SURVIVES = "; survives SIGKILL"
+"""Follows the reason of the stop."""
 UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
 """Outcomes of sleep or wake-up after which the server must be restarted."""
 DRAIN_SECONDS = 30.0
@@ -89,8 +90,9 @@ def failed_warm_up(record: ServerRecord) -> bool:
 
 def lost_node(record: ServerRecord) -> str:
     """If a stopping server ends because another node was lost: why. Otherwise empty."""
-    asked = record.reason.startswith((STOPPING, STOPPING_FOR_RESTART, SURVIVES))
-    return "" if asked or failed_warm_up(record) or record.current.spec.node is None else record.reason
+    reason, _, _ = record.reason.partition(SURVIVES)
+    asked = reason.startswith((STOPPING, STOPPING_FOR_RESTART))
+    return "" if asked or failed_warm_up(record) or record.current.spec.node is None else reason
 
 
 class MissedExit(Value):
@@ -725,7 +727,8 @@ class Supervisor:
 
     def _continue_after_end(self, stop: Stop) -> None:
         """Take the next step once nothing of the server is left. Raises `UnwrittenError` to wait for the record."""
-        if self.record.state in LIVE:
+        record = self.record
+        if record.state in LIVE or (record.state is State.STOPPING and record.current.exit is None):
             unknown = exit_unknown(stop.requested, "its keeper failed to record its end", time.time())
             self._write_exit(unknown)
         self._group = None
@@ -939,7 +942,8 @@ class Supervisor:
                     self._continue_after_end(stop)
         elif stop.stuck:
             pids = ", ".join(map(str, stop.stuck))
-            reason = f"{SURVIVES} (pid {pids}): the kernel or a driver holds it"
+            before, _, _ = self.record.reason.partition(SURVIVES)
+            reason = f"{before}{SURVIVES} (pid {pids}): the kernel or a driver holds it"
             if self.record.reason != reason:
                 self.note(reason)
                 self.record_writer.change(reason=reason)

@@ -7,7 +7,7 @@ import pytest
 from vllm_launchers.keeper import location, processes
 from vllm_launchers.keeper.context import inherited_from, restored_environment
 from vllm_launchers.keeper.records import Generation, LaunchSpec, NodeSpec, ProcessIdentity, ServerRecord, State
-from vllm_launchers.keeper.supervisor import STOPPING, SURVIVES, lost_node, missed_exit
+from vllm_launchers.keeper.supervisor import STOPPING, STOPPING_FOR_RESTART, SURVIVES, lost_node, missed_exit
 from vllm_launchers.values import replace
 
 SPEC = LaunchSpec(("vllm", "serve"), "127.0.0.1", 8000)
@@ -85,10 +85,11 @@ def test_missed_exit_follows_the_record(change, start_pending, next_spec, retry,
 
 @pytest.mark.parametrize(
     ("reason", "requested"),
-    [("node 1 is gone: its connection was lost", False), (STOPPING, True), (f"{SURVIVES} (pid 7): …", True)],
+    [("node 1 is gone: its connection was lost", False), (STOPPING, True), (STOPPING_FOR_RESTART, True)],
 )
-def test_node_that_ends_for_another_one_was_not_asked_to_stop(reason, requested):
-    stopping = replace(RECORD, state=State.STOPPING, reason=reason, server=HERE, generations=(NODE,))
+@pytest.mark.parametrize("survives", ["", f"{SURVIVES} (pid 7): …"])
+def test_node_that_ends_for_another_one_was_not_asked_to_stop(reason, requested, survives):
+    stopping = replace(RECORD, state=State.STOPPING, reason=f"{reason}{survives}", server=HERE, generations=(NODE,))
     assert lost_node(stopping) == ("" if requested else reason)
     ended = missed_exit(stopping, "", 9.0).exit
     assert ended.requested is requested

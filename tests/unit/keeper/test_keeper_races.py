@@ -104,24 +104,28 @@ def test_answer_during_a_stop_changes_nothing(server):
     assert server.record.reason == "stopping as requested"
 
 
-def test_end_that_an_error_kept_from_being_recorded_is_recorded_later(server, monkeypatch):
-    def shortage(_stop):
+@pytest.mark.parametrize(("stopped", "state"), [(False, State.FAILED), (True, State.STOPPED)])
+def test_end_that_an_error_kept_from_being_recorded_is_recorded_later(server, monkeypatch, stopped, state):
+    def shortage(*_args, **_more):
         raise OSError(errno.ENFILE, "Too many open files in system")
 
+    if stopped:
+        server.stop()
     process = server.record.server
     child = os.pidfd_open(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     select.select([child], [], [], 60)
     os.close(child)
     with monkeypatch.context() as patched:
-        patched.setattr(server, "_ended_beside", shortage)
+        patched.setattr(server, "_leave_nodes", shortage)
         with pytest.raises(OSError, match="Too many open files"):
             server.reap()
     deadline = time.monotonic() + 60
     while not server.over:
         assert time.monotonic() < deadline
         server.tick(time.monotonic())
-    assert server.record.state is State.FAILED
+    assert server.record.state is state
+    assert server.record.current.exit.requested is stopped
     assert "its keeper failed to record its end" in server.record.reason
 
 
@@ -192,6 +196,7 @@ def test_process_that_survives_sigkill_is_polled_less_often(server):
         now += 100
         server.tick(now)
         pauses.append(server.due())
+    assert server.record.reason.startswith("stopping as requested; survives SIGKILL (pid 1073741824): ")
     assert pauses[-1] == 2.0
     assert set(pauses[:-1]) == {0.1}
     held.left = ()
