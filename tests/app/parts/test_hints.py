@@ -198,3 +198,18 @@ async def test_a_restart_without_a_change_follows_no_hint(console, fakes, tmp_pa
         await c.sees("hint 3/4")
         generation[0] = 5
         await c.sees("hint 4/4")
+
+
+async def test_no_verdict_is_awaited_on_a_restart_that_failed(console, fakes, tmp_path: Path) -> None:
+    state, generation = [State.READY], [3]
+
+    def chat(at):
+        return replace(fakes.pressed(at), generation=generation[0], state=state[0])
+
+    async with console(chat, hints=tmp_path / "hidden") as c:
+        await c.press("f")
+        await c.sees("hint 3/4")
+        state[0], generation[0] = State.STARTING, 4
+        await c.sees("hint 4/4  Wait for a verdict above")
+        state[0] = State.FAILED
+        await c.sees("hint 4/4  c compares the runs")

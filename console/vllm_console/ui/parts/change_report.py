@@ -86,7 +86,7 @@ class ChangeReport:
     def awaited(self, server: ServerView) -> str:
         """What to wait for, e.g. ``Wait about 2m20s for a verdict above``; empty if there is nothing to wait for."""
         report = self._newest(server)
-        if self.judged(server) or (report is not None and report.done):
+        if not server.state.alive or self.judged(server) or (report is not None and report.done):
             return ""
         about = ""
         if report is not None and report.found is not None:
