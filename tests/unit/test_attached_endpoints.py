@@ -245,3 +245,14 @@ def test_own_server_is_recognized_by_the_address_that_it_binds(
             endpoints.attach(url, "v", "", "", own)
     else:
         assert endpoints.attach(url, "v", "", "", own) == "v"
+
+
+def test_endpoint_is_recognized_by_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached_servers, "start_recorder", lambda *_: None)
+    folder = attached.attached_folder(tmp_path, "far")
+    folder.mkdir(parents=True)
+    (folder / folders.LOCK).touch()
+    folders.write_record(folder, first_record("far", Endpoint("https://h:443"), time.time()))
+    endpoints = attached_servers.AttachedServers(tmp_path, interactive=False, read_only=False)
+    assert endpoints.attach("https://h", None, "", "", {}) == "far"
+    assert recorded(tmp_path)[1].url == "https://h"

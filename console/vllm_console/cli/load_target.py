@@ -16,7 +16,7 @@ from vllm_console.cli.options import count_from, share_from
 from vllm_console.cli.output import complain
 from vllm_console.fleet.attached_servers import endpoint_access
 from vllm_console.fleet.snapshot import ServerView
-from vllm_launchers.addresses import ServerUrl, is_loopback, server_url
+from vllm_launchers.addresses import ServerUrl, base_url, is_loopback, server_url
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.presets.model import Workload
@@ -120,10 +120,11 @@ def warn_of_tuner(target: Target, what: str) -> None:
 
 def _attached_at(fleet: LocalFleet, url: ServerUrl) -> ServerView | None:
     """The attached endpoint at a URL, whose key is used; a server of this user's own takes precedence."""
-    there = [server for server in fleet.snapshot().servers if server.port and server.url == url.base]
-    if any(server.ours for server in there):
+    servers, own = fleet.snapshot().servers, f"{base_url(url.host, url.port, tls=url.tls)}{url.path}"
+    if any(server.ours and server.port and server.url == own for server in servers):
         return None
-    return next((server for server in there if server.attached is not None), None)
+    there = (one for one in servers if one.attached is not None and not one.machine and one.attached.address == url)
+    return next(there, None)
 
 
 def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | None) -> Workload:

@@ -221,7 +221,7 @@ class AttachedServers:
 
     def _attach(self, endpoint: Endpoint, name: str | None) -> str:
         present = {record.name: found for record in self.read()[0] if (found := endpoint_of(record)) is not None}
-        known = next((one for one, found in present.items() if found.url == endpoint.url), None)
+        known = next((one for one, found in present.items() if found.address == endpoint.address), None)
         if known is not None and name in (None, known):
             return self._renew(known, endpoint)
         if known is not None:

@@ -50,6 +50,20 @@ def test_attached_server_of_this_machine_is_refused_by_any_of_its_addresses(
         find_target(argparse.Namespace(server="http://u:p@127.0.0.1:8100"), "--remote", others_allowed=False)
 
 
+@pytest.mark.parametrize("url", ["https://gpubox", "https://gpubox:443/v1"])
+def test_attached_server_is_recognized_by_its_address(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    def attached(at: float) -> ServerView:
+        return replace(fakes.observed(at), name="far", owner="", attached=Endpoint("https://gpubox:443"))
+
+    monkeypatch.setattr(load_target, "open_fleet", lambda _: fakes.FakeFleet(attached))
+    asked = argparse.Namespace(server=url, preset=None)
+    found = find_target(asked, "--remote", others_allowed=True, remote_allowed=True)
+    assert found.server is not None
+    assert found.server.name == "far"
+
+
 @pytest.mark.parametrize("server", ["anna-8100", "http://127.0.0.1:8100"])
 def test_bench_offers_no_option_for_servers_of_others(
     fakes: ModuleType, monkeypatch: pytest.MonkeyPatch, server: str
