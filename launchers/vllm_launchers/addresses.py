@@ -120,6 +120,8 @@ def server_url(text: str) -> ServerUrl:
         raise UsageError("the URL contains a user name; for an API key, attach the endpoint with --key-env VAR")
     if parts.query or parts.fragment:
         raise UsageError(f"{shown} has a query or a fragment: give the server's base URL")
+    if not parts.path.isascii():
+        raise UsageError(f"{shown} has a path that is not ASCII: percent-encode it")
     path = parts.path.rstrip("/")
     for ending in ("/metrics", "/v1"):
         path = path.removesuffix(ending).rstrip("/")

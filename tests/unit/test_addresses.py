@@ -95,7 +95,8 @@ def test_server_urls(url: str, base: str, port: int) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "h:8000", "ftp://h", "http://", "http://u:s3cret@h", "http://u:s3cret@h:x", "http://u:s3cret@[h", "http://a b",
-     "http://h?key=1", "http://h#1", "http://h:x", "http://h:0", "http://h:99999", "http://h\x1b"],
+     "http://h?key=1", "http://h#1", "http://h:x", "http://h:0", "http://h:99999", "http://h\x1b",
+     "http://h:8000/日"],
 )  # fmt: skip
 def test_invalid_server_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(UsageError) as refused:

@@ -216,6 +216,10 @@ def open_client(base: str, access: ApiAccess, lookup: Lookup | None = None) -> h
         {"authorization": f"Bearer {access.key}"} if access.key else {}
     )
     try:
+        _ = httpx.URL(base).host  # fails for an invalid internationalized name
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise LoadError(f"'{plain(base, 200)}' is not a server URL: {plain(str(error), 200)}") from error
+    try:
         return httpx.AsyncClient(
             base_url=base,
             headers=headers,
@@ -228,8 +232,6 @@ def open_client(base: str, access: ApiAccess, lookup: Lookup | None = None) -> h
                 lookup,
             ),
         )
-    except httpx.InvalidURL as error:
-        raise LoadError(f"'{plain(base, 200)}' is not a server URL: {plain(str(error), 200)}") from error
     except UnicodeEncodeError as error:
         raise LoadError(f"the API key in {access.variable} has characters that no HTTP header can carry") from error
     except OSError as error:

@@ -21,7 +21,10 @@ class AnswerError(Exception):
 
 
 def check_finish(reason: str | None) -> None:
-    """Raise AnswerError if the server gave up an answer: ``abort`` is vLLM's reason, ``error`` that of others."""
+    """Raise AnswerError if the server gave up an answer: ``abort`` is vLLM's reason, ``error`` that of others.
+
+    ``error`` is also one of vLLM's engine (since 0.13), but its API server sends an error message instead.
+    """
     if reason in ("abort", "error"):
         raise AnswerError("the server aborted the request")
 

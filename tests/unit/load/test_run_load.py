@@ -256,6 +256,12 @@ async def test_invalid_url_is_refused(url: str, workload: Workload) -> None:
         await run_load(url, None, workload, 25, 0.2)
 
 
+@pytest.mark.parametrize("url", ["http://xn--:1", "http://xn--80ak6aa92e.xn--:1"])
+async def test_invalid_internationalized_name_is_refused(url: str, workload: Workload) -> None:
+    with pytest.raises(LoadError, match="is not a server URL"):
+        await run_load(url, None, workload, 25, 0.2, allow_remote=True)
+
+
 @pytest.mark.parametrize(("rate", "seconds"), [(0, 1), (-1, 1), (1, 0), (float("nan"), 1), (1e6, 1e6)])
 async def test_invalid_numbers_are_refused(stub: Stub, workload: Workload, rate: float, seconds: float) -> None:
     with pytest.raises(LoadError):
