@@ -185,9 +185,8 @@ class ComparedFigure(msgspec.Struct, frozen=True):
 
     @property
     def newly_missed(self) -> bool:
-        """Whether it got worse and no longer meets its objective. Latency quantiles don't count: means scatter less."""
-        worse = self.verdict is ComparisonVerdict.WORSE and self.key not in QUANTILES
-        return worse and self.meets == (True, False)
+        """Whether it got worse and no longer meets its objective."""
+        return self.verdict is ComparisonVerdict.WORSE and self.meets == (True, False)
 
     @property
     def major(self) -> bool:

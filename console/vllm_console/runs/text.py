@@ -62,7 +62,7 @@ def plain_sentence(found: Comparison) -> str:
     if verdict is ComparisonVerdict.BETTER:
         helped = f"The {change} helped" if changed else "The later run was better"
         cost = f", while {_went(worse)}" if worse is not None and worse not in _missing(found)[:1] else ""
-        return f"{helped}: {_went(better)}{_unimproved(found)}{cost}."
+        return f"{helped}: {_went(better)}{_reservations(found)}{cost}."
     if verdict is ComparisonVerdict.WORSE:
         return f"{f'The {change} made it worse' if changed else 'The later run was worse'}: {_went(worse)}."
     if verdict is ComparisonVerdict.MIXED:
@@ -70,7 +70,7 @@ def plain_sentence(found: Comparison) -> str:
     if verdict is ComparisonVerdict.NO_DIFFERENCE:
         return (
             f"{f'The {change}' if changed else 'The later run'} made no measurable difference in these minutes"
-            f"{_unimproved(found)}."
+            f"{_reservations(found)}."
         )
     if verdict is ComparisonVerdict.INCONCLUSIVE:
         subject = f"whether the {change} helped" if changed else "which run was better"
@@ -140,16 +140,22 @@ def _missing(found: Comparison) -> list[ComparedFigure]:
     return [figure for figure in found.judged if figure.missed and figure.verdict is not ComparisonVerdict.BETTER]
 
 
-def _unimproved(found: Comparison) -> str:
-    """``, but preemptions/req did not clearly improve (0.55 → 0.54)``: the first of `_missing`, if any."""
-    return next(
-        (
-            f", but {figure.name} did not clearly improve ({side_text(figure, after=False)} →"
-            f" {side_text(figure, after=True)})"
-            for figure in _missing(found)
-        ),
-        "",
-    )
+def _may_miss(found: Comparison) -> list[ComparedFigure]:
+    """The inconclusive figures that met their objective before and seem to miss it now."""
+    return [figure for figure in _undecided(found) if figure.meets == (True, False)]
+
+
+def _reservations(found: Comparison) -> str:
+    """``, but preemptions/req did not clearly improve (0.55 → 0.54)``: the first of `_missing` and of `_may_miss`."""
+    parts = [
+        f"{figure.name} {what} ({side_text(figure, after=False)} → {side_text(figure, after=True)})"
+        for figures, what in (
+            (_missing(found), "did not clearly improve"),
+            (_may_miss(found), "may now miss its objective"),
+        )
+        for figure in figures[:1]
+    ]
+    return f", but {', and '.join(parts)}" if parts else ""
 
 
 def _went(figure: ComparedFigure | None) -> str:
@@ -190,6 +196,7 @@ def brief(found: Comparison) -> str:
             parts.append(f"{most.name} {figure_change_text(replace(most, low=None, high=None))}")
     if found.verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.NO_DIFFERENCE):
         parts += [f"{figure.name} still {side_text(figure, after=True)}" for figure in _missing(found)[:1]]
+        parts += [f"{figure.name} may now miss its objective" for figure in _may_miss(found)[:1]]
     return f"{word}: {', '.join(parts)}" if parts else word
 
 

@@ -69,7 +69,7 @@ def test_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdict)
 def test_values_and_uncertainty_accompany_the_verdict(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5)))
     assert found.verdict is ComparisonVerdict.WORSE
-    assert verdict_text(found).startswith("The change made it worse: end-to-end mean rose from ")
+    assert verdict_text(found).startswith("The change made it worse: ITL p99 rose from 90ms to "), "now above 100 ms"
     figures = {figure.key: figure for figure in found.figures}
     itl = figures["itl_mean"]
     assert itl.verdict is ComparisonVerdict.WORSE
@@ -653,11 +653,59 @@ def test_newly_missed_objective_decides_although_ttft_is_inconclusive(made):
     assert verdict_text(found).endswith(" TTFT mean 4.9s → 40s is inconclusive.")
     assert brief(found).startswith("Worse: preemptions/req +0.5")
     # Even if other values changed more.
-    found = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.5, slower=3.0)))
+    slower = with_figures(made.minutes(2, preempted=0.5, slower=3.0), ttft_p99=(0.6, 0.7), itl_p99=(0.08, 0.09))
+    found = compare(*made.pair(made.minutes(1), slower))
     assert plain_sentence(found).startswith("The change made it worse: preemptions/req rose from 0")
     # Not if the objective is still met.
     within = with_figures(made.minutes(2, preempted=0.01), ttft_mean=WILD)
     assert compare(*made.pair(before, within)).verdict is ComparisonVerdict.INCONCLUSIVE
+
+
+def test_latency_quantile_that_newly_misses_its_objective_decides(made):
+    """ITL p99 80 → 158 ms with an objective of 100 ms was once "Inconclusive: end-to-end mean may be noise"."""
+    before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1), itl_p99=(0.080, 0.081))
+    found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD, itl_p99=(0.158, 0.159))))
+    assert found.verdict is ComparisonVerdict.WORSE
+    assert plain_sentence(found) == "The change made it worse: ITL p99 rose from 80ms to 158ms."
+    assert verdict_text(found).endswith(" TTFT mean 4.9s → 40s is inconclusive.")
+    assert brief(found).startswith("Worse: ITL p99 +9")
+    # Not if the objective is still met, or was missed before as well.
+    for then, now in ((0.050, 0.090), (0.110, 0.159)):
+        one = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1), itl_p99=(then, then + 0.001))
+        other = with_figures(made.minutes(2), ttft_mean=WILD, itl_p99=(now, now + 0.001))
+        figures = {figure.key: figure for figure in compare(*made.pair(one, other)).figures}
+        assert figures["itl_p99"].verdict is ComparisonVerdict.WORSE
+        assert not figures["itl_p99"].newly_missed
+
+
+@pytest.mark.parametrize(
+    ("after", "missed", "sentence", "short"),
+    [
+        ({"ttft_mean": (0.07, 0.08)}, 0.0, "The change helped: TTFT mean fell from ", "Better: TTFT mean −"),
+        ({}, 0.0, "The change made no measurable difference in these minutes, but ", "No significant difference: "),
+        (
+            {"ttft_mean": (0.07, 0.08)},
+            0.5,
+            "The change helped: TTFT mean fell from ",
+            "Better: TTFT mean −60%, preemptions/req still 0.5, ",
+        ),
+    ],
+)
+def test_objective_that_may_now_be_missed_is_named(made, after, missed, sentence, short):
+    """ITL p99 78 → 133 ms with an objective of 100 ms was once shown only in the table."""
+    before = with_figures(made.minutes(1, preempted=missed), itl_p99=(0.077, 0.078, 0.079))
+    wild = (0.08, 0.13, 0.3, 0.09, 0.133, 0.4, 0.07, 0.15)
+    found = compare(*made.pair(before, with_figures(made.minutes(2, preempted=missed), itl_p99=wild, **after)))
+    assert next(one for one in found.figures if one.key == "itl_p99").verdict is ComparisonVerdict.INCONCLUSIVE
+    assert plain_sentence(found).startswith(sentence)
+    named = "ITL p99 may now miss its objective (78ms → 130ms)."
+    assert plain_sentence(found).endswith(f", and {named}" if missed else f", but {named}")
+    assert brief(found).startswith(short)
+    assert brief(found).endswith("ITL p99 may now miss its objective")
+    # Not if it was inconclusive below the objective.
+    within = with_figures(made.minutes(2, preempted=missed), itl_p99=tuple(0.5 * one for one in wild), **after)
+    low = with_figures(before, itl_p99=(0.039,))
+    assert "may now miss" not in plain_sentence(compare(*made.pair(low, within)))
 
 
 def test_newly_met_objective_decides_if_requests_are_not_slower(made):
