@@ -11,7 +11,8 @@ If a quantile is only known to lie below the end of its bucket, that end is used
 never more.
 
 The run after is judged when it has `FEWEST` windows, again at twice as many, and so on up to `MOST_WINDOWS`. The first
-difference found over enough requests is kept, because traffic of a later hour says nothing about the change.
+difference found over enough requests is kept, because traffic of a later hour says nothing about the change. A slowdown
+is not kept while there are far fewer prefix hits than before: the cache may still be filling.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ STEADY = 0.03
 """Largest relative variation (median absolute deviation) of requests in flight for closed-loop clients."""
 DRAINING = 0.1
 """Windows with less than this share of the usual requests are left out."""
+HITS_APART = 0.2
+"""A change of the prefix hits by at least this share may itself explain a difference."""
 ENOUGH_FOR_P99 = {"ttft_p99": 30.0, "e2e_p99": 30.0}
 """With fewer requests in a window, the 99th percentile is just the slowest request."""
 
@@ -295,6 +298,14 @@ class Comparison(msgspec.Struct, frozen=True):
         """The figures that the verdict rests on."""
         return tuple(figure for figure in self.figures if figure.verdict is not None)
 
+    @property
+    def hits_apart(self) -> ComparedFigure | None:
+        """The prefix hits, if they changed by at least `HITS_APART` although prefix caching was not switched."""
+        if any(change.flag == "enable-prefix-caching" for change in self.differences):
+            return None
+        hits = next((figure for figure in self.figures if figure.key == "hit_rate"), None)
+        return hits if hits is not None and abs(hits.change or 0.0) >= HITS_APART else None
+
 
 class Recorded(msgspec.Struct, frozen=True):
     """A run with its windows, oldest first. ``warm_at`` is when its first `WARM_UP` windows ended."""
@@ -326,9 +337,15 @@ def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) 
         found = _compare(before, after, one[-max(NEAREST, 2 * len(other)) :], other, drift)
         found = replace(found, again=again if after.run.ended_at is None else None)
         decided = found.verdict in DECIDED and min(found.before.requests, found.after.requests) >= ENOUGH_REQUESTS
-        if decided or len(other) >= MOST_WINDOWS:
+        if (decided and not _maybe_cold(found)) or len(other) >= MOST_WINDOWS:
             return replace(found, kept=True, again=None)
     return found if found is not None else _compare(before, after, one[-NEAREST:], usable(_warm(after)), drift)
+
+
+def _maybe_cold(found: Comparison) -> bool:
+    """Whether the prefix cache may still be filling after the start, which would explain a slowdown."""
+    hits = found.hits_apart
+    return found.verdict is not ComparisonVerdict.BETTER and hits is not None and (hits.change or 0.0) < 0
 
 
 def _stages(windows: Sequence[RunWindow]) -> Iterator[tuple[list[RunWindow], int]]:

@@ -13,6 +13,7 @@ from vllm_console.history.energy import Tariff, cost_text, joules_text
 from vllm_console.runs.compare import (
     ALIKE_WITHIN,
     FEWEST,
+    MOST_WINDOWS,
     QUANTILES,
     WARM_UP,
     ComparedFigure,
@@ -28,7 +29,6 @@ from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
 from vllm_launchers.units import three_digits
 from vllm_launchers.vllm.flags.changes import change_text, flag_text
 
-_HITS_APART = 0.2
 FACTOR = 9.0
 """From this change on (as a share), it is given as a factor: ``×10``."""
 _NO_POINTS = "±0 pp"
@@ -433,15 +433,13 @@ def _exact_note(found: Comparison) -> str:
 
 
 def _hits_note(found: Comparison) -> str:
-    hits = next((figure for figure in found.figures if figure.key == "hit_rate"), None)
-    if hits is None or hits.change is None or abs(hits.change) < _HITS_APART:
+    hits = found.hits_apart
+    if hits is None or hits.change is None:
         return ""
-    if any(change.flag == "enable-prefix-caching" for change in found.differences):
-        return ""
-    return (
-        f"Prefix hits went from {percent(hits.before)} to {percent(hits.after)}: prompts may share more or less than"
-        " before."
-    )
+    why = f"prompts may share {'more' if hits.change > 0 else 'less'} than before"
+    if hits.change < 0 and found.after.compared < MOST_WINDOWS:
+        why += ", or the cache was still filling after the restart"
+    return f"Prefix hits went from {percent(hits.before)} to {percent(hits.after)}: {why}."
 
 
 def factor_text(factor: Factor) -> str:

@@ -236,6 +236,38 @@ def test_verdict_is_kept_with_later_traffic(made):
     assert first.before.until == before[-1].end
 
 
+def hitting(windows, share):
+    """The windows with this share of prefix hits."""
+    return [replace(one, figures={**one.figures, "hit_rate": share}) for one in windows]
+
+
+@pytest.mark.parametrize("flags", [{"max-num-seqs": 64}, {"max-num-seqs": 256, "kv-cache-dtype": "fp8"}])
+def test_slowdown_with_a_cold_prefix_cache_is_judged_again(made, flags):
+    """Eight minutes with 30% instead of 80% hits were once a final "worse", whatever came later."""
+    before, cold = hitting(made.minutes(1, 60), 0.8), hitting(made.minutes(2, 6, slower=1.5), 0.3)
+    first = compare(*made.pair(before, cold, flags))
+    assert (first.verdict, first.kept, first.again) == (ComparisonVerdict.WORSE, False, 10)
+    filling = "Prefix hits went from 80% to 30%: prompts may share less than before, or the cache was still filling"
+    assert f"{filling} after the restart." in notes(first)
+    warm = hitting(made.minutes(3, 60, begins=cold[-1].end), 0.8)
+    later = compare(*made.pair(before, cold + warm, flags))
+    assert later.verdict is ComparisonVerdict.NO_DIFFERENCE
+    assert not any("Prefix hits" in note for note in notes(later))
+
+
+def test_slowdown_with_fewer_prefix_hits_for_two_hours_is_final(made):
+    before, after = hitting(made.minutes(1, 60), 0.8), hitting(made.minutes(2, 130, slower=1.5), 0.3)
+    found = compare(*made.pair(before, after))
+    assert (found.verdict, found.kept, found.after.compared) == (ComparisonVerdict.WORSE, True, 120)
+    assert "Prefix hits went from 80% to 30%: prompts may share less than before." in notes(found)
+
+
+@pytest.mark.parametrize(("slower", "before", "after"), [(0.6, 0.8, 0.3), (1.5, 0.3, 0.8), (1.5, 0.5, 0.35)])
+def test_difference_that_a_cold_prefix_cache_does_not_explain_is_final(made, slower, before, after):
+    one, other = hitting(made.minutes(1), before), hitting(made.minutes(2, slower=slower), after)
+    assert compare(*made.pair(one, other)).kept
+
+
 def test_verdict_over_few_requests_is_not_kept(made):
     few = {"rate": 0.3}
     before, minutes = made.minutes(1, 20, **few), made.minutes(51, 5, slower=0.3, **few)
