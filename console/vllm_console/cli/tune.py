@@ -9,6 +9,8 @@ import math
 import sys
 import textwrap
 import time
+from bisect import bisect_left
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -59,7 +61,7 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, apply_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from vllm_console.fleet.snapshot import ServerView
     from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
@@ -75,6 +77,9 @@ queue."""
 EVIDENCE_REQUESTS = 150
 RECORD_SECONDS = 5.0
 """How long the probe may take to write its records; it writes several times a second."""
+
+RECENT_SECONDS = 3600.0
+"""The rate of the newest traffic is that of this time up to the newest request, if enough requests arrived in it."""
 
 SLICES = 20
 SO_FAR_SECONDS = 5.0
@@ -117,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--rate", type=rate_from, metavar="R",
-        help="with --objective ttft: requests per second (default: as recorded, else the preset's)",
+        help="with --objective ttft: requests per second (default: as recorded, without pauses, else the preset's)",
     )  # fmt: skip
     add_shape(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
@@ -483,13 +488,11 @@ class _Tuner:
 
     def _ttft_rate(self) -> float:
         """The request rate for measuring TTFT: as given, as recorded, or the preset's."""
-        from vllm_console.load.shape import FEWEST_RECORDED, suggested_rate
+        from vllm_console.load.shape import suggested_rate
 
         if self._args.rate is None:
-            recorded = [one.arrived_at for one in self._fleet.probes.requests(self._name)]
-            span = max(recorded) - min(recorded) if recorded else 0.0
-            enough = len(recorded) >= FEWEST_RECORDED and span > 1.0
-            self._args.rate = len(recorded) / span if enough else suggested_rate(self._workload)
+            recorded = recorded_rate([one.arrived_at for one in self._fleet.probes.requests(self._name)])
+            self._args.rate = recorded if recorded is not None else suggested_rate(self._workload)
         return float(self._args.rate)
 
     # -- what is tried -------------------------------------------------------------------------------------------------
@@ -730,6 +733,23 @@ class _Slices:
             self.rates.append((tokens - self._before) / (elapsed - self._since))
         self._before, self._since = tokens, elapsed
         self._edge = elapsed + self._slice
+
+
+def recorded_rate(arrivals: Sequence[float]) -> float | None:
+    """Requests per second of the newest recorded traffic, without its pauses; None if too little is recorded.
+
+    ``arrivals`` are their times. With the pauses, a measurement might not send a single request.
+    """
+    from vllm_console.load.shape import FEWEST_RECORDED
+    from vllm_console.prediction.evidence import PAUSE_SECONDS
+
+    at = sorted(arrivals)
+    for since in (at[-1] - RECENT_SECONDS, at[0]) if at else ():
+        recent = at[bisect_left(at, since) :]
+        gaps = [gap for one, other in pairwise(recent) if (gap := other - one) <= PAUSE_SECONDS]
+        if len(gaps) >= FEWEST_RECORDED - 1 and sum(gaps) > 1.0:
+            return len(gaps) / sum(gaps)
+    return None
 
 
 def _done_by_others(record: ServerRecord | None, generation: int) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -100,7 +101,7 @@ class Fleet:
 def tuned(monkeypatch, capsys):
     """Run the command; returns its exit code, its JSON, and its stderr."""
 
-    def run(fleet, *words, folder=None):
+    def run(fleet, *words, folder=None, rate="1"):
         async def run_load(*_args, answers, on_progress, stop, **_options):
             on_progress(LoadProgress(1.0, 1, 0, 0, 1, 0, 0, 1024))
             if fleet.while_measured is not None and fleet.while_measured():
@@ -118,7 +119,8 @@ def tuned(monkeypatch, capsys):
         monkeypatch.setattr("vllm_console.load.run.run_load", run_load)
         monkeypatch.setattr(tune, "find_target", lambda *_a, **_o: Target("", WORK, fleet, fleet.server, None, folder))
         monkeypatch.setattr(tune, "confirm_load", lambda *_: False)
-        asked = ["tune", "chat", "--objective", "ttft", "--rate", "1", "--trials", "2", "--budget", "1h", *words]
+        asked = ["tune", "chat", "--objective", "ttft", "--trials", "2", "--budget", "1h", *words]
+        asked += ["--rate", rate] if rate else []
         code = tune.run(parse(asked))
         out, err = capsys.readouterr()
         return code, out, err
@@ -395,3 +397,37 @@ def test_rate_that_leaves_requests_unfinished_is_named_as_the_reason(
     assert text.startswith("22 of 210 requests failed")
     assert kind in text
     assert text.endswith("choose a lower --rate") is advised
+
+
+def steady(begin: float, count: int, gap: float) -> list[float]:
+    """Arrivals at equal intervals."""
+    return [begin + gap * number for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "rate"),
+    [
+        ([], None),
+        (steady(0, 19, 1.0), None),
+        (steady(0, 20, 0.001), None),
+        (steady(0, 300, 1.0), 1.0),
+        # One request 18 hours later once made it 0.0046/s, at which nothing could be measured.
+        ([*steady(0, 300, 1.0), 65_000.0], 1.0),
+        ([*steady(0, 300, 1.0), *steady(1000, 300, 1.0)], 1.0),
+        ([*steady(0, 300, 1.0), *steady(65_000, 100, 0.25)], 4.0),
+        (steady(0, 100, 120.0), None),
+    ],
+    ids=["none", "few", "at once", "steady", "one later", "pause", "newest hour", "only pauses"],
+)
+def test_recorded_rate_leaves_pauses_out(arrivals: list[float], rate: float | None) -> None:
+    found = tune.recorded_rate(arrivals[::-1])
+    assert found == (None if rate is None else pytest.approx(rate))
+
+
+def test_ttft_is_measured_at_the_recorded_rate_without_pauses(tuned, monkeypatch):
+    requests = [SimpleNamespace(arrived_at=at) for at in [*steady(0, 300, 0.5), 65_000.0]]
+    fleet, targets = Fleet(), []
+    fleet.probes = SimpleNamespace(requests=lambda _name: requests)
+    monkeypatch.setattr(fleet, "rank", lambda _name, target: targets.append(target) or Fleet.rank(fleet, _name, target))
+    assert tuned(fleet, rate="")[0] == 0
+    assert targets[0].rate == pytest.approx(2.0)
