@@ -10,7 +10,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vllm_launchers.plan.budget.memory_flags import EVERY_STATE, caches_every_state, pools, refuses_float16
+from vllm_launchers.plan.budget.memory_flags import (
+    EVERY_STATE,
+    caches_every_state,
+    pools,
+    refuses_float16,
+    refuses_float32,
+    weight_method,
+)
 from vllm_launchers.plan.flags import CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, WHOLE_ITEMS
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates
@@ -37,6 +44,8 @@ def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | 
         yield from _adapters_of_whole_experts(flags, release)
     if flags.get("dtype") in ("float16", "half") and refuses_float16(facts, release):
         yield BrokenCondition("dtype", f"--dtype {flags['dtype']} does not work with the model type {facts.model_type}")
+    if flags.get("dtype") in ("float32", "float") and refuses_float32(method := weight_method(facts, flags)):
+        yield BrokenCondition("dtype", f"--dtype {flags['dtype']} does not work with {method} weights")
     yield from broken_by_cached_states(facts, flags, release)
 
 

@@ -10,11 +10,11 @@ import msgspec
 from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.flags import CHUNKED, PREFIX, WHOLE_ITEMS, token_count
+from vllm_launchers.plan.flags import CHUNKED, PREFIX, QUANTIZATION, WHOLE_ITEMS, token_count
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import draft_tokens, sequence_tokens, speculates
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
     WHOLE_PROMPTS_SINCE,
@@ -351,6 +351,23 @@ def refuses_float16(facts: ModelFacts, release: Release | None) -> bool:
     """Whether vLLM refuses to run a model in FP16, for its range; an unknown release counts as the newest."""
     older = release is not None and release < _PLAMO_UNTIL
     return facts.model_type in _REFUSE_FLOAT16 or (older and facts.model_type == "plamo2")
+
+
+_TAKE_FLOAT32 = frozenset({"bitsandbytes", "compressed-tensors", "gguf", "torchao", UNKNOWN_FORMAT})
+"""Quantization methods with FP32 among their ``get_supported_act_dtypes``, in all releases."""
+
+
+def refuses_float32(method: str) -> bool:
+    """Whether vLLM refuses to run weights of this quantization method in FP32."""
+    return bool(method) and method not in _TAKE_FLOAT32
+
+
+def weight_method(facts: ModelFacts | None, flags: Flags) -> str:
+    """The quantization method of the weights: the flag's, else the checkpoint's; empty if there is none."""
+    asked = flags.get(QUANTIZATION)
+    if isinstance(asked, str):
+        return asked
+    return facts.quantization.method if facts is not None and facts.quantization is not None else ""
 
 
 def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:

@@ -11,11 +11,11 @@ from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import ADA, AMPERE, is_fp8, selected_backend
-from vllm_launchers.plan.budget.memory_flags import pools, refuses_float16
+from vllm_launchers.plan.budget.memory_flags import pools, refuses_float16, refuses_float32, weight_method
 from vllm_launchers.plan.checks.architectures import is_plain
 from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import KV_DTYPE, token_count
+from vllm_launchers.plan.flags import KV_DTYPE, QUANTIZATION, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import EngineKind
@@ -113,9 +113,8 @@ def _other_release(number: tuple[int, ...]) -> str:
 def _weights(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
     facts = inputs.facts
     stored = facts.quantization if facts is not None else None
-    asked = plan.flags.get("quantization")
-    method = asked if isinstance(asked, str) else stored.method if stored is not None else None
-    if method is None:
+    method = weight_method(facts, plan.flags)
+    if not method:
         return
     fp8 = method in FP8_METHODS or (method == "compressed-tensors" and stored is not None and stored.floating)
     least = _least(method, stored, inputs.flags)
@@ -225,13 +224,20 @@ def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
 def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
     if able >= AMPERE:
         return
-    asked = plan.flags.get("dtype", "auto")
-    only_wide = inputs.facts is not None and refuses_float16(inputs.facts, plan.engine.release)
+    asked, facts, method = plan.flags.get("dtype", "auto"), inputs.facts, weight_method(inputs.facts, plan.flags)
+    only_wide = facts is not None and refuses_float16(facts, plan.engine.release)
     fix = Changes(set={"dtype": "float32" if only_wide else "float16"})
-    if asked == "bfloat16":
+    if facts is not None and only_wide and refuses_float32(method):
+        unquantized = Changes(unset=(QUANTIZATION,)) if facts.quantization is None else None
+        text = (
+            f"{who} has no BF16 (needs 8.0): vLLM runs the model type {facts.model_type} only in FP32 there, which it "
+            f"refuses with {method} weights; use a newer GPU or an unquantized checkpoint"
+        )
+        yield PlanFinding("bf16_unsupported", Level.ERROR, text, unquantized, surely=facts.source != "table")
+    elif asked == "bfloat16":
         text = f"{who} has no BF16 (needs 8.0): vLLM will refuse --dtype bfloat16"
         yield PlanFinding("bf16_unsupported", Level.ERROR, text, fix)
-    elif asked == "auto" and inputs.facts is not None and inputs.facts.dtype == "bfloat16":
+    elif asked == "auto" and facts is not None and facts.dtype == "bfloat16":
         instead = "FP16, which has a smaller range"
         if only_wide:
             instead = "FP32, which takes twice the memory, since it does not run this model in FP16"

@@ -286,9 +286,37 @@ def test_gpu_without_bfloat16_gets_a_dtype_that_the_model_allows(model: str, dty
     assert first(text, None, model_of(model)) == Changes({"dtype": dtype})
 
 
-def test_dtype_named_by_vllm_is_offered() -> None:
-    text = "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported dtypes: [torch.float16]"
-    assert first(text) == Changes({"dtype": "float16"})
+GEMMA_AWQ = "gaunernst/gemma-3-27b-it-int4-awq"
+
+
+def test_quantized_model_without_a_dtype_for_the_gpu_needs_another_gpu() -> None:
+    """Its kernels have no FP32, the model no FP16 and the GPU no BF16."""
+    text = "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0."
+    (fix,) = of(text, {}, model_of(GEMMA_AWQ)).fixes
+    assert fix.changes.empty
+    assert "or an unquantized checkpoint" in fix.why
+    assert first(text, None, model_of("RedHatAI/gemma-3-27b-it-quantized.w4a16")) == Changes({"dtype": "float32"})
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "listed", "offered"),
+    [
+        ("org/m-AWQ", "NVIDIA A10", "torch.float16, torch.bfloat16", ["float16", "bfloat16"]),
+        ("org/m-AWQ", "Tesla T4", "torch.float16, torch.bfloat16", ["float16"]),
+        ("org/m-NVFP4", "NVIDIA A10", "torch.bfloat16, torch.float16, torch.float8_e4m3fn", ["bfloat16", "float16"]),
+        ("org/m-GGUF", "NVIDIA A10", "torch.float16, torch.float32", ["float16", "float32"]),
+        (GEMMA_AWQ, "NVIDIA A100", "torch.float16, torch.bfloat16", ["bfloat16"]),
+        (GEMMA_AWQ, "Tesla T4", "torch.float16, torch.bfloat16", []),
+    ],
+)
+def test_dtypes_named_by_vllm_are_offered(model: str, gpu: str, listed: str, offered: list[str]) -> None:
+    text = f"ValueError: torch.float32 is not supported for quantization method x. Supported dtypes: [{listed}]"
+    fixes = diagnose([begun("None", model), text], 1, {}, gpu).fixes
+    assert [fix.changes for fix in fixes if not fix.changes.empty] == [Changes({"dtype": one}) for one in offered]
+    assert len(fixes) == max(1, len(offered))
+
+
+def test_cache_format_named_by_vllm_is_offered() -> None:
     text = "ValueError: FP8 KV cache is not supported by the Triton attention backend on X (compute capability 8.6); native FP8 (fp8e4nv) requires SM89+. Re-run with --kv-cache-dtype bfloat16."  # noqa: E501
     assert first(text) == Changes({"kv-cache-dtype": "bfloat16"})
 

@@ -299,6 +299,7 @@ def test_mig_slice_needs_a_recent_vllm_even_if_the_version_is_unknown(find: Find
 
 
 GEMMA = replace(BF16, model_type="gemma3", architecture="Gemma3ForConditionalGeneration")
+GEMMA_AWQ = replace(AWQ, model_type="gemma3", architecture="Gemma3ForConditionalGeneration")
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,14 @@ GEMMA = replace(BF16, model_type="gemma3", architecture="Gemma3ForConditionalGen
         ("bf16_unsupported", Changes(set={"dtype": "float32"}),
          {"host": T4, "set": {"dtype": "bfloat16"}, "facts": GEMMA}),
         ("bf16_unsupported", Changes(set={"dtype": "float32"}), {"host": T4, "facts": GEMMA}),
+        ("bf16_unsupported", None, {"host": T4, "facts": GEMMA_AWQ}),
+        ("bf16_unsupported", None, {"host": T4, "set": {"dtype": "bfloat16"}, "facts": GEMMA_AWQ}),
+        ("bf16_unsupported", Changes(set={"dtype": "float32"}),
+         {"host": T4, "facts": replace(GEMMA, quantization=Quantization("compressed-tensors", 4))}),
+        ("bf16_unsupported", Changes(unset=("quantization",)),
+         {"host": T4, "set": {"quantization": "fp8"}, "facts": GEMMA}),
         ("flag_value", Changes(unset=("dtype",)), {"set": {"dtype": "half"}, "facts": GEMMA}),
+        ("flag_value", Changes(unset=("dtype",)), {"set": {"dtype": "float32"}, "facts": AWQ}),
         ("memory_held", None, {"host": HELD}),
         ("memory_held", Changes(set={"gpu-memory-utilization": 0.62}),
          {"host": machine(gpu(free_gib=30.0, used_gib=18.0, used_by=(Holder(1, "anna", 17.0, command="x"),)))}),

@@ -11,7 +11,8 @@ from vllm_console.diagnosis.failure.fixes.speculation import speculation
 from vllm_console.diagnosis.failure.literals import flags_in
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.budget.memory_flags import refuses_float16
+from vllm_launchers.plan.attention import AMPERE
+from vllm_launchers.plan.budget.memory_flags import refuses_float16, refuses_float32, weight_method
 from vllm_launchers.plan.checks.hardware import TURING
 from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
@@ -49,11 +50,20 @@ _PARSERS = lazy_pattern(
 _MULTIPLE = lazy_pattern(r"No common block size for \d+ \([^()]{0,80}MultipleOf\((?P<step>\d+)\)")
 _PERCENT = lazy_pattern(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
 _AGAIN = lazy_pattern(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
-_SUPPORTED = lazy_pattern(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
+_SUPPORTED = lazy_pattern(r"Supported dtypes: \[(?P<listed>[\w., ]{1,200})\]")
 _METHOD = lazy_pattern(r"Unknown quantization method: (?P<method>\w+)")
 _FIELD = lazy_pattern(r"^--(?P<name>[a-z][a-z0-9-]*): ")
 _OTHER_KERNELS = {"awq_marlin": TURING, "gptq_marlin": 6.0}
 """Compute capability from which vLLM has other kernels for such files."""
+_TRADEOFFS = {
+    "float16": "Some models overflow in float16: check the output.",
+    "float32": "The model takes twice the memory.",
+}
+_NEWER_GPU = Fix(
+    Changes(),
+    "Use a GPU with bfloat16 (compute capability 8.0 or later), or an unquantized checkpoint: vLLM runs this model "
+    "neither in float16, nor in float32 with its quantized weights.",
+)
 _OTHER_FORMAT = "Use a checkpoint in a format that this GPU supports: AWQ and GPTQ run on Turing and newer."
 
 
@@ -238,15 +248,8 @@ def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
     if found := _AGAIN.search(case.text):
         why = f"This GPU supports a KV cache in {found['value']}."
         return (Fix(Changes({"kv-cache-dtype": found["value"]}), why, "It may hold half as many tokens."),)
-    if found := _SUPPORTED.search(case.text):
-        why = f"The quantization kernels need {found['first']}."
-        return (Fix(Changes({"dtype": found["first"]}), why, "Some models overflow in float16: check the output."),)
-    if "bfloat16" in text or "bf16" in text:
-        if case.facts is not None and refuses_float16(case.facts, case.release):
-            why = "This GPU supports float16, not bfloat16, and vLLM does not run this model in float16."
-            return (Fix(Changes({"dtype": "float32"}), why, "The model takes twice the memory."),)
-        why = "This GPU supports float16, not bfloat16."
-        return (Fix(Changes({"dtype": "half"}), why, "Some models overflow in float16: check the output."),)
+    if (found := _SUPPORTED.search(case.text)) or "bfloat16" in text or "bf16" in text:
+        return _other_dtypes(case, found["listed"] if found else "")
     if "fp8" in text and str(case.flags.get("kv-cache-dtype", "")).startswith("fp8"):
         why = "This GPU does not support an FP8 KV cache."
         return (Fix(Changes(unset=("kv-cache-dtype",)), why, "The KV cache holds half as many tokens."),)
@@ -264,6 +267,23 @@ def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
     if case.capability is not None and case.capability < TURING:
         return (Fix(Changes(), "Use a GPTQ or unquantized checkpoint: this GPU runs these."),)
     return (Fix(Changes(), _OTHER_FORMAT),)
+
+
+def _other_dtypes(case: Case, listed: str) -> tuple[Fix, ...]:
+    """Number formats that the GPU and the model allow; ``listed`` are those that the weights' kernels support."""
+    only_wide = case.facts is not None and refuses_float16(case.facts, case.release)
+    if listed:
+        why = "The quantization kernels support this number format."
+        refused = {"float16": only_wide, "bfloat16": case.capability is not None and case.capability < AMPERE}
+        dtypes = [one for one in re.findall(r"bfloat16|float16|float32", listed) if not refused.get(one)]
+        return tuple(Fix(Changes({"dtype": one}), why, _TRADEOFFS.get(one, "")) for one in dtypes) or (_NEWER_GPU,)
+    if only_wide and refuses_float32(case.quantization or weight_method(case.facts, case.flags)):
+        return (_NEWER_GPU,)
+    if only_wide:
+        why = "This GPU supports float16, not bfloat16, and vLLM does not run this model in float16."
+        return (Fix(Changes({"dtype": "float32"}), why, _TRADEOFFS["float32"]),)
+    why = "This GPU supports float16, not bfloat16."
+    return (Fix(Changes({"dtype": "half"}), why, _TRADEOFFS["float16"]),)
 
 
 def _asks_for_backend(case: Case) -> str:
