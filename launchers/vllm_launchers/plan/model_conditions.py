@@ -20,7 +20,7 @@ from vllm_launchers.plan.budget.memory_flags import (
 )
 from vllm_launchers.plan.flags import CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, WHOLE_ITEMS
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
-from vllm_launchers.vllm.flags.speculation import speculates
+from vllm_launchers.vllm.flags.speculation import speculates, speculation_flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
@@ -31,9 +31,9 @@ from vllm_launchers.vllm.release_defaults import (
 
 
 class BrokenCondition(msgspec.Struct, frozen=True):
-    """``flag`` is the one to unset; ``sentence`` says why. ``surely`` is False if vLLM may accept it after all."""
+    """``flags`` are those to unset; ``sentence`` says why. ``surely`` is False if vLLM may accept it after all."""
 
-    flag: str
+    flags: tuple[str, ...]
     sentence: str
     surely: bool = True
 
@@ -42,11 +42,31 @@ def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | 
     """What vLLM refuses in these flags for this model; an unknown release counts as the newest."""
     if facts.experts and flags.get(EXPERTS) is True:
         yield from _adapters_of_whole_experts(flags, release)
-    if flags.get("dtype") in ("float16", "half") and refuses_float16(facts, release):
-        yield BrokenCondition("dtype", f"--dtype {flags['dtype']} does not work with the model type {facts.model_type}")
-    if flags.get("dtype") in ("float32", "float") and refuses_float32(method := weight_method(facts, flags)):
-        yield BrokenCondition("dtype", f"--dtype {flags['dtype']} does not work with {method} weights")
+    dtype = flags.get("dtype")
+    if dtype in ("float16", "half") and refuses_float16(facts, release):
+        yield BrokenCondition(("dtype",), f"--dtype {dtype} does not work with the model type {facts.model_type}")
+    if dtype in ("float32", "float") and refuses_float32(method := weight_method(facts, flags)):
+        yield BrokenCondition(("dtype",), f"--dtype {dtype} does not work with {method} weights")
+    yield from _drafts_beside_states(facts, flags, release or NEWEST)
     yield from broken_by_cached_states(facts, flags, release)
+
+
+# -- speculative decoding with linear layers --------------------------------------------------------------------------
+
+
+_DRAFTS_BESIDE_STATES_SINCE: Release = (0, 17, 0)
+_DRAFTED_BEFORE = "qwen3_next"
+"""The only type of model with linear layers that could be drafted for before."""
+
+_DRAFTS_REFUSED_SEEN: Release = (0, 10, 2)
+"""First release in which that was seen, in ``GPUModelRunner`` or ``MambaBase.get_kv_cache_spec``."""
+
+
+def _drafts_beside_states(facts: ModelFacts, flags: Flags, release: Release) -> Iterator[BrokenCondition]:
+    drafts = LayerKind.LINEAR in facts.layers and (speculates(flags) or facts.own_draft)
+    if drafts and release < _DRAFTS_BESIDE_STATES_SINCE and facts.model_type != _DRAFTED_BEFORE:
+        text = "in this release, speculative decoding does not work with Mamba or linear-attention layers"
+        yield BrokenCondition(speculation_flags(flags), text, surely=release >= _DRAFTS_REFUSED_SEEN)
 
 
 # -- LoRA adapters on whole experts -----------------------------------------------------------------------------------
@@ -68,7 +88,7 @@ def _adapters_of_whole_experts(flags: Flags, release: Release | None) -> Iterato
     tensor, data = whole_number(flags, TENSOR), whole_number(flags, DATA)
     if problem := adapter_problem(flags, release, tensor=tensor, data=data):
         text = f"--{EXPERTS} does not work with --{LORA} {problem}"
-        yield BrokenCondition(EXPERTS, text, surely=_TARGETS not in flags)  # experts may not be among the targets
+        yield BrokenCondition((EXPERTS,), text, surely=_TARGETS not in flags)  # experts may not be among the targets
 
 
 def adapter_problem(flags: Flags, release: Release | None, *, tensor: int, data: int) -> str:
@@ -107,13 +127,13 @@ def broken_by_cached_states(facts: ModelFacts, flags: Flags, release: Release | 
     sure, aligned = release >= _ALIGNED_SEEN, _aligned(facts, flags, release)
     of_these = "prefix caching of a model with Mamba or linear-attention layers"
     if flags.get(CHUNKED) is False and (aligned or release >= _ALWAYS_CHUNKED_SINCE):
-        yield BrokenCondition(CHUNKED, f"--no-{CHUNKED} does not work with {of_these}", sure)
-    drafts = speculates(flags) or facts.own_draft
+        yield BrokenCondition((CHUNKED,), f"--no-{CHUNKED} does not work with {of_these}", sure)
+    drafts = facts.model_type == _DRAFTED_BEFORE and (speculates(flags) or facts.own_draft)
     if aligned and not can_cache_linear_prefixes(release, drafts=drafts):
         text = f"in this release, speculative decoding does not work with {of_these}"
-        yield BrokenCondition(PREFIX, text, sure)
+        yield BrokenCondition((PREFIX,), text, sure)
     if aligned and flags.get(WHOLE_ITEMS) is True:
-        yield BrokenCondition(WHOLE_ITEMS, f"--{WHOLE_ITEMS} does not work with {of_these}", sure)
+        yield BrokenCondition((WHOLE_ITEMS,), f"--{WHOLE_ITEMS} does not work with {of_these}", sure)
 
 
 def caches_states(facts: ModelFacts, flags: Flags, release: Release) -> bool:

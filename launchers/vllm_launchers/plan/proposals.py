@@ -94,7 +94,7 @@ def _refused(target: Target, flags: Flags) -> Iterator[tuple[str, str]]:
     if problem := tensor_problem(facts, flags):
         yield "", problem
     for broken in broken_model_conditions(facts, flags, target.release):
-        yield broken.flag, broken.sentence
+        yield from ((name, broken.sentence) for name in broken.flags or ("",))
     batched, item = token_count(flags.get(BATCHED)), max_tokens_per_mm_item(facts, flags)
     if batched is not None and batched < item:
         yield "", f"--{BATCHED} {batched} holds no whole image or video of up to {item} tokens"

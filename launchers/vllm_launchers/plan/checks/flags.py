@@ -570,7 +570,7 @@ def _chunks_off(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if plan.flags.get(CHUNKED) is not False or pools(plan.flags) or simulated(plan):
         return
     facts, release = inputs.facts, plan.engine.release
-    if facts is not None and any(one.flag == CHUNKED for one in broken_model_conditions(facts, plan.flags, release)):
+    if facts is not None and any(CHUNKED in one.flags for one in broken_model_conditions(facts, plan.flags, release)):
         return
     if not whole_prompts(plan.flags, release):
         text = f"vLLM {plan.engine.public_version} ignores --no-{CHUNKED}: prompts are still chunked"

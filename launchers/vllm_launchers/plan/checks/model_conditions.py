@@ -12,11 +12,12 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 
 def model_condition_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """Each broken condition, with the flag to unset."""
+    """Each broken condition, with the flags to unset."""
     facts, release = inputs.facts, plan.engine.release
     if facts is None:
         return
     for broken in broken_model_conditions(facts, plan.flags, release):
         text = f"vLLM will not start: {broken.sentence}"
         sure = broken.surely and release is not None and facts.source != "table"
-        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(broken.flag,)), surely=sure)
+        fix = Changes(unset=broken.flags) if broken.flags else None
+        yield PlanFinding("flag_value", Level.ERROR, text, fix, surely=sure)

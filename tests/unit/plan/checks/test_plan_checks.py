@@ -912,7 +912,15 @@ WHOLE_PROMPTS = {"enable-chunked-prefill": False, "max-num-batched-tokens": 1638
     [
         ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "qwen3_next", "enable-prefix-caching"),
         ({"enable-prefix-caching": True, **DRAFTS}, "0.17.0", "qwen3_next", ""),
-        ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "nemotron_h", ""),
+        ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "nemotron_h", "speculative-config"),
+        ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "kimi_linear", "speculative-config"),
+        ({"enable-prefix-caching": False, **DRAFTS}, "0.16.0", "qwen3_next", ""),
+        (DRAFTS, "0.10.2", "qwen3_next", ""),
+        (DRAFTS, "0.10.2", "falcon_h1", "speculative-config"),
+        (DRAFTS, "0.16.0", "falcon_h1", "speculative-config"),
+        (DRAFTS, "0.17.0", "falcon_h1", ""),
+        ({"speculative-config.method": "ngram", "speculative-config.num_speculative_tokens": 2}, "0.16.0", "falcon_h1",
+         "speculative-config.method speculative-config.num_speculative_tokens"),
         ({"enable-prefix-caching": True, **WHOLE_PROMPTS}, "0.16.0", "qwen3_next", "enable-chunked-prefill"),
         ({"enable-prefix-caching": True, **WHOLE_PROMPTS}, "0.14.1", "qwen3_next", ""),
         ({"enable-prefix-caching": True, **WHOLE_PROMPTS}, "0.25.0", "nemotron_h", ""),
@@ -932,7 +940,7 @@ def test_flags_that_vllm_refuses_with_cached_states(
     without = tuple({"enable-prefix-caching", "enable-chunked-prefill"} - flags.keys())
     found = find(set=flags, unset=without, version=version, facts=facts)
     refused = [one for one in found if one.level is Level.ERROR and "linear-attention layers" in one.message]
-    assert [one.fix for one in refused] == ([Changes(unset=(unset,))] if unset else [])
+    assert [one.fix for one in refused] == ([Changes(unset=tuple(unset.split()))] if unset else [])
     assert all(one.surely for one in refused)
     warned = "chunked_prefill_off" in [one.code for one in found]
     assert warned is ("enable-chunked-prefill" in flags and not unset)
