@@ -41,7 +41,7 @@ class BrokenCondition(msgspec.Struct, frozen=True):
 def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | None) -> Iterator[BrokenCondition]:
     """What vLLM refuses in these flags for this model; an unknown release counts as the newest."""
     if facts.experts and flags.get(EXPERTS) is True:
-        yield from _adapters_of_whole_experts(flags, release)
+        yield from _adapters_of_whole_experts(facts, flags, release)
     dtype = flags.get("dtype")
     if dtype in ("float16", "half") and refuses_float16(facts, release):
         yield BrokenCondition(("dtype",), f"--dtype {dtype} does not work with the model type {facts.model_type}")
@@ -83,22 +83,36 @@ _ALL_TO_ALL, _GATHERED = "all2all-backend", ("allgather_reducescatter", "pplx", 
 
 _TARGETS = "lora-target-modules"
 
+_SAME_TOKENS = frozenset(
+    {"AfmoeForCausalLM", "BailingMoeForCausalLM", "Ernie4_5_MoeForCausalLM", "Ernie4_5_VLMoeForConditionalGeneration",
+     "ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
+     "Glm4MoeForCausalLM", "HYV3ForCausalLM", "JambaForCausalLM", "LagunaForCausalLM", "Lfm2MoeForCausalLM",
+     "MiniMaxM2ForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", "Param2MoEForCausalLM", "PhiMoEForCausalLM",
+     "Qwen2MoeForCausalLM", "SarvamMLAForCausalLM"}
+)  # fmt: skip
+"""Models with experts and adapters that are never sequence parallel: no layer gets ``is_sequence_parallel``."""
 
-def _adapters_of_whole_experts(flags: Flags, release: Release | None) -> Iterator[BrokenCondition]:
+
+def _adapters_of_whole_experts(facts: ModelFacts, flags: Flags, release: Release | None) -> Iterator[BrokenCondition]:
     tensor, data = whole_number(flags, TENSOR), whole_number(flags, DATA)
-    if problem := adapter_problem(flags, release, tensor=tensor, data=data):
+    if problem := adapter_problem(facts, flags, release, tensor=tensor, data=data):
         text = f"--{EXPERTS} does not work with --{LORA} {problem}"
-        yield BrokenCondition((EXPERTS,), text, surely=_TARGETS not in flags)  # experts may not be among the targets
+        # Experts may not be among the targets, and models that were not examined may not be sequence parallel.
+        sure = _TARGETS not in flags and not (tensor > 1 and data > 1)
+        yield BrokenCondition((EXPERTS,), text, sure)
 
 
-def adapter_problem(flags: Flags, release: Release | None, *, tensor: int, data: int) -> str:
-    """Where LoRA adapters prevent expert parallelism, to follow ``with --enable-lora``; empty if they don't."""
+def adapter_problem(facts: ModelFacts | None, flags: Flags, release: Release | None, *, tensor: int, data: int) -> str:
+    """Where LoRA adapters prevent expert parallelism, to follow ``with --enable-lora``; empty if they don't.
+
+    Not with sequence parallelism, which most models use if both sizes are above 1.
+    """
     release = release or NEWEST
     if flags.get(LORA) is not True or tensor * data == 1 or release < _EXPERT_ADAPTERS_SINCE:
         return ""
     if release < _WHOLE_EXPERT_ADAPTERS_SINCE:
         return "in this release"
-    if tensor > 1 and data > 1:
+    if tensor > 1 and data > 1 and (facts is None or facts.architecture not in _SAME_TOKENS):
         return f"and both --{TENSOR} and --{DATA} above 1"
     if flags.get("fully-sharded-loras") is True:
         return "and --fully-sharded-loras"

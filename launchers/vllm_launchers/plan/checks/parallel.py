@@ -98,7 +98,8 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     spread = tensor * whole_number(plan.flags, DATA)
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         way = f"with --{EXPERTS} each GPU holds whole experts"
-        why_not = adapter_problem(plan.flags, plan.engine.release, tensor=tensor, data=whole_number(plan.flags, DATA))
+        data = whole_number(plan.flags, DATA)
+        why_not = adapter_problem(facts, plan.flags, plan.engine.release, tensor=tensor, data=data)
         if why_not:
             way = f"--{EXPERTS} would keep them whole, but does not work with --{LORA} {why_not}"
         text = f"{spread} GPUs share each expert: {problem}; {way}"

@@ -289,7 +289,7 @@ def whole_experts(facts: ModelFacts | None, layout: Layout, flags: Flags, releas
     ranks = layout.tensor * layout.data
     if facts is None or not is_mixture(facts) or ranks == 1:
         return False
-    if adapter_problem(flags, release, tensor=layout.tensor, data=layout.data):
+    if adapter_problem(facts, flags, release, tensor=layout.tensor, data=layout.data):
         return False
     if facts.quantization is not None and facts.quantization.method in KEPT_WHOLE:
         return False
@@ -536,7 +536,7 @@ def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
     if not whole_experts(facts, layout, flags, inputs.release):
         columns = f"{width // spread:,} of {width:,} columns" if width else "a part"
         reason = f"Each GPU holds {columns} of every expert, so the load is even."
-        if problem := adapter_problem(flags, inputs.release, tensor=layout.tensor, data=layout.data):
+        if problem := adapter_problem(facts, flags, inputs.release, tensor=layout.tensor, data=layout.data):
             reason = f"{reason} vLLM can't keep experts whole with --{LORA} {problem}."
         return Choice(EXPERTS, None, reason, Source.MODEL)
     each = -(-(facts.experts or 1) // spread)

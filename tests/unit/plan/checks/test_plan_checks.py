@@ -902,6 +902,28 @@ def test_adapters_on_whole_experts_are_an_error(find: Find) -> None:
     assert "does not work with --enable-lora in this release" in found.message
 
 
+@pytest.mark.parametrize(
+    ("architecture", "version", "refused"),
+    [
+        ("MixtralForCausalLM", "0.20.0", True),
+        ("MixtralForCausalLM", "0.21.0", False),
+        ("MixtralForCausalLM", "0.33.0", False),
+        ("Qwen3MoeForCausalLM", "0.33.0", True),
+        (None, "0.33.0", True),
+    ],
+)
+def test_adapters_on_whole_experts_of_both_sizes(
+    find: Find, architecture: str | None, version: str, refused: bool
+) -> None:
+    """Only sequence parallelism prevents them since 0.21, and some models don't use it."""
+    flags: dict[str, Any] = {"tensor-parallel-size": 2, "data-parallel-size": 2}
+    flags |= {"enable-lora": True, "enable-expert-parallel": True}
+    found = find(host=FOUR, facts=replace(MOE, architecture=architecture), version=version, set=flags)
+    errors = [one for one in found if "does not work with --enable-lora" in one.message]
+    assert [one.level for one in errors] == [Level.ERROR] * refused
+    assert not any(one.surely for one in errors)
+
+
 HYBRID = replace(BF16, model_type="qwen3_next", layers=(LayerKind.LINEAR, LayerKind.LINEAR, LayerKind.FULL) * 10)
 DRAFTS = {"speculative-config": '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}'}
 WHOLE_PROMPTS = {"enable-chunked-prefill": False, "max-num-batched-tokens": 16384}

@@ -131,6 +131,13 @@ def test_experts_are_not_kept_whole_where_adapters_prevent_it(
     assert ("--enable-lora" in found.reason) is (whole is None)
 
 
+def test_experts_are_kept_whole_with_adapters_of_models_that_are_not_sequence_parallel(chosen: Chosen) -> None:
+    flags: Flags = {"tensor-parallel-size": 2, "data-parallel-size": 2, "enable-lora": True}
+    for model, whole in (("mistralai/Mixtral-8x7B-Instruct-v0.1", True), ("Qwen/Qwen3-30B-A3B", None)):
+        found = chosen(None, "8xh100", FEW, set=flags, facts=known_facts(model))["enable-expert-parallel"]
+        assert found.value is whole
+
+
 def test_layouts_do_not_count_on_whole_experts_that_adapters_prevent(models: Models) -> None:
     facts = replace(models["30b-a3b"], intermediate_size=768, quantization=Quantization("fp8", 8, block=(128, 128)))
     with_adapters: Flags = {"enable-lora": True}

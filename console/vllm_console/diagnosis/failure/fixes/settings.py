@@ -236,7 +236,7 @@ def _whole_blocks(case: Case, part: int, block: int) -> tuple[Fix, ...]:
     else:
         found.append(Fix(Changes(), f"{why}: use a checkpoint with smaller blocks, or an unquantized one."))
     data = int(case.number("data-parallel-size", 1))
-    if case.has_experts and not adapter_problem(case.flags, case.release, tensor=size, data=data):
+    if case.has_experts and not adapter_problem(case.facts, case.flags, case.release, tensor=size, data=data):
         why = "For a mixture of experts: distributes whole experts over the GPUs."
         found.append(Fix(Changes({"enable-expert-parallel": True}), why))
     return tuple(found)
