@@ -43,7 +43,7 @@ from vllm_launchers.keeper.records import Exit, SleepStep, State
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.plan import findings as plan_findings
 from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBudget
-from vllm_launchers.plan.choices.choice import Choice, SeenRoom, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.findings import by_weight
 from vllm_launchers.plan.flags import flag_words, token_count
 from vllm_launchers.plan.model import Plan
@@ -717,9 +717,7 @@ class FakeFleet:
     def seen_workload(self, name: str) -> SeenWorkload | None:
         return self.workloads.get(name)
 
-    def suggest(
-        self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
-    ) -> Sequence[Choice]:
+    def suggest(self, name: str, seen: SeenWorkload, keep: Collection[str] = ()) -> Sequence[Choice]:
         return [choice for choice in self.suggestions.get(name, ()) if choice.flag not in keep]
 
     def launch_name(self, request: LaunchRequest) -> str:

@@ -34,6 +34,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.probe import ProbeReports
 from vllm_console.fleet.replay import Replays
 from vllm_console.fleet.runs import RunHistory
+from vllm_console.history.workload import SeenWorkload
 from vllm_console.ui.actions import SCREENS, actions
 from vllm_launchers.errors import RefusedError
 from vllm_launchers.keeper import client, folders, processes
@@ -84,7 +85,7 @@ READING_VERBS = {
 REFUSED_VERBS = {
     "chat_server": ("ordered",),
     "load_adapter": ("ordered", "a", "/nowhere"), "unload_adapter": ("ordered", "a"),
-    "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
+    "suggest": ("ordered", SeenWorkload(WORK, 100, 60.0, "seen")), "plan_restart": ("ordered", Changes()),
     "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
     "judged_plan": (LaunchRequest("chatbot", engine="simulated"),), "start_beside": ("ordered", Changes()),
     "start_trial": ("ordered", "trial", None, Changes()),

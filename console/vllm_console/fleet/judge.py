@@ -24,13 +24,13 @@ from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.refused import answered
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
 from vllm_console.diagnosis.opposed import with_conflicts
-from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
+from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, merged, total
 from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.probe_records import EngineStep, ProbeReader
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.logs.refusals import Refusals, read_refusals
-from vllm_console.metrics.sample import Sample, Window
-from vllm_console.metrics.window import is_idle
+from vllm_console.metrics.sample import LENGTHS, Sample, Window
+from vllm_console.metrics.window import is_idle, longest_request
 from vllm_console.text import plain
 from vllm_launchers.engine_model.gpu_models import SMALL_BATCHES, find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
@@ -333,6 +333,7 @@ class Judge:
             silent_seconds=self._request.silent_seconds,
             idle_seconds=self._idle_seconds,
             earlier_reuse=self._earlier_reuse(record),
+            earlier_longest=self._earlier_longest(frames),
             max_context=facts.max_context,
             model_name=self._latest.model_name if self._latest is not None else None,
             refusals=self._refusals(frames),
@@ -368,6 +369,12 @@ class Judge:
         frames = self._frames.since(0.0, record.current.number - 1)
         looked_up = total(frames, "prefix_cache_queries_total") or 0.0
         return hit_rate(frames) if looked_up >= ENOUGH_LOOKED_UP else None
+
+    def _earlier_longest(self, frames: Sequence[Frame]) -> float:
+        """The longest request that its earlier runs show in the last half hour; a restart must not forget it."""
+        earlier = [one for one in self._frames.since(0.0) if not frames or one.start < frames[0].start]
+        prompts, answers = (merged(earlier, key) for key in LENGTHS)
+        return longest_request(prompts, answers) if prompts is not None and answers is not None else 0.0
 
 
 class _Facts(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.probe import ProbeWish
-from vllm_launchers.presets.model import Preset, Workload
+from vllm_launchers.presets.model import Preset
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import Engine
 from vllm_launchers.vllm.flags.changes import Changes
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
     from vllm_launchers.launch.launcher import Launcher, Recorded
-    from vllm_launchers.plan.choices.choice import Choice, SeenRoom
+    from vllm_launchers.plan.choices.choice import Choice
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
     from vllm_launchers.vllm.modelfacts.local import LocalModels
@@ -484,20 +484,19 @@ class LocalFleet:
         record = self.access.record(name)
         return seen_traffic(server_folder(self._state, name), record, time.time()) if record is not None else None
 
-    def suggest(
-        self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
-    ) -> Sequence[Choice]:
-        """Suggest flag changes for a workload, each with its reason; empty if the flags already fit.
+    def suggest(self, name: str, seen: SeenWorkload, keep: Collection[str] = ()) -> Sequence[Choice]:
+        """Suggest flag changes for seen traffic, each with its reason; empty if there are none.
 
-        ``room`` is the observed KV cache capacity. Flags in ``keep`` are not changed. Steps that were shortened because
-        prompts held up streams stay short.
+        Flags in ``keep`` are not changed. Steps that were shortened because prompts held up streams stay short.
         """
         from vllm_console.fleet.probe import kept_for_streams
 
+        if seen.workload is None:
+            return ()
         record = self.access.adopt_ours(name)
         self._refresh_gpus()
         kept = (*keep, *kept_for_streams(self._state, record))
-        return self._launcher.planner.suggest(record, workload, room, kept)
+        return self._launcher.planner.suggest(record, seen.workload, seen.room, seen.longest, kept)
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

@@ -385,8 +385,11 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
             )
             present = [one for one in samples if one.generation == record.current.number]
             own = seen_workload(present, details.workload, longest=longest, span=PRESENT_RUN, recorded=ended)
-            # Other flags led to other queues, but earlier runs also show what fits into the KV cache.
-            return whole if own.workload is None or len(present) == len(samples) else replace(own, room=whole.room)
+            if own.workload is None or len(present) == len(samples):
+                return whole
+            # Other flags led to other queues, but earlier runs also show what fits into the KV cache and how long
+            # requests get.
+            return replace(own, room=whole.room, longest=whole.longest)
         except HistoryMissingError:
             return seen_workload((), details.workload, longest=longest)
         except HistoryError as error:

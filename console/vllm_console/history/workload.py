@@ -19,7 +19,7 @@ from vllm_console.history.frames import BUSY, STEP_SECONDS, Frame, Frames
 from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.metrics.quantile import exact_quantile, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import combine, growths, merge_histograms
+from vllm_console.metrics.window import combine, growths, longest_request, merge_histograms
 from vllm_console.text import duration, percent
 from vllm_launchers.plan.choices.choice import SeenRoom
 from vllm_launchers.presets.model import MAX_TOKENS, Workload
@@ -143,6 +143,8 @@ class SeenWorkload(msgspec.Struct, frozen=True):
     sentence: str
     room: SeenRoom | None = None
     """Observed capacity of its KV cache; None if not requested or unknown."""
+    longest: float = math.inf
+    """No request had more tokens, prompt plus answer; infinite if that is unknown."""
 
 
 def seen_workload(
@@ -174,8 +176,9 @@ def seen_workload(
     requests = int(min(prompts.count, answers.count))
     if requests < FEWEST:
         return SeenWorkload(None, requests, minutes, _too_few(requests, minutes, span))
-    lengths = _lengths(prompts, answers, longest, traffic.recorded(recorded))
-    found = _seen(traffic, lengths, previous, longest, requests, minutes, span)
+    known = traffic.recorded(recorded)
+    found = _seen(traffic, _lengths(prompts, answers, longest, known), previous, longest, requests, minutes, span)
+    found = replace(found, longest=_longest(prompts, answers, longest, known))
     return replace(found, room=seen_room(frames.since(0.0), objective)) if objective is not None else found
 
 
@@ -268,6 +271,13 @@ def _lengths(
         for key, histogram in zip(LENGTHS, (prompts, answers), strict=True)
     )
     return one, other
+
+
+def _longest(prompts: Histogram, answers: Histogram, limit: int | None, recorded: Mapping[str, Sequence[int]]) -> float:
+    """The longest request if all are recorded, else an upper bound; vLLM accepts none above ``limit``."""
+    if all(key in recorded for key in LENGTHS):
+        return max(map(sum, zip(*(recorded[key] for key in LENGTHS), strict=True)))
+    return min(longest_request(prompts, answers), limit if limit is not None else math.inf)
 
 
 def _buckets(*lengths: _Length) -> str:

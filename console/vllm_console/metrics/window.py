@@ -53,6 +53,19 @@ def merge_histograms(histograms: Iterable[Histogram]) -> Histogram | None:
     return merged
 
 
+def longest_request(prompts: Histogram, answers: Histogram) -> float:
+    """An upper bound, in tokens, of prompt plus answer of every request in two histograms of lengths.
+
+    The ends of their highest buckets with a request; infinite if one of these has no end.
+    """
+    return sum(_highest_end(lengths) for lengths in (prompts, answers))
+
+
+def _highest_end(histogram: Histogram) -> float:
+    pairs = zip(histogram.bounds, histogram.counts, strict=True)
+    return next((bound for bound, count in pairs if count >= histogram.count), 0.0)
+
+
 def _only(histogram: Histogram, bounds: set[float]) -> Histogram:
     kept = [pair for pair in zip(histogram.bounds, histogram.counts, strict=True) if pair[0] in bounds]
     return Histogram(tuple(bound for bound, _ in kept), tuple(count for _, count in kept), histogram.sum)

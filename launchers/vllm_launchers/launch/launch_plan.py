@@ -376,15 +376,23 @@ def _reason(plan: Plan) -> str:
 
 
 def suggestions(
-    request: ResolvedRequest, inputs: PlanInputs, seen: SeenRoom | None = None, keep: Collection[str] = ()
+    request: ResolvedRequest,
+    inputs: PlanInputs,
+    seen: SeenRoom | None,
+    longest: float,
+    keep: Collection[str],
 ) -> tuple[Choice, ...]:
-    """The flag changes that ``request.workload`` calls for on the current GPUs. Flags in ``keep`` stay as they are."""
+    """The flag changes that ``request.workload`` calls for on the current GPUs. Flags in ``keep`` stay as they are.
+
+    ``longest`` is as in `ChoiceInputs`.
+    """
     if request.workload is None:
         return ()
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
     choice_inputs = ChoiceInputs(
         request.workload, assumed_budget(request, inputs).for_flags, inputs.facts, inputs.host,
         request.engine.release, request.engine.build, request.gpus, inputs.shares, seen=seen,
+        longest=longest,
     )  # fmt: skip
     return suggest(flags, choice_inputs, keep)
 

@@ -282,14 +282,22 @@ class Planner:
             raise NoPlaceError(f"no room for a second server beside {record.name}: {text}", error.sets) from error
 
     def suggest(
-        self, record: ServerRecord, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
+        self,
+        record: ServerRecord,
+        workload: Workload,
+        room: SeenRoom | None,
+        longest: float,
+        keep: Collection[str],
     ) -> tuple[Choice, ...]:
-        """The flag changes that a workload calls for on the same model, engine, and GPUs; flags in ``keep`` stay."""
+        """The flag changes that a workload calls for on the same model, engine, and GPUs; flags in ``keep`` stay.
+
+        ``longest`` is as in `ChoiceInputs`.
+        """
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "its record can't be read")
         resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())
         inputs = self._restart_inputs(record.name, resolved, ())
-        return suggestions(replace(resolved, workload=workload), inputs, room, keep)
+        return suggestions(replace(resolved, workload=workload), inputs, room, longest, keep)
 
     def _in_place_of(
         self,

@@ -128,7 +128,7 @@ def test_what_would_make_an_open_finding_worse_is_not_suggested(fakes, fleet):
     assert found.sentence.startswith("--max-num-batched-tokens stays: prefill contention. 2,400 requests")
     assert measured_traffic(fleet, replace(server, findings=())).choices == (LENGTH, longer)
 
-    fleet.suggest = lambda name, workload, room, keep=(): (more,) if keep else (longer,)
+    fleet.suggest = lambda name, seen, keep=(): (more,) if keep else (longer,)
     full = replace(server, findings=(held_up, Finding("preempting", Severity.WARNING, 0.0, "", "")))
     found = measured_traffic(fleet, full)
     assert found.choices == (), "nor what is only suggested because the other flag stays"

@@ -153,6 +153,33 @@ def test_second_server_is_suggested_on_a_gpu_that_is_free(
     assert why == (f"Start a second server on {where}, or s{fewer}." if where else alone)
 
 
+def test_shorter_context_holds_requests_from_before_a_restart() -> None:
+    """The findings of a run begin anew, but its traffic does not."""
+    bounds = (1000.0, 2000.0, 50_000.0, float("inf"))
+    generation = record().current
+    second_run = values.replace(generation, number=2, ready_at=NOW - 300)
+    restarted = values.replace(record(), generations=(generation, second_run))
+
+    def offered(before: float) -> set[object]:
+        judge = Judge("chat")
+        for second in range(0, 600, 2):
+            number, length = (1, before) if second < 300 else (2, 800.0)
+            count = float(second % 300)
+            counts = tuple(count if length <= bound else 0.0 for bound in bounds)
+            histogram = Histogram(bounds, counts, count * length)
+            one = sample(NOW - 600 + second)
+            engine = replace(one.engines["0"], histograms={"prompt_tokens": histogram, "generation_tokens": histogram})
+            judge.append(replace(one, engines={"0": engine}), number)
+        details = replace(unpack(generation.spec.details), flags={"max-model-len": 32_768})
+        found = judge.findings(restarted, details, JudgeContext(may_ask=False), NOW)
+        fixes = [fix for one in found if one.code == "context_unused" for fix in one.fixes]
+        return {fix.changes.set["max-model-len"] for fix in fixes}
+
+    assert offered(800.0) == {2560}
+    assert offered(1500.0) == {5120}
+    assert offered(20_000.0) == set()
+
+
 def test_console_judges_every_server(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=True)
     view = watched.view(record(), NOW, selected=False, load="", context=JudgeContext())

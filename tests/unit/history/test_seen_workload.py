@@ -180,6 +180,19 @@ def test_lengths_are_exact_if_a_probe_recorded_all_requests() -> None:
     assert seen_workload(polls, BEFORE, recorded=records[1:]) == seen(*polls), "one is missing: estimates"
 
 
+def test_longest_request_is_exact_or_the_end_of_its_bucket() -> None:
+    """A rare long request is not part of a p95, but a shorter context would reject it."""
+    polls = poll(0, engine()), poll(3600, engine([150] * 990 + [1500] * 10, [50] * 990 + [5] * 10, running=3))
+    assert seen(*polls).longest == 2000 + 100
+    assert seen(*polls, longest=2048).longest == 2048, "vLLM accepts no longer ones"
+    records = [finished(1.0 + at, 150, 50) for at in range(990)] + [finished(991.0 + at, 1500, 5) for at in range(10)]
+    assert seen_workload(polls, BEFORE, recorded=records).longest == 1505
+    assert seen_workload(polls, BEFORE, recorded=records[1:]).longest == 2100
+    above = poll(0, engine()), poll(60, engine([50] * 600 + [3000], [50] * 601, running=1))
+    assert math.isinf(seen(*above).longest)
+    assert seen(*above, longest=4096).longest == 4096
+
+
 def test_lengths_of_a_probed_server_are_exact(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in (0, 100):
@@ -233,6 +246,21 @@ def test_current_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> 
     few, sentence = in_flight(2, 1030)
     assert few == 257, "too few yet"
     assert "ended in the last hour" in sentence
+
+
+def test_longest_request_of_an_earlier_run_counts(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path / HISTORY)
+    for second in range(0, 1000, 5):
+        writer.append(Sample(1e9 + second, {"0": engine([1500] * second, [50] * second, running=4)}), 1)
+    for second in range(0, 100, 5):
+        writer.append(Sample(1e9 + 1000 + second, {"0": engine([150] * second, [50] * second, running=4)}), 2)
+    writer.close()
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
+    record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9), Generation(2, spec, 1e9 + 1000)))
+    found = seen_traffic(tmp_path, record, 1e9 + 1099)
+    assert found is not None
+    assert found.workload is not None
+    assert (found.workload.input_tokens_p95, found.longest) == (195, 2100)
 
 
 def test_server_without_a_history_is_reported_in_a_sentence(tmp_path: Path) -> None:

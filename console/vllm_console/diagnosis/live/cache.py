@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, present
-from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, tokens_p99, totals
+from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, totals
 from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, above
 from vllm_console.history.frames import Frame, merged
-from vllm_console.metrics.sample import Histogram
-from vllm_console.metrics.window import load_ended, preemptions_per_request
+from vllm_console.metrics.sample import LENGTHS, Histogram
+from vllm_console.metrics.window import load_ended, longest_request, preemptions_per_request
 from vllm_console.text import UNKNOWN, clock, percent, round_duration
 from vllm_console.text import count as count_text
+from vllm_launchers.plan.choices.lengths import LONGER_REJECTED, fitting_context
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes
 
@@ -195,55 +196,48 @@ class ContextUnused(Rule):
     """``max-model-len`` is far longer than any request."""
 
     code = "context_unused"
-    SHARE, ENOUGH, REQUESTS, ROUND = 0.25, 0.35, 200, 1024
+    SHARE, ENOUGH, REQUESTS = 0.25, 0.35, 200
     LONG, MUCH = 8192, 0.05
     """A context that could take a smaller fraction of the KV cache than this is not worth mentioning."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        """Judge by the p99 of prompt plus output, over all frames so far."""
+        """Judge by the longest prompt plus output, over all frames so far."""
         frames, context = evidence.frames, evidence.max_model_len
         if context is None:
             return [Judgment.UNKNOWN] * len(frames)
         cache = evidence.cache_tokens
         if context < self.LONG and (cache is None or context < self.MUCH * cache):
             return [Judgment.FAILS] * len(frames)
-        seen = (observed(frames, key, len(frames)) for key in ("prompt_tokens", "generation_tokens"))
-        return [self._verdict(prompt, answer, context) for prompt, answer in zip(*seen, strict=True)]
+        seen = (observed(frames, key, len(frames)) for key in LENGTHS)
+        earlier = evidence.earlier_longest
+        return [self._verdict(prompt, answer, earlier, context) for prompt, answer in zip(*seen, strict=True)]
 
-    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, context: int) -> Judgment:
+    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, earlier: float, context: int) -> Judgment:
         if prompt is None or answer is None:
             return Judgment.UNKNOWN
-        longest, answered = _longest(prompt, answer), min(prompt.count, answer.count)
-        if answered < self.REQUESTS:
+        if min(prompt.count, answer.count) < self.REQUESTS:
             return Judgment.UNCLEAR
-        if longest is None or self._fitting(longest) >= context:
-            return Judgment.FAILS  # requests may have any length, or there is nothing to shorten
+        longest = min(max(longest_request(prompt, answer), earlier), context)
+        if fitting_context(longest) >= context:
+            return Judgment.OVER  # nothing to shorten, from the first long request on
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
-
-    def _fitting(self, longest: float) -> int:
-        """The context to suggest for requests of at most ``longest`` tokens."""
-        return -(-int(longest * 1.25) // self.ROUND) * self.ROUND
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Actual lengths compared with the limit."""
         frames, context = evidence.frames, evidence.max_model_len or 0
-        prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
-        longest = (_longest(prompt, answer) if prompt and answer else None) or 0.0
-        requests = min(prompt.count, answer.count) if prompt and answer else 0.0
-        fitting = self._fitting(longest)
-        amount = f"{longest:,.0f} tokens in {requests:,.0f} requests"
-        measures = [Measure("prompt + output p99", amount, f"{context:,}", "max-model-len")]
+        prompt, answer = (merged(frames, key) for key in LENGTHS)
+        longest, requests = evidence.earlier_longest, 0.0
+        if prompt is not None and answer is not None:
+            longest, requests = max(longest_request(prompt, answer), longest), min(prompt.count, answer.count)
+        longest = min(longest, context)
+        fitting = fitting_context(longest)
+        amount = f"up to {longest:,.0f} tokens in {requests:,.0f} requests"
+        measures = [Measure("prompt + output", amount, f"{context:,}", "max-model-len")]
         cause = "One long request can take much of the KV cache from the others."
         if cache := evidence.cache_tokens:
             share = f"{percent(min(1.0, context / cache))} of the KV cache{evidence.each}"
             measures.append(Measure("one full context takes", share))
-        why = f"99% of requests stay below {longest:,.0f} tokens; this leaves 25% headroom."
-        fixes = (Fix(Changes({"max-model-len": fitting}), why, f"Requests above {fitting:,} tokens are rejected."),)
-        symptom = f"Requests use {percent(longest / context)} of max-model-len ({context:,} tokens)."
+        why = f"No request took more than {longest:,.0f} tokens; this leaves 25% headroom."
+        fixes = (Fix(Changes({"max-model-len": fitting}), why, LONGER_REJECTED),)
+        symptom = f"Requests use at most {percent(longest / context)} of max-model-len ({context:,} tokens)."
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
-
-
-def _longest(prompt: Histogram, answer: Histogram) -> float | None:
-    """An upper estimate of the p99 of prompt plus output, in tokens."""
-    longest = tokens_p99(prompt), tokens_p99(answer)
-    return longest[0] + longest[1] if longest[0] is not None and longest[1] is not None else None

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 
 from vllm_console.history.frames import Frame
-from vllm_console.metrics.quantile import Quantile, interpolated, quantile
+from vllm_console.metrics.quantile import Quantile, quantile
 from vllm_console.metrics.sample import Histogram
 
 MINUTE = 6
@@ -78,12 +78,6 @@ def p99(histogram: Histogram | None) -> Quantile | None:
 def p50(histogram: Histogram | None) -> Quantile | None:
     """The median with its bucket, or None without observations."""
     return quantile(0.5, histogram.bounds, histogram.counts) if histogram is not None else None
-
-
-def tokens_p99(histogram: Histogram) -> float | None:
-    """The interpolated 99th percentile of lengths in tokens; None without observations, or above the last bound."""
-    found = interpolated(0.99, histogram.bounds, histogram.counts, histogram.sum)
-    return found.guess if found is not None and found.high is not None else None
 
 
 def mean(histogram: Histogram | None) -> float | None:

@@ -266,10 +266,10 @@ def measured_traffic(fleet: LocalFleet, server: ServerView) -> MeasuredTraffic:
     seen = fleet.seen_workload(name)
     if seen is None or seen.workload is None:
         return MeasuredTraffic(seen.sentence if seen is not None else "No traffic recorded yet.")
-    choices = _changes(fleet.suggest(name, seen.workload, seen.room))
+    choices = _changes(fleet.suggest(name, seen))
     held = _held_back(server, choices)
     if held:
-        choices = _changes(fleet.suggest(name, seen.workload, seen.room, tuple(held)))
+        choices = _changes(fleet.suggest(name, seen, tuple(held)))
         held = {**_held_back(server, choices), **held}
         choices = tuple(choice for choice in choices if choice.flag not in held)
     said = [f"--{flag} stays: {title_of_code(held[flag].code)}." for flag in held]

@@ -148,6 +148,8 @@ class ChoiceInputs(msgspec.Struct, frozen=True):
     """The relevant part of the server's environment."""
     seen: SeenRoom | None = None
     """How much its KV cache was observed to hold; None for a server without such a history."""
+    longest: float | None = None
+    """For a running server: no request had more tokens, prompt plus answer; infinite if that is unknown."""
     nodes: int = 1
     """Number of equal machines that it is spread over; ``host`` and ``gpus`` are those of each."""
     network: Interconnect | None = None

@@ -31,6 +31,7 @@ from vllm_launchers.plan.choices.lengths import (
     keeps_up,
     prefix_caching,
     sequences,
+    shorter_context,
 )
 from vllm_launchers.plan.choices.nodes import layout_on_cpu, layout_over_nodes
 from vllm_launchers.plan.choices.pool import Pool, pool_of
@@ -95,8 +96,8 @@ def choose(
 def suggest(running: Flags, inputs: ChoiceInputs, keep: Collection[str] = ()) -> tuple[Choice, ...]:
     """Return the changes to the running flags that measured traffic calls for; nothing that is left to vLLM.
 
-    The server keeps its GPUs and layout, and the flags in ``keep``. Lengths and counts within an eighth of the running
-    values are left alone.
+    The server keeps its GPUs and layout, and the flags in ``keep``. Its context is never raised. Lengths and counts
+    within an eighth of the running values are left alone.
     """
     kept = {name: FlagSetting(value=value, why=RUNS_NOW) for name, value in running.items()}
     for name in PARALLEL_FLAGS:
@@ -163,7 +164,7 @@ class _Picked:
     def run(self) -> None:
         """Make all open choices: lengths, then what the machine requires, then what depends on that."""
         inputs = self.inputs
-        self._take(LENGTH, lambda: context(inputs))
+        self._take(LENGTH, self._context)
         budget, pool = self._machine()
         self._take(PREFIX, lambda: prefix_caching(inputs, self.flags))
         self._take(CHUNKED, lambda: chunked_prefill(inputs))
@@ -179,6 +180,12 @@ class _Picked:
             # Steps and sequences take memory too: check again what is left for the KV cache.
             settled = inputs.budget(self.flags)
             self._take(SEQUENCES, lambda: sequences(inputs, self.flags, settled))
+
+    def _context(self) -> Choice:
+        if self.inputs.longest is None:
+            return context(self.inputs)
+        present = self.before.get(LENGTH)
+        return shorter_context(self.inputs, self.inputs.longest, present.value if present is not None else None)
 
     def _machine(self) -> tuple[MemoryBudget | None, Pool | None]:
         """Choose what GPUs and model require; a CPU build needs at most a layout over nodes."""

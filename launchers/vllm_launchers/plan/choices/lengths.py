@@ -11,13 +11,19 @@ from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
 from vllm_launchers.plan.model_conditions import broken_by_cached_states, caches_states
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Flags, whole_number
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
 from vllm_launchers.vllm.flags.speculation import sequence_tokens, speculates
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 from vllm_launchers.vllm.release_defaults import NEWEST, can_cache_linear_prefixes
 
 HEADROOM = 2
 """Ratio of ``max-num-seqs`` to the usual number of requests in flight, so that bursts do not queue at once."""
+
+LENGTH_HEADROOM = 1.25
+"""Minimum ratio of ``max-model-len`` to the longest request seen."""
+
+LONGER_REJECTED = "Requests that are longer, or whose max_tokens asks for more, are rejected."
+"""The cost of a shorter context. Most releases also reject a prompt plus ``max_tokens`` that would exceed it."""
 
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Usual values of ``max-num-seqs``. CUDA graphs are captured for most of them, so batches are padded little."""
@@ -29,11 +35,11 @@ LARGE_GPU_GIB = 70
 
 
 def context(inputs: ChoiceInputs) -> Choice:
-    """``max-model-len``: p95 prompt plus p95 output, rounded up by at most an eighth, up to the model's maximum."""
+    """``max-model-len``: p95 prompt plus p95 output, rounded up by at most a quarter, up to the model's maximum."""
     work, tokens = inputs.workload, inputs.request_tokens
     length = rounded_up(tokens)
     parts = f"{work.input_tokens_p95:,} prompt + {work.output_tokens_p95:,} answer tokens at p95"
-    limit = inputs.facts.longest_context(inputs.release) if inputs.facts is not None else None
+    limit = _supported(inputs)
     if limit is None or length <= limit:
         rest = f"; the model supports {limit:,}" if limit is not None and limit > length else ""
         return Choice(LENGTH, length, f"{parts}, rounded up{rest}.", Source.WORKLOAD, "Longer requests are rejected.")
@@ -43,8 +49,34 @@ def context(inputs: ChoiceInputs) -> Choice:
     return Choice(LENGTH, limit, f"The model's maximum; the traffic needs {tokens:,}.", Source.MODEL, tradeoff)
 
 
+def shorter_context(inputs: ChoiceInputs, longest: float, present: FlagValue | None) -> Choice:
+    """``max-model-len`` of a running server: `fitting_context` for its ``longest`` request, if that is less than now.
+
+    It is never raised: vLLM rejects longer requests, so all that are seen fit. ``present`` is the flag's value, if set.
+    """
+    limit = token_count(present) if present is not None else _supported(inputs)
+    if limit is None or longest >= limit or (length := fitting_context(longest)) >= limit:
+        return Choice(LENGTH, None, "Requests may be as long as it allows.", Source.WORKLOAD)
+    reason = f"No request took more than {longest:,.0f} tokens, prompt and answer; this leaves 25% headroom."
+    return Choice(LENGTH, length, reason, Source.WORKLOAD, LONGER_REJECTED)
+
+
+def fitting_context(longest: float) -> int:
+    """The context for traffic whose longest request was seen: a quarter more, since longer ones may follow."""
+    return rounded_up(math.ceil(LENGTH_HEADROOM * longest))
+
+
+def _supported(inputs: ChoiceInputs) -> int | None:
+    return inputs.facts.longest_context(inputs.release) if inputs.facts is not None else None
+
+
+def _longest_allowed(inputs: ChoiceInputs, flags: Flags) -> int:
+    """The longest request that vLLM accepts; that of the traffic if it is not known."""
+    return token_count(flags.get(LENGTH)) or _supported(inputs) or inputs.request_tokens
+
+
 def rounded_up(tokens: int) -> int:
-    """A length rounded up to a multiple of a power of two: at most an eighth more, at least 256 tokens."""
+    """A length rounded up to a multiple of a power of two: at most a quarter more, at least 256 tokens."""
     step = max(256, _power_of_two(math.ceil(tokens / 8)))
     return math.ceil(tokens / step) * step
 
@@ -90,7 +122,7 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
     """``max-num-batched-tokens``: enough for the traffic's steady mix of prompts and outputs, in even steps."""
     work = inputs.workload
     count = whole_number(flags, SEQUENCES)
-    length = token_count(flags.get(LENGTH)) or inputs.request_tokens
+    length = _longest_allowed(inputs, flags)
     mm_item = max_tokens_per_mm_item(inputs.facts, flags)
     least = least_step(flags, inputs.release, sequences=count, context=length, mm_item=mm_item)
     if whole_prompts(flags, inputs.release):
@@ -124,7 +156,7 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
 
 def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
     """Whether steps of this many tokens suffice for the traffic and are valid in vLLM, and so need no change."""
-    length = token_count(flags.get(LENGTH)) or inputs.request_tokens
+    length = _longest_allowed(inputs, flags)
     mm_item = max_tokens_per_mm_item(inputs.facts, flags)
     least = least_step(flags, inputs.release, sequences=whole_number(flags, SEQUENCES), context=length, mm_item=mm_item)
     least = max(least, 2 * steady_step(inputs, flags))

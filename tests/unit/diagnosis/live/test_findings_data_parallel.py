@@ -30,19 +30,27 @@ BUSY = EngineSample(
 
 def found(
     one: EngineSample, *, engines: int = 4, growth: float = 0.0, prompt: float = 150.0, answer: float = 300.0,
-    cache: int = 50_000, **known: Any,
+    cache: int = 50_000, rare: float = 0.0, rare_since: float = 120.0, **known: Any,
 ) -> dict[str, Finding]:  # fmt: skip
     """Findings after two minutes with equal samples on each engine, whose queue grows by ``growth`` per sample.
 
     ``cache`` is each engine's KV cache in tokens; ``prompt`` and ``answer`` are the lengths of all requests, which are
-    unknown if ``answer`` is 0.
+    unknown if ``answer`` is 0. One prompt in 200 has the length ``rare``, if given, since
+    ``rare_since`` seconds.
     """
     frames = Frames()
     for at in range(49):
         ended = 10.0 * at
+        rarely = 0.05 * max(0.0, at - (48 - rare_since / 2.5))
+        kinds = {"prompt_tokens": ((ended - rarely, prompt), (rarely, rare or prompt))}
+        kinds["generation_tokens"] = ((ended, answer),)
         lengths = {
-            key: Histogram(BOUNDS, tuple(ended if length <= bound else 0.0 for bound in BOUNDS), ended * length)
-            for key, length in (("prompt_tokens", prompt), ("generation_tokens", answer))
+            key: Histogram(
+                BOUNDS,
+                tuple(sum(many for many, length in kind if length <= bound) for bound in BOUNDS),
+                sum(many * length for many, length in kind),
+            )
+            for key, kind in kinds.items()
             if answer
         }
         counts = {name: value * at for name in COUNTED if (value := getattr(one, name)) is not None}
@@ -123,10 +131,25 @@ def test_context_that_no_engine_can_hold() -> None:
 
 def test_context_is_not_unused_when_no_shorter_one_can_be_offered() -> None:
     short = {"prompt": 50.0, "answer": 50.0, "cache": 4000}  # at most 200 tokens according to their buckets
-    assert found(BUSY, max_model_len=2048, **short)["context_unused"].fixes[0].changes.set == {"max-model-len": 1024}
-    assert "context_unused" not in found(BUSY, max_model_len=1024, **short)
+    assert found(BUSY, max_model_len=2048, **short)["context_unused"].fixes[0].changes.set == {"max-model-len": 256}
+    assert "context_unused" not in found(BUSY, max_model_len=512, **short), "200 tokens are much of it"
     above = {**short, "prompt": 6000.0}  # in the unbounded last bucket: could be of any length
     assert "context_unused" not in found(BUSY, max_model_len=65_536, **above)
+
+
+def test_shorter_context_holds_the_longest_request() -> None:
+    """6,144 was once offered from the p99 of lengths, so that one request in 200 would have been rejected."""
+    usual: dict[str, Any] = {"prompt": 4000.0, "answer": 400.0, "max_model_len": 32_768}  # in buckets to 5,000 and 500
+    finding = found(BUSY, **usual)["context_unused"]
+    assert finding.fixes[0].changes.set == {"max-model-len": 7168}
+    assert "No request took more than 5,500 tokens" in finding.fixes[0].why
+    assert "17% of max-model-len" in finding.symptom
+    assert "context_unused" not in found(BUSY, **usual, rare=20_000.0)
+    assert "context_unused" not in found(BUSY, **usual, rare=20_000.0, rare_since=10.0), "ends at the first one"
+    assert "context_unused" not in found(BUSY, **usual, earlier_longest=20_000.0), "before a restart"
+    assert found(BUSY, **usual, earlier_longest=7000.0)["context_unused"].fixes[0].changes.set == {
+        "max-model-len": 10_240
+    }
 
 
 def test_one_full_context_is_a_share_of_one_engine() -> None:
