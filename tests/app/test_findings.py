@@ -12,6 +12,7 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity, titl
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
+from vllm_console.ui.parts import staged_plan
 from vllm_console.ui.parts.server_verbs import in_flight
 from vllm_console.ui.parts.staged_plan import PlanVerdict
 from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
@@ -82,6 +83,29 @@ async def test_what_is_found_of_the_server_as_it_runs_is_not_laid_to_the_change(
         await c.press("f")
         await c.sees("fits (estimate); KV cache 123k → about 246k tokens; fp8 needs an Ada GPU")
         await c.lacks("an old warning")
+
+
+async def test_what_another_process_took_meanwhile_is_not_laid_to_the_change(console, fakes, monkeypatch):
+    monkeypatch.setattr(staged_plan, "PLAN_SECONDS", 0.0)
+    fleet = fakes.FakeFleet(fakes.pressed)
+    async with console(fleet=fleet) as c:
+        await c.press("f")
+        await c.sees("fits (estimate)")
+        taken = plan_findings.PlanFinding("memory_taken", Level.WARNING, "another process holds 30 GiB")
+        fleet.findings = fleet.findings_after = (taken,)
+        await c.press("f")
+        await c.sees("fits (estimate); KV cache stays at about 123k tokens")
+        await c.lacks("another process holds 30 GiB")
+
+
+async def test_an_old_verdict_is_replaced(console, fakes):
+    fleet = fakes.FakeFleet(fakes.pressed)
+    async with console(fleet=fleet) as c:
+        await c.press("f")
+        await c.sees("fits (estimate)")
+        fleet.findings_after = (plan_findings.PlanFinding("kv_too_small", Level.ERROR, "no request fits"),)
+        c.app.operations.staged_plans.by_server["chat"].at -= staged_plan.AGAIN_SECONDS
+        await c.sees("no request fits")
 
 
 async def test_a_plan_that_cannot_be_made_says_why(console, fakes):

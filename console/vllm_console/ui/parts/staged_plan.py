@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 DEBOUNCE_SECONDS = 0.2
+
+AGAIN_SECONDS = 300.0
+"""Time between verdicts on changes that stay staged, since memory is taken and freed meanwhile."""
+
+PLAN_SECONDS = 60.0
+"""How long the plan of the running flags is compared with; a later difference may not be due to the staged changes."""
 
 CHECKING = "checking whether it fits…"
 
@@ -53,15 +60,23 @@ class PlanVerdict(msgspec.Struct, frozen=True):
         return [self.message, *shortened(self.warning)] if self.warning else shortened(self.message)
 
 
+class _Judged(msgspec.Struct):
+    """The latest verdict on a server's staged changes, and when it was asked for (monotonic seconds)."""
+
+    running: _Running
+    staged: Edits
+    verdict: PlanVerdict
+    at: float
+
+
 class StagedPlans:
     """Plans each server's staged changes and keeps the verdicts up to date; calls ``changed`` for each new one."""
 
     def __init__(self, console: ConsoleApp, staging: Staging, changed: Callable[[ServerView, Edits], None]) -> None:
         self._console, self._staging, self._changed = console, staging, changed
-        self.by_server: dict[str, tuple[_Running, Edits, PlanVerdict]] = {}
-        """The latest verdict by server, and what it is about."""
-        self.plans: dict[str, tuple[_Running, Plan]] = {}
-        """The plan of the running flags, by server."""
+        self.by_server: dict[str, _Judged] = {}
+        self.plans: dict[str, tuple[_Running, Plan, float]] = {}
+        """The plan of the running flags, by server, and when it was made (monotonic seconds)."""
 
     def of(self, server: ServerView) -> PlanVerdict | None:
         """The verdict on a server's staged changes; None if there are none."""
@@ -69,8 +84,8 @@ class StagedPlans:
         if not staged:
             return None
         known = self.by_server.get(server.name)
-        if known is not None and known[:2] == (_running(server), staged):
-            return known[2]
+        if known is not None and (known.running, known.staged) == (_running(server), staged):
+            return known.verdict
         return PlanVerdict(CHECKING, DIM)
 
     def judge_soon(self, name: str) -> None:
@@ -83,11 +98,15 @@ class StagedPlans:
         self.plans.pop(name, None)
 
     def observe(self, servers: Sequence[ServerView]) -> None:
-        """Plan again for servers with a new generation."""
+        """Plan again for servers with a new generation or an old verdict."""
+        now = time.monotonic()
         for server in servers:
             known = self.by_server.get(server.name)
-            if known is not None and known[0] != _running(server):
+            if known is not None and known.running != _running(server):
                 del self.by_server[server.name]
+                self.judge_soon(server.name)
+            elif known is not None and now - known.at >= AGAIN_SECONDS:
+                known.at = now
                 self.judge_soon(server.name)
 
     async def _judge(self, name: str) -> None:
@@ -95,18 +114,19 @@ class StagedPlans:
         server, staged = self._console.server(name), self._staging.of(name)
         if server is None or not staged:
             return
-        running, known = _running(server), self.plans.get(name)
-        now = known[1] if known is not None and known[0] == running else None
+        running, at, known = _running(server), time.monotonic(), self.plans.get(name)
+        if known is None or known[0] != running or at - known[2] >= PLAN_SECONDS:
+            known = None
         try:
-            call = partial(ask_verdict, self._console.fleet, name, Changes.of(staged), now)
+            call = partial(ask_verdict, self._console.fleet, name, Changes.of(staged), known[1] if known else None)
             before, found = await in_thread(call, "verdict")
-            self.plans[name] = (running, before)
+            self.plans[name] = known or (running, before, at)
         except OperationError as error:
             why = plain(str(error).splitlines()[0] if str(error) else "can't be planned")
             found = PlanVerdict(why, WARN, refused=True)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             found = PlanVerdict(f"unknown whether it fits: {plain(str(error))}", DIM)
-        self.by_server[name] = (running, staged, found)
+        self.by_server[name] = _Judged(running, staged, found, at)
         self._changed(server, staged)
 
 
