@@ -128,8 +128,8 @@ async def test_the_way_back_restarts_the_server_compared_and_not_the_one_selecte
         compared.makers[0] = lambda at: replace(fakes.chat(at), state=State.FAILED, state_since=at)
         await c.until(lambda: c.app.snapshot.server("chat").state is State.FAILED, "the filter hides it")
         await c.press("z")
-        await c.until(lambda: len(compared.calls) > 1)
-        assert compared.calls[1:] == [("restart", "chat", Changes({"max-num-seqs": 512}))]
+        await c.until(lambda: "restart" in [call[0] for call in compared.calls])
+        assert compared.calls[-1] == ("restart", "chat", Changes({"max-num-seqs": 512}))
 
 
 @pytest.mark.parametrize("key", ["n", "y"])
@@ -160,7 +160,7 @@ async def test_the_way_back_of_a_server_that_is_gone_reports_it(console, compare
         await c.until(lambda: c.app.snapshot.server("chat") is None)
         await c.press("z")
         await c.sees("chat is gone.")
-        assert [call[0] for call in compared.calls] == ["compare"]
+        assert "restart" not in [call[0] for call in compared.calls]
         assert c.app.operations.staging.by_server == {}
 
 

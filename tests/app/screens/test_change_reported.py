@@ -108,6 +108,28 @@ async def test_the_report_stands_below_the_finding_also_after_the_comparison_was
         assert "Comparing chat" not in run.text, "it was compared"
 
 
+async def test_the_comparison_that_is_reported_opens_at_once_and_is_repeated(console, fleet, made, soon):
+    fleet.last_changes["chat"] = changed(made, slower=0.6)
+    async with console(fleet=fleet) as run:
+        await run.sees(": end-to-end p99 −48%")
+        newer = fleet.last_changes["chat"] = changed(made, slower=1.6)
+        await run.press("c")
+        assert isinstance(run.app.screen, CompareScreen)
+        await run.until(lambda: run.app.screen.found == newer, "a comparison that is not older than the screen")
+        assert "compare" not in [call[0] for call in fleet.calls]
+
+
+@pytest.mark.parametrize(("generation", "catches_up"), [(3, False), (2, True)])
+async def test_without_a_report_all_records_are_read_only_for_a_run_that_is_not_stored(
+    console, fleet, made, generation, catches_up
+):
+    fleet.last_changes["chat"] = fleet.comparison = changed(made, generation)
+    async with console(fleet=fleet) as run:
+        await run.press("c")
+        await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
+        assert ("compare" in [call[0] for call in fleet.calls]) is catches_up
+
+
 async def test_on_three_rows_it_stands_beside_what_is_staged_and_before_there_is_a_verdict(console, fleet, made, soon):
     fleet.last_changes["chat"] = changed(made, count=3, slower=0.6)
     async with console(fleet=fleet, size=(120, 40)) as run:

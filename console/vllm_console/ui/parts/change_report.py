@@ -67,6 +67,11 @@ class ChangeReport:
         report = self._by_server.get(server.name)
         return report if report is not None and report.generation == server.generation else None
 
+    def found(self, server: ServerView) -> Comparison | None:
+        """The newest comparison of its present run, if there was one to report."""
+        report = self._newest(server)
+        return report.found if report is not None and not report.done else None
+
     def lines(self, server: ServerView, now: float, width: int, room: int) -> list[Strip]:
         """The report line, if there is one and room for it."""
         report = self._newest(server)

@@ -103,10 +103,13 @@ class CompareScreen(ReaderScreen):
         """Whether another run can be chosen as "before", and as "after"."""
 
     def on_mount(self) -> None:
-        """Look up a prediction and other runs; repeat the comparison while the screen is open."""
-        begin_worker(self, self._look_up_prediction, "prediction", "again")
-        begin_worker(self, self._look_up_runs, "other runs", "other runs")
-        self.set_interval(AGAIN_SECONDS, lambda: begin_worker(self, self._compare_again, "compare again", "again"))
+        """Repeat the comparison, which may be some minutes old, at once and while the screen is open."""
+        self._repeat()
+        self.set_interval(AGAIN_SECONDS, self._repeat)
+
+    def _repeat(self) -> None:
+        """Compare again, and look up the prediction and other runs."""
+        begin_worker(self, self._compare_again, "compare again", "again")
 
     @property
     def _revert(self) -> Callable[[], None] | None:
@@ -199,16 +202,6 @@ class CompareScreen(ReaderScreen):
 
     def _warn(self, problem: object) -> None:
         self.notify(plain(str(problem)), severity="warning", markup=False)
-
-    async def _look_up_prediction(self) -> None:
-        shown = self._pair
-        try:
-            predicted = await answer_for(self, partial(_prediction_lines, self._fleet, self.found), "prediction")
-        except Exception:  # noqa: BLE001 - the thread's boundary: the next comparison retries it
-            return
-        if shown == self._pair:
-            self._predicted = predicted
-            self._reader.redraw()
 
     async def _compare_again(self) -> None:
         shown = self._pair

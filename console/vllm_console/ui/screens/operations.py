@@ -101,6 +101,7 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Edits, Flags
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.runs import RunHistory
     from vllm_console.fleet.types import Replay
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.store import Run
@@ -1150,13 +1151,16 @@ class OperationsScreen(PartialRepaintScreen):
 
         fleet, name, waiting = self.console.fleet, server.name, ComparingScreen(server.name)
 
+        def screen(found: Comparison) -> CompareScreen:
+            if found.verdict is not ComparisonVerdict.TOO_LITTLE:
+                self.hints.followed("compare")
+            # No revert for a replayed run: its server may be gone.
+            revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
+            return CompareScreen(found, revert, fleet)
+
         def done(found: Comparison) -> str:
             if not waiting.closed:
-                if found.verdict is not ComparisonVerdict.TOO_LITTLE:
-                    self.hints.followed("compare")
-                # No revert for a replayed run: its server may be gone.
-                revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
-                waiting.show(CompareScreen(found, revert, fleet))
+                waiting.show(screen(found))
             return ""
 
         def failed(error: Exception) -> bool:
@@ -1168,9 +1172,12 @@ class OperationsScreen(PartialRepaintScreen):
             waiting.close_with()
             return False
 
+        if (known := self.changes.found(server)) is not None:
+            self.app.push_screen(screen(known))
+            return
         self.app.push_screen(waiting)
         once = f"compare {name} {id(waiting)}"
-        self.console.act("", lambda: fleet.history.compare(name), done, failed, about=name, once=once)
+        self.console.act("", partial(_compared, fleet.history, server), done, failed, about=name, once=once)
 
     def _revert_to(self, name: str, run: Run) -> Callable[[], None] | None:
         """A callback that restarts the server with a run's flags; None if that is not allowed or changes nothing."""
@@ -1314,6 +1321,14 @@ def _step_lines(server: ServerView, now: float, width: int, height: int, view: C
     from vllm_console.ui.panes.steps import step_lines
 
     return step_lines(server, now, width, height, view)
+
+
+def _compared(history: RunHistory, server: ServerView) -> Comparison:
+    """Compare a server's run with the previous one, quickly if its start is stored already; errors as `compare`."""
+    found = history.last_change(server.name)
+    if found is not None and found.after.run.generation == server.generation:
+        return found
+    return history.compare(server.name)
 
 
 def _no_log(server: ServerView) -> str:
