@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 from textual import events
@@ -10,6 +13,7 @@ from fakes.scripted_chat import end, said, script  # noqa: F401 - fixtures
 from vllm_console.chat.client import ChatServer
 from vllm_console.chat.conversation import ChatOptions
 from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.ui.screens import chat as chat_screen
 from vllm_console.ui.screens.chat import (
     LINE_BREAK,
     ChatScreen,
@@ -74,6 +78,27 @@ async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(c
         await c.sees("second")
         await c.press("ctrl+n")
         await c.sees("The conversation is never written")
+
+
+async def test_an_answer_that_takes_long_to_draw_is_drawn_less_often(console, fleet, script, said, end, monkeypatch):  # noqa: F811
+    script.pieces = [said(content="a long answer"), None]
+    async with console(fleet=fleet) as c:
+        await c.press("A", *"hi", "enter")
+        await c.sees("a long answer")
+        screen, clock, drawn = c.app.screen, [1e9], []
+        monkeypatch.setattr(chat_screen, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0]))
+
+        def redraw():
+            drawn.append(clock[0])
+            clock[0] += 1.0
+
+        monkeypatch.setattr(screen, "_redraw", redraw)
+        for _ in range(50):
+            screen._tick()
+            clock[0] += 0.1
+        assert len(drawn) == 2
+        screen._chat.stop()
+        await c.until(lambda: len(drawn) > 2, "the end of the answer is drawn without delay")
 
 
 async def test_escape_quits_if_the_chat_was_opened_by_its_command(console, fleet, script, said, end):  # noqa: F811

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from vllm_console.ui.parts.chat import Chat
 
 REDRAW_SECONDS = 0.1
+REST = 4.0
+"""How many times as long as a redraw took to wait for the next one: a long answer, wrapped again each time, would
+otherwise delay keys."""
 IDLE_REDRAWS = 10
 """While no answer is running, redraw only every n-th tick: the KV cache is sampled once a second."""
 
@@ -112,6 +115,8 @@ class ChatScreen(TerminalScreen[None]):
         """Whether to keep scrolling to the end as it grows."""
         self._ticks = 0
         self._was_running = False
+        self._redraw_at = 0.0
+        """The earliest next redraw of a running answer (monotonic seconds)."""
         self._drawn: list[tuple[Turn | None, Turn | None, int, list[Strip]]] = []
         """Cache of each turn's lines; valid while the turn and the width stay the same."""
 
@@ -143,8 +148,12 @@ class ChatScreen(TerminalScreen[None]):
         running = chat.running
         if self._was_running and not running:
             self._offer_again()
-        if running or self._was_running or self._ticks % IDLE_REDRAWS == 0:
+        began = time.monotonic()
+        due = began >= self._redraw_at if running else self._was_running or self._ticks % IDLE_REDRAWS == 0
+        if due:
             self._redraw()
+            ended = time.monotonic()
+            self._redraw_at = ended + REST * (ended - began)
         self._was_running = running
 
     def _offer_again(self) -> None:
