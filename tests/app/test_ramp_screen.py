@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.background_commands import RampView
 from vllm_console.load.ramp import RampProgress
 from vllm_console.runs.measurement import RAMP, Measurement
+from vllm_console.ui.screens import ramp
 from vllm_launchers.keeper.records import State
 
 LIMITS = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1}
@@ -60,6 +61,28 @@ async def test_steps_appear_as_they_finish_and_at_the_end_the_sentence(console, 
         await c.press("escape")
         await c.until(lambda: c.app.operations.on_top)
         assert fleet.calls == [("start_ramp", "chat")]
+
+
+async def test_it_is_drawn_only_if_it_has_changed_and_is_visible(console, fleet, monkeypatch):
+    monkeypatch.setattr(ramp, "REDRAW_SECONDS", 1e6)
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.until(lambda: isinstance(c.app.screen, ramp.RampScreen), "its screen")
+        screen, drawn = c.app.screen, []
+        screen._follow()
+        monkeypatch.setattr(screen._reader, "redraw", lambda: drawn.append(screen._view))
+        screen._follow()
+        assert drawn == [], "it has not changed"
+        await c.press("question_mark")
+        await c.until(lambda: c.app.screen is not screen, "the help")
+        fleet.ramp_views["chat"] = DONE
+        screen._follow()
+        assert drawn == [], "the help covers it"
+        await c.press("escape")
+        await c.until(lambda: c.app.screen is screen, "back")
+        screen._follow()
+        screen._follow()
+        assert drawn == [DONE]
 
 
 async def test_leaving_one_that_runs_asks_then_it_shows_what_it_has(console, fleet):

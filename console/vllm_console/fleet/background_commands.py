@@ -413,6 +413,8 @@ class StagedPredictions:
         self._options, self._deadline = options, deadline
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._asked = 0
+        """Number of the newest request; also counts up when one is ended."""
         self._closed = False
 
     def ask(self, name: str, changes: Changes) -> PredictedChange | None:
@@ -432,10 +434,16 @@ class StagedPredictions:
             self._end()
             if self._closed:
                 return None
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-            )
-            self._process = process
+            asked = self._asked
+        # Outside the lock: starting a process may take long, and the screen's thread calls `cancel`.
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        with self._lock:
+            if self._asked == asked:
+                self._process = process
+            else:
+                process.kill()  # ended meanwhile
         try:
             output, errors = process.communicate(timeout=self._deadline)
         except subprocess.TimeoutExpired as error:
@@ -462,6 +470,7 @@ class StagedPredictions:
             self._end()
 
     def _end(self) -> None:
+        self._asked += 1
         process, self._process = self._process, None
         if process is not None:
             process.kill()  # the thread waiting for it reaps it

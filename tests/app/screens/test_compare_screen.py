@@ -242,6 +242,22 @@ async def test_the_chosen_runs_go_on_being_compared_and_are_what_is_reverted_to(
         assert app.screen.found.before.run.flags == {"max-num-seqs": 512}
 
 
+async def test_nothing_is_compared_while_another_screen_covers_it(three_runs, wait_until, monkeypatch):
+    monkeypatch.setattr("vllm_console.ui.screens.compare.AGAIN_SECONDS", 0.02)
+    app = ConsoleApp(three_runs, refresh=0.05)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: three_runs.calls.count(("compare_again", 12, 13)) > 2, "again and again")
+        await pilot.press("question_mark")
+        await wait_until(pilot, lambda: not isinstance(app.screen, CompareScreen), "the help")
+        looks = three_runs.looks
+        await wait_until(pilot, lambda: three_runs.looks > looks + 3, "the end of what has begun")
+        looks, calls = three_runs.looks, len(three_runs.calls)
+        await wait_until(pilot, lambda: three_runs.looks > looks + 5, "some time")
+        assert len(three_runs.calls) == calls
+
+
 async def test_a_run_that_is_gone_is_named(three_runs, wait_until):
     three_runs.comparisons = three_runs.comparisons[:1]
     app = ConsoleApp(three_runs)

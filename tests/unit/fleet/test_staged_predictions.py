@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -75,3 +77,22 @@ def test_prediction_is_canceled(pretend: Callable[[str], Path], end: Callable[[S
     assert answers == [None]
     with pytest.raises(ProcessLookupError):
         os.kill(int(words.read_text().split()[0]), 0)
+
+
+@pytest.mark.parametrize("end", [StagedPredictions.cancel, StagedPredictions.close])
+def test_ending_a_prediction_does_not_wait_for_its_process_to_start(
+    pretend: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, end: Callable[[StagedPredictions], None]
+) -> None:
+    pretend("exec sleep 60")
+    asked, begin, ended = StagedPredictions(OPTIONS), subprocess.Popen, list[bool]()
+
+    def begin_slowly(*given: Any, **options: Any) -> subprocess.Popen[bytes]:
+        ending = threading.Thread(target=end, args=(asked,), daemon=True)
+        ending.start()
+        ending.join(20)
+        ended.append(not ending.is_alive())
+        return begin(*given, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", begin_slowly)
+    assert asked.ask("chat", CHANGES) is None
+    assert ended == [True]

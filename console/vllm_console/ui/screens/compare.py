@@ -103,9 +103,9 @@ class CompareScreen(ReaderScreen):
         """Whether another run can be chosen as "before", and as "after"."""
 
     def on_mount(self) -> None:
-        """Repeat the comparison, which may be some minutes old, at once and while the screen is open."""
+        """Repeat the comparison, which may be some minutes old, at once and while the screen is visible."""
         self._repeat()
-        self.set_interval(AGAIN_SECONDS, self._repeat)
+        self.set_interval(AGAIN_SECONDS, lambda: self._repeat() if self.uncovered else None)
 
     def _repeat(self) -> None:
         """Compare again, and look up the prediction and other runs."""

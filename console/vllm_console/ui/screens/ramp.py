@@ -52,6 +52,8 @@ class RampScreen(ReaderScreen):
         )
         self._main, self._server = console, server
         self._asked = False
+        self._drawn: RampView | None = None
+        """The state that was drawn last."""
 
     @property
     def _view(self) -> RampView:
@@ -64,7 +66,11 @@ class RampScreen(ReaderScreen):
 
     def _follow(self) -> None:
         view = self._view
-        self._reader.redraw()
+        if not self.uncovered:
+            return
+        if view != self._drawn:
+            self._drawn = view
+            self._reader.redraw()
         if view.others and not view.running and not self._asked and self._main.screen is self:
             self._asked = True
             question = f"{view.others}. Measure anyway?"

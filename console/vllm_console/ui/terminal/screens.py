@@ -28,6 +28,15 @@ class TerminalScreen(Screen[Result]):
         """
         return super().is_mounted and not self._pruning
 
+    @property
+    def uncovered(self) -> bool:
+        """Whether it is visible: on top, or below dialogs only.
+
+        Textual's `is_current` is also true below a screen with the terminal's own background.
+        """
+        stack = self.app.screen_stack
+        return self in stack and all(isinstance(above, ModalScreen) for above in stack[stack.index(self) + 1 :])
+
     def close_with(self, result: Result | None = None) -> None:
         """Close this screen with a result. Screens above it, such as questions, are closed first, without a result.
 
