@@ -75,37 +75,26 @@ def wrap(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
     The last of ``most`` rows ends with `` …`` if text is left out. Indentation of the first row is kept.
     """
     rows: list[str] = []
-    inside: set[int] = set()
-    """Rows that end inside a word."""
     row = ""
     for space, word in _WORDS.findall(text.expandtabs()):
-        joined = row + " " * len(space) + word if row or not rows else word
-        if cells(joined) <= width:
-            row = joined
-        elif cells(word) <= width:
+        rest = row + " " * len(space) + word if row or not rows else word
+        if cells(rest) > width and (cells(word) <= width or cells(row) + len(space) >= width):
             rows += [row] if row else []
-            row = word
-        else:
-            *full, row = chop_cells(joined, width)
-            inside.update(range(len(rows), len(rows) + len(full)))
-            rows += full
+            rest = word
+        *full, row = [rest] if cells(rest) <= width else chop_cells(rest, width)
+        rows += full
     rows += [row] if row else []
-    if most is None or len(rows) <= most:
-        return tuple(rows)
-    last, more = rows[most - 1], rows[most]
-    if most - 1 in inside:
-        last = fit(last + more, width)
-    else:
-        kept = _whole_words(last, width - 2)
-        last = f"{kept} …" if kept else fit(f"{last} {more}", width)
-    return (*rows[: most - 1], last)
+    return tuple(rows) if most is None or len(rows) <= most else (*rows[: most - 1], _continued(rows[most - 1], width))
 
 
-def _whole_words(text: str, width: int) -> str:
-    """The first words of a text that fit into ``width`` cells."""
-    while text and cells(text) > width:
-        text = text.rpartition(" ")[0].rstrip()
-    return text
+def _continued(row: str, width: int) -> str:
+    """A row with `` …`` after its last whole word that leaves room; a word of wide characters may be cut, too."""
+    kept = row
+    while kept and cells(kept) > width - 2 and cells(kept[-1]) < 2:
+        kept = kept.rpartition(" ")[0].rstrip()
+    if kept and cells(kept) <= width - 2:
+        return f"{kept} …"
+    return set_cell_size(kept or row, width - 1) + "…"
 
 
 def fit_words(text: str, width: int) -> str:

@@ -59,6 +59,7 @@ def test_wrap_keeps_indentation_and_words():
     assert wrap("  one two  three", 9) == ("  one two", "three")
     assert wrap("", 9) == wrap("  ", 9) == ()
     assert wrap("a /models/a-long-path", 12) == ("a /models/a-", "long-path")
+    assert wrap("123456789012 /models/a-long-path", 12) == ("123456789012", "/models/a-lo", "ng-path")
 
 
 def test_wrap_ends_the_last_row_with_an_ellipsis():
@@ -66,7 +67,9 @@ def test_wrap_ends_the_last_row_with_an_ellipsis():
     assert wrap("one two three four", 9, 2) == ("one two", "three …")
     assert wrap("显存不足" * 3, 9, 1) == ("显存不足…",)
     assert wrap("显存不足" * 3, 9, 2) == ("显存不足", "显存不足…")
+    assert wrap("GPU 显存不足显存", 9, 1) == ("GPU 显存…",)
     assert wrap("/models/a-long-path", 9, 1) == ("/models/…",)
+    assert wrap("at /models/a-long-path", 9, 1) == ("at …",)
     assert wrap("12345678 9", 9, 1) == ("12345678…",), "the word alone leaves no room for a space"
 
 
