@@ -24,7 +24,7 @@ from vllm_launchers.vllm.flags.check_nested import decoded, key_problem, nested_
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
 from vllm_launchers.vllm.flags.several_words import several_words
-from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS, draft_slots
+from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS, startup_slots
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 from vllm_launchers.vllm.release_defaults import CHECKED_SINCE, WHOLE_PROMPTS_SINCE, Release, parse_release
 
@@ -711,7 +711,7 @@ def _drafted_slots(given: Given) -> str | None:
     if given.release is None or not isinstance(drafts, int) or seqs is None or tokens is None:
         return None
     parallel = given.key(config, "parallel_drafting") in (True, "true")
-    slots = seqs * draft_slots(_drafter(given)[0], drafts, given.release, parallel=parallel)
+    slots = seqs * startup_slots(_drafter(given)[0], drafts, given.release, parallel=parallel)
     if tokens > slots:
         return None
     own = "" if given.has("max-num-batched-tokens") else ", as vLLM works out here"

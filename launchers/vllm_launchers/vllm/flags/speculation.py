@@ -38,24 +38,41 @@ def draft_tokens(flags: Flags) -> int:
     return tokens if valid and speculates(flags) else 0
 
 
-_SLOTS_RESERVED: tuple[Release, Release] = ((0, 17, 0), (0, 28, 0))
-"""From the first of these releases, and before the second, room for slots of all sequences is set aside in a step."""
+_SLOTS_SINCE: Release = (0, 17, 0)
+"""First release in which a draft model's slots count against the tokens of a step."""
+
+_SLOTS_BY_REQUEST: Release = (0, 28, 0)
+"""First release that counts them for the requests of a step, instead of setting them aside at startup for all."""
+
+_OWN_PASS: Release = (0, 33, 0)
+"""First release in which `_PARALLEL` methods draft in a pass of their own, which takes nothing of the step."""
+
+_PARALLEL = ("dflash", "dspark")
+"""Methods that always draft all tokens at once."""
 
 
-def draft_slots(method: str, drafts: int, release: Release, *, parallel: bool) -> int:
-    """Slots that a draft model adds for each sequence, for which vLLM sets aside tokens of a step.
+def step_slots(method: str, drafts: int, release: Release, *, parallel: bool) -> int:
+    """Slots that a draft model adds for each sequence to the tokens of a step.
 
     ``parallel``: it drafts all tokens at once. From ``SpeculativeConfig.max_num_new_slots_for_drafting``.
     """
-    first, end = _SLOTS_RESERVED
-    if not first <= release < end or not drafts:
+    if release < _SLOTS_SINCE or not drafts:
         return 0
-    return (drafts - 1 if parallel or method == "dflash" else 0) + (method == "draft_model")
+    if method in _PARALLEL and release >= _OWN_PASS:
+        return 0
+    if method == "dflash" and release >= _SLOTS_BY_REQUEST:
+        return drafts
+    return (drafts - 1 if parallel or method in _PARALLEL else 0) + (method == "draft_model")
+
+
+def startup_slots(method: str, drafts: int, release: Release, *, parallel: bool) -> int:
+    """The slots of each sequence for which vLLM sets aside tokens of a step when it starts; none in some releases."""
+    return step_slots(method, drafts, release, parallel=parallel) if release < _SLOTS_BY_REQUEST else 0
 
 
 def sequence_tokens(flags: Flags, release: Release | None) -> int:
-    """Tokens that a running sequence takes of each step: the next one, its drafts, and slots set aside for those."""
+    """Tokens that a running sequence takes of each step: the next one, its drafts, and a draft model's slots."""
     drafts, config = draft_tokens(flags), json_flag(flags, SPECULATION)
     method = str(config.get("method", flags.get("spec-method", "")) or "")
-    slots = draft_slots(method, drafts, release or NEWEST, parallel=config.get("parallel_drafting") is True)
+    slots = step_slots(method, drafts, release or NEWEST, parallel=config.get("parallel_drafting") is True)
     return 1 + drafts + slots

@@ -553,6 +553,8 @@ def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) 
     [
         ("dflash", "", "0.24.0", 14),
         ("dflash", "", "0.28.0", 0),
+        ("dspark", "", "0.25.1", 14),
+        ("dspark", "", "0.28.0", 0),
         ("eagle3", ', "parallel_drafting": true', "0.24.0", 14),
         ("eagle3", "", "0.24.0", 0),
         ("draft_model", "", "0.17.0", 1),
