@@ -150,7 +150,7 @@ def combinations(
     shares = [] if utilization is None else [share for share in UTILIZATIONS if share > utilization]
     found = []
     for one, other, share in product(sequences, tokens, [utilization, *shares]):
-        if other < one * each or other < min(least, batched):
+        if (one, other) != (seqs, batched) and (other < one * each or other < min(least, batched)):
             continue  # vLLM refuses fewer tokens than sequences; without room for drafts, some sequences wait
         changed: dict[str, FlagValue] = {}
         if one != seqs:

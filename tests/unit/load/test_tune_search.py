@@ -55,6 +55,17 @@ def test_combinations_cover_current_values_with_tokens_for_all_sequences():
     assert all(6 * int(one.get("max-num-seqs", 64)) <= int(one.get("max-num-batched-tokens", 2048)) for one in drafting)
 
 
+@pytest.mark.parametrize(("seqs", "batched", "each"), [(1024, 8192, 8), (1024, 8192, 9), (256, 2048, 16)])
+def test_more_memory_alone_is_tried_even_if_present_steps_hold_no_drafts_of_all_sequences(
+    seqs: int, batched: int, each: int
+) -> None:
+    found = combinations(seqs, batched, 0.9, each=each)
+    assert [one for one in found if set(one) == {"gpu-memory-utilization"}]
+    for one in found:
+        sizes = one.get("max-num-seqs", seqs), one.get("max-num-batched-tokens", batched)
+        assert sizes == (seqs, batched) or int(sizes[1]) >= int(sizes[0]) * each
+
+
 def test_only_predicted_improvements_are_tried_smallest_change_first():
     known, guess = {"max-num-seqs": 128}, {"max-num-seqs": 32}
     found = ranked(
