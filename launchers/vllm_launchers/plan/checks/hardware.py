@@ -269,8 +269,9 @@ def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterato
     verdict = fp8_cache_of(plan, inputs)
     if not verdict.works:
         certain = able < AMPERE or verdict.anywhere
-        where = "" if verdict.anywhere else f" on {who}"
-        text = f"--{KV_DTYPE} {asked} {'will' if certain else 'may'} fail startup{where}: {verdict.why}"
+        # What works nowhere fails in a decode step, of which CUDA graphs may be captured at startup.
+        when = ", at the latest in the first decode step" if verdict.anywhere else f" startup on {who}"
+        text = f"--{KV_DTYPE} {asked} {'will' if certain else 'may'} fail{when}: {verdict.why}"
         level = Level.ERROR if certain else Level.WARNING
         yield PlanFinding("fp8_unsupported", level, text, Changes(unset=(KV_DTYPE,)), surely=False)
     elif verdict.why:

@@ -103,7 +103,8 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         if why_not:
             way = f"--{EXPERTS} would keep them whole, but does not work with --{LORA} {why_not}"
         text = f"{spread} GPUs share each expert: {problem}; {way}"
-        yield PlanFinding("experts_not_divisible", Level.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
+        fix = None if why_not else Changes(set={EXPERTS: True})
+        yield PlanFinding("experts_not_divisible", Level.ERROR, text, fix, surely=False)
     if plan.flags.get(EXPERTS) is True and is_dense(facts):
         text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"
         yield PlanFinding("no_experts", Level.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")

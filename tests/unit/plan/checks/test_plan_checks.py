@@ -611,6 +611,7 @@ def test_fp8_cache_of_latent_attention_split_over_gpus_fails_everywhere(find: Fi
     assert (found.code, found.level) == ("fp8_unsupported", Level.ERROR)
     assert found.fix == Changes(unset=("kv-cache-dtype",))
     assert "H100" not in found.message
+    assert "will fail, at the latest in the first decode step: vLLM before 0.25" in found.message
     assert not [one for one in find(facts=latent, host=host, set=flags, version="0.25.0") if "fp8" in one.message]
 
 
@@ -937,6 +938,10 @@ WHOLE_PROMPTS = {"enable-chunked-prefill": False, "max-num-batched-tokens": 1638
         ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "nemotron_h", "speculative-config"),
         ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "kimi_linear", "speculative-config"),
         ({"enable-prefix-caching": False, **DRAFTS}, "0.16.0", "qwen3_next", ""),
+        ({"enable-prefix-caching": True, "async-scheduling": True}, "0.16.0", "qwen3_next", "async-scheduling"),
+        ({"enable-prefix-caching": True, "async-scheduling": True}, "0.16.0", "nemotron_h", "async-scheduling"),
+        ({"enable-prefix-caching": True, "async-scheduling": True}, "0.17.0", "qwen3_next", ""),
+        ({"async-scheduling": True}, "0.16.0", "qwen3_next", ""),
         (DRAFTS, "0.10.2", "qwen3_next", ""),
         (DRAFTS, "0.10.2", "falcon_h1", "speculative-config"),
         (DRAFTS, "0.16.0", "falcon_h1", "speculative-config"),
