@@ -132,6 +132,13 @@ async def test_the_way_back_restarts_the_server_compared_and_not_the_one_selecte
         assert compared.calls[-1] == ("restart", "chat", Changes({"max-num-seqs": 512}))
 
 
+async def test_what_arrives_after_the_end_updates_no_question(console, fakes):
+    async with console(fakes.chat) as c:
+        await c.press("r")
+        await c.sees("Restart chat?")
+    c.app.operations.verbs.observe([fakes.chat(fakes.NOW)])
+
+
 @pytest.mark.parametrize("key", ["n", "y"])
 async def test_the_way_back_asks_before_it_replaces_what_is_staged(console, compared, fakes, key):
     compared.makers[0] = lambda at: replace(fakes.chat(at), window=fakes.window_at(at, 0.0))

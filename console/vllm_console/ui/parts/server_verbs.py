@@ -365,7 +365,7 @@ class ServerVerbs:
             return
         asked = self._question
         server = next((one for one in servers if one.name == asked.server), None)
-        if server is None or asked.dialog is not self._console.screen:
+        if server is None or asked.dialog not in self._console.screen_stack:
             return
         if self._staging.of(server.name) == asked.staged:
             ended = self._ended_by_restart(server, asked.staged) or ["No request is in flight."]
