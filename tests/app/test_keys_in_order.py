@@ -85,3 +85,12 @@ async def test_a_field_that_was_empty_may_stay_so(console):
         await c.until(lambda: c.app.screen.editor.typing)
         await c.press("enter")
         await c.until(lambda: not c.app.screen.editor.typing, "closed")
+
+
+async def test_a_key_without_effect_in_a_dialog_has_none_once_that_is_closed(console, fakes):
+    async with console(fakes.coder) as c:
+        burst(c.app, "s", "r", "n")
+        await c.pilot.pause()
+        await c.pilot.pause()
+        assert c.app.operations.on_top
+        assert c.fleet.calls == []

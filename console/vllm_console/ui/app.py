@@ -470,6 +470,13 @@ class ConsoleApp(App[None]):
                 await _settled(used)
         return True
 
+    async def _on_key(self, event: events.Key) -> None:
+        """Skip Textual's own handler, which runs bindings of a key that no widget handled.
+
+        That may be another screen's binding by now, as after a dialog was closed; `_press` has looked for one in time.
+        """
+        event.prevent_default()
+
     # -- the mouse -------------------------------------------------------------------------------------------------
 
     def on_text_selected(self) -> None:
