@@ -37,6 +37,7 @@ from vllm_console.load.tune_search import (
     Candidate,
     Decision,
     Measured,
+    MeasuredP99,
     NextTrial,
     Trial,
     baseline_cost,
@@ -47,13 +48,16 @@ from vllm_console.load.tune_search import (
     measured_ceiling,
     measured_mean,
     measured_of,
+    newly_missed,
     next_trial,
     pooled,
     trial_cost,
     trial_start,
 )
 from vllm_console.load.tuner_progress import TunerBest, TunerFigure, TunerProgress, TunerStep, figure_text, flags_text
+from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.text import duration, objectives_text, percent, plain, rate
+from vllm_console.text import seconds as seconds_text
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import PreparationStep, State
@@ -61,11 +65,11 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, apply_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from vllm_console.fleet.snapshot import ServerView
     from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
-    from vllm_console.load.report import LoadReport, Times
+    from vllm_console.load.report import Latency, LoadReport, Times
     from vllm_launchers.keeper.records import ServerRecord
     from vllm_launchers.presets.model import Objectives
     from vllm_launchers.vllm.flags.changes import Flags
@@ -77,6 +81,9 @@ queue."""
 EVIDENCE_REQUESTS = 150
 RECORD_SECONDS = 5.0
 """How long the probe may take to write its records; it writes several times a second."""
+
+FEWEST_FOR_P99 = 30
+"""With fewer answers, a p99 is just the slowest one."""
 
 RECENT_SECONDS = 3600.0
 """The rate of the newest traffic is that of this time up to the newest request, if enough requests arrived in it."""
@@ -103,8 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Find better flags for one of your running servers. Measures it with its preset's traffic, predicts every "
         "combination of batch sizes and memory shares from the probe's records, and tries the best few: a restart "
-        "and a measurement each. Keeps the best one if the improvement is significant, otherwise restores the "
-        "original flags, also when canceled. The server is unreachable during restarts."
+        "and a measurement each. Keeps the best one if the improvement is significant and no latency newly misses its "
+        "objective, otherwise restores the original flags, also when canceled. The server is unreachable during "
+        "restarts."
     )
     parser.add_argument("server", metavar="name")
     parser.add_argument(
@@ -281,6 +289,8 @@ class _Tuner:
             expected = self._text(TunerFigure(self._expected(candidate, original)))
             expected += "?" if candidate.outside else ""
             self.say(self._row(flags_text(candidate.set), expected, measured, problem))
+            if measured is not None and (missed := newly_missed(original, measured)):
+                self.say(_indented(_missed_text(missed)))
             if candidate.outside and not any(candidate.outside == one["outside"] for one in self._trials[:-1]):
                 self.say(_indented(f"? low confidence: {candidate.outside}"))
         decision = self._decision = decide(original, self._done, self._args.objective, self._gains())
@@ -371,6 +381,8 @@ class _Tuner:
             report = self._load(pace, seconds, answers, slices, lambda: measured_mean(values()))
             failed = report.failed > FAILED_SHARE * max(1, report.sent)
             measured = None if failed else measured_mean(values())
+            if measured is not None:
+                measured = replace(measured, p99s=measured_p99s(answers, report.itl, self._limits))
             if failed:
                 self._problem = _failed_text(report, pace)
         self._server()
@@ -735,6 +747,21 @@ class _Slices:
         self._edge = elapsed + self._slice
 
 
+def measured_p99s(answers: Mapping[int, Times], itl: Latency, limits: Objectives) -> tuple[MeasuredP99, ...]:
+    """The latencies that have objectives, of a load with these finished answers (by place) and gaps between tokens.
+
+    TTFT is without the first fifth of the answers: after a restart, the first requests compile kernels.
+    """
+    warm = [one.ttft for _, one in sorted(answers.items())][len(answers) // 5 :]
+    if len(warm) < FEWEST_FOR_P99:
+        return ()
+    known = (
+        ("TTFT p99", exact_quantile(warm, 0.99), limits.ttft_p99_seconds),
+        ("ITL p99", itl.p99, limits.itl_p99_seconds),
+    )
+    return tuple(MeasuredP99(name, value, objective) for name, value, objective in known if value is not None)
+
+
 def recorded_rate(arrivals: Sequence[float]) -> float | None:
     """Requests per second of the newest recorded traffic, without its pauses; None if too little is recorded.
 
@@ -781,8 +808,17 @@ def _indented(text: str) -> str:
     return "\n".join(textwrap.wrap(plain(text), 77, initial_indent="    ", subsequent_indent="    "))
 
 
+def _missed_text(missed: Sequence[MeasuredP99]) -> str:
+    """``ITL p99 160ms now misses its objective of 100ms``."""
+    return " and ".join(
+        f"{one.name} {seconds_text(one.value)} now misses its objective of {seconds_text(one.objective)}"
+        for one in missed
+    )
+
+
 def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, done: list[Trial]) -> str:
     name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
+    better, rejected = "lower" if objective == TTFT else "higher", decision.rejected
     if not done:
         return (
             "No time was left for a trial because earlier steps took longer than planned: the original flags stay. "
@@ -790,15 +826,23 @@ def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, don
         )
     if not tried:
         return "No trial could be measured: the original flags stay."
-    if decision.place is None or decision.improvement is None:
+    if decision.improvement is not None and decision.place is not None:
+        one, words = decision.improvement, flags_text(ranking.candidates[decision.place].set)
+        interval = f"{percent(one.low)} to {percent(one.high)}"
+        found = f"{words} stays: its {name} is {percent(one.value)} {better} ({interval})."
+        if not decision.significant:
+            found = (
+                f"The original flags stay: with {words} the {name} was {percent(one.value)} {better}, which may be "
+                f"chance ({interval}). Try a longer --budget."
+            )
+    elif rejected is not None:
+        found = "The original flags stay."
+    else:
         many = f"None of {tried} candidates" if tried > 1 else "The candidate that was tried"
-        return f"{many} was measured to be better: the original flags stay."
-    one, words = decision.improvement, flags_text(ranking.candidates[decision.place].set)
-    better = "lower" if objective == TTFT else "higher"
-    interval = f"{percent(one.low)} to {percent(one.high)}"
-    if decision.significant:
-        return f"{words} stays: its {name} is {percent(one.value)} {better} ({interval})."
+        found = f"{many} was measured to be better: the original flags stay."
+    if rejected is None:
+        return found
     return (
-        f"The original flags stay: with {words} the {name} was {percent(one.value)} {better}, which may be chance "
-        f"({interval}). Try a longer --budget."
+        f"{found} {flags_text(ranking.candidates[rejected.place].set)} is not kept, although its {name} was "
+        f"{percent(rejected.improvement)} {better}: {_missed_text(rejected.missed)}."
     )

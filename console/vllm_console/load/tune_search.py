@@ -90,16 +90,31 @@ class Candidate(msgspec.Struct, frozen=True):
     full: bool = False
 
 
+class MeasuredP99(msgspec.Struct, frozen=True):
+    """The p99 of a latency (``ITL p99``) during a measurement, and its objective, in seconds."""
+
+    name: str
+    value: float
+    objective: float
+
+    @property
+    def missed(self) -> bool:
+        """Whether it missed its objective."""
+        return self.value > self.objective
+
+
 class Measured(msgspec.Struct, frozen=True):
     """An objective's value and its relative standard error, including the scatter between measurements of the same
     flags.
 
-    ``bound`` is ``most`` or ``least`` if only a bound of the value is known: no rate held, or all did.
+    ``bound`` is ``most`` or ``least`` if only a bound of the value is known: no rate held, or all did. ``p99s`` are the
+    latencies that have an objective of their own, as far as known; a goodput already includes them.
     """
 
     value: float
     error: float
     bound: str = ""
+    p99s: tuple[MeasuredP99, ...] = ()
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -125,12 +140,24 @@ class Improvement(msgspec.Struct, frozen=True):
     high: float
 
 
+class Rejected(msgspec.Struct, frozen=True):
+    """A candidate that was measured to be better by ``improvement``, a share, but newly missed objectives."""
+
+    place: int
+    improvement: float
+    missed: tuple[MeasuredP99, ...]
+
+
 class Decision(msgspec.Struct, frozen=True):
-    """The best measured candidate, by its place; None if none was better. Only a ``significant`` one is kept."""
+    """The best measured candidate, by its place; None if none was better. Only a ``significant`` one is kept.
+
+    Candidates that newly miss an objective don't count. ``rejected`` is such a one, if it was better than all others.
+    """
 
     place: int | None
     improvement: Improvement | None
     significant: bool
+    rejected: Rejected | None = None
 
 
 # -- candidates --------------------------------------------------------------------------------------------------------
@@ -222,13 +249,22 @@ def measured_mean(values: Sequence[float]) -> Measured | None:
 
 
 def pooled(measurements: Sequence[Measured]) -> Measured | None:
-    """Several measurements of the same flags as one, weighted by precision. Bounds count if nothing else is known."""
+    """Several measurements of the same flags as one, weighted by precision. Bounds count if nothing else is known.
+
+    The p99s are those of the last one, which is the longest.
+    """
     known = [one for one in measurements if not one.bound] or list(measurements[-1:])
     if not known:
         return None
     weights = [one.error**-2 for one in known]
     value = math.exp(sum(math.log(one.value) * by for one, by in zip(known, weights, strict=True)) / sum(weights))
-    return Measured(value, sum(weights) ** -0.5, known[0].bound)
+    return Measured(value, sum(weights) ** -0.5, known[0].bound, known[-1].p99s)
+
+
+def newly_missed(original: Measured, after: Measured) -> tuple[MeasuredP99, ...]:
+    """The objectives that the original flags met, but these don't."""
+    met = {one.name for one in original.p99s if not one.missed}
+    return tuple(one for one in after.p99s if one.missed and one.name in met)
 
 
 def trial_start(expected: float, known: Measured | None, *, guess: bool = False) -> float:
@@ -311,7 +347,9 @@ def next_trial(
         pool = (
             pool
             if not index
-            else _promising(pool, done[:begin], original, objective, expected)[: min(size, (len(pool) + 1) // 2)]
+            else _promising(_without_misses(pool, done[:begin], original), done[:begin], original, objective, expected)[
+                : min(size, (len(pool) + 1) // 2)
+            ]
         )
         part = [one.place for one in done[begin : begin + len(pool)]]
         waiting = [place for place in pool if place not in part]
@@ -380,6 +418,13 @@ def _promising(
     return sorted(gains, key=lambda place: -gains[place])
 
 
+def _without_misses(pool: Sequence[int], done: Sequence[Trial], original: Measured) -> list[int]:
+    """The measured candidates of a pool that don't newly miss an objective."""
+    return [
+        place for place in pool if (one := measured_of(place, done)) is not None and not newly_missed(original, one)
+    ]
+
+
 def measured_of(place: int, done: Sequence[Trial]) -> Measured | None:
     """The combined measurement from the trials of a candidate; None if there is none."""
     return pooled([one.measured for one in done if one.place == place and one.measured is not None])
@@ -395,10 +440,11 @@ def decide(original: Measured, done: Sequence[Trial], objective: str, expected: 
     candidates that were tried (Bonferroni), since the best of several is also the luckiest. ``expected`` is as for
     `next_trial`; it affects which candidate is the best, but not whether it is better.
     """
-    tried = {one.place for one in done if one.measured is not None}
-    best = _best(sorted(tried), done, original, objective, expected)
+    tried = sorted({one.place for one in done if one.measured is not None})
+    rejected = _rejected(tried, done, original, objective, expected)
+    best = _best(_without_misses(tried, done, original), done, original, objective, expected)
     if not best:
-        return Decision(None, None, significant=False)
+        return Decision(None, None, significant=False, rejected=rejected)
     after = measured_of(best[0], done)
     assert after is not None
     gain = _gain(_sign(objective), original.value, after.value)
@@ -406,7 +452,18 @@ def decide(original: Measured, done: Sequence[Trial], objective: str, expected: 
     low, value, high = (_share(gain + by, objective) for by in (-reach, 0.0, reach))
     # If the original flags held every rate, their goodput is unknown, so no improvement is certain.
     known = original.bound != "least"
-    return Decision(best[0], Improvement(value, low, high), significant=known and low > 0)
+    return Decision(best[0], Improvement(value, low, high), significant=known and low > 0, rejected=rejected)
+
+
+def _rejected(
+    tried: Sequence[int], done: Sequence[Trial], original: Measured, objective: str, expected: Sequence[float]
+) -> Rejected | None:
+    """The best of all candidates, if it newly misses an objective."""
+    for place in _best(tried, done, original, objective, expected)[:1]:
+        after = measured_of(place, done)
+        if after is not None and (missed := newly_missed(original, after)):
+            return Rejected(place, _share(_gain(_sign(objective), original.value, after.value), objective), missed)
+    return None
 
 
 def _sign(objective: str) -> int:

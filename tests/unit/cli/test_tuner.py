@@ -24,7 +24,7 @@ from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
 from vllm_console.load.run import UNFINISHED, LoadProgress
 from vllm_console.load.spans import FILE_NAME, LoadWatch
-from vllm_console.load.tune_search import Candidate
+from vllm_console.load.tune_search import Candidate, MeasuredP99
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import (
     Exit,
@@ -35,13 +35,16 @@ from vllm_launchers.keeper.records import (
     ServerRecord,
     State,
 )
-from vllm_launchers.presets.model import Workload
+from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.values import replace as changed
 
 WORK = Workload(input_tokens_p95=300, output_tokens_p95=50, prefix_reuse=0.5, concurrency=8)
+LIMITS = Objectives(1.0, 0.1, 0.9, 0.1)
 SPEC = LaunchSpec((), "127.0.0.1", 8000)
 TTFT = {4: 1.0, 16: 0.2, 64: 0.9}
 """TTFT in seconds by max-num-seqs."""
+ITL_P99 = {}
+"""The p99 of ITL in seconds by max-num-seqs, if known."""
 
 
 class Fleet:
@@ -114,7 +117,8 @@ def tuned(monkeypatch, capsys):
             if fleet.at_end_of_baseline is not None and fleet.server.flags["max-num-seqs"] == 4:
                 on_progress(LoadProgress(2.0, 200, 200, 0, 0, 0, 0, 1024))
                 fleet.at_end_of_baseline()
-            return LoadReport(200, 200, 0, 10.0, 2000, Latency(), Latency(), Latency())
+            itl = Latency(2000, p99=ITL_P99.get(fleet.server.flags["max-num-seqs"]))
+            return LoadReport(200, 200, 0, 10.0, 2000, Latency(), itl, Latency())
 
         monkeypatch.setattr("vllm_console.load.run.run_load", run_load)
         monkeypatch.setattr(tune, "find_target", lambda *_a, **_o: Target("", WORK, fleet, fleet.server, None, folder))
@@ -135,6 +139,39 @@ def test_better_candidate_is_kept(tuned):
     assert (code, result["kept"]) == (0, {"max-num-seqs": 16})
     assert result["sentence"].startswith("max-num-seqs 16 stays: its mean TTFT is 80% lower")
     assert fleet.server.flags == {"max-num-seqs": 16}
+
+
+def test_candidate_that_newly_misses_an_objective_is_not_kept(tuned, monkeypatch):
+    """``max-num-seqs 16 stays: its mean TTFT is 80% lower`` was once said with an ITL beyond its objective."""
+    monkeypatch.setattr("vllm_console.diagnosis.live.rule.objectives_of", lambda *_: (LIMITS, "the preset's"))
+    for seqs, itl in ((4, 0.08), (16, 0.16), (64, 0.09)):
+        monkeypatch.setitem(ITL_P99, seqs, itl)
+    monkeypatch.setitem(TTFT, 64, 0.5)
+    missed = "max-num-seqs 16 is not kept, although its mean TTFT was 80% lower: ITL p99 160ms now misses its objective"
+    code, out, _ = tuned(Fleet(), "--json")
+    result = json.loads(out)
+    assert (code, result["kept"]) == (0, {"max-num-seqs": 64})
+    assert result["sentence"].startswith("max-num-seqs 64 stays: its mean TTFT is 50% lower (")
+    assert result["sentence"].endswith(f" {missed} of 100ms.")
+    monkeypatch.setitem(TTFT, 64, 1.5)
+    fleet = Fleet()
+    code, out, _ = tuned(fleet, "--json")
+    result = json.loads(out)
+    assert (code, result["kept"], result["improvement"]) == (0, None, None)
+    assert result["sentence"] == f"The original flags stay. {missed} of 100ms."
+    assert fleet.server.flags == {"max-num-seqs": 4}
+    assert "ITL p99 160ms now misses its objective of 100ms" in tuned(Fleet())[1].split("The original")[0], "per trial"
+
+
+def test_p99s_are_those_of_enough_answers_after_the_first():
+    itl = Latency(2000, p99=0.05)
+    compiling = {at: Times(5.0 if at < 20 else 0.5, None, 1.0) for at in range(200)}
+    assert tune.measured_p99s(compiling, itl, LIMITS) == (
+        MeasuredP99("TTFT p99", 0.5, 1.0),
+        MeasuredP99("ITL p99", 0.05, 0.1),
+    )
+    assert [one.name for one in tune.measured_p99s(compiling, Latency(), LIMITS)] == ["TTFT p99"]
+    assert tune.measured_p99s({at: Times(0.5, None, 1.0) for at in range(30)}, itl, LIMITS) == ()
 
 
 @pytest.mark.parametrize(("columns", "named"), [(55, "; with max-num"), (120, "left; with max-num-seqs 16")])

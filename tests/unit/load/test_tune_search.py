@@ -18,7 +18,9 @@ from vllm_console.load.tune_search import (
     TTFT,
     Candidate,
     Measured,
+    MeasuredP99,
     NextTrial,
+    Rejected,
     Trial,
     baseline_cost,
     baseline_seconds,
@@ -210,6 +212,43 @@ def test_shorter_ttft_is_better_by_its_share():
     found = decide(Measured(0.4, 0.01), [Trial(0, Measured(0.1, 0.01)), Trial(1, Measured(0.9, 0.01))], TTFT, ALIKE)
     assert (found.place, found.significant) == (0, True)
     assert found.improvement.value == pytest.approx(0.75)
+
+
+def with_itl(value, itl):
+    return Measured(value, 0.02, p99s=(MeasuredP99("TTFT p99", 0.5, 1.0), MeasuredP99("ITL p99", itl, 0.1)))
+
+
+def test_candidate_that_newly_misses_an_objective_is_rejected():
+    """Throughput at the expense of an ITL beyond its objective was once kept."""
+    original, fast, slower = with_itl(2.0, 0.08), with_itl(4.0, 0.16), with_itl(3.0, 0.09)
+    alone = decide(original, [Trial(0, fast)], THROUGHPUT, ALIKE)
+    assert (alone.place, alone.significant) == (None, False)
+    assert alone.rejected == Rejected(0, pytest.approx(1.0), (MeasuredP99("ITL p99", 0.16, 0.1),))
+    both = decide(original, [Trial(0, fast), Trial(1, slower)], THROUGHPUT, ALIKE)
+    assert (both.place, both.significant, both.rejected) == (1, True, alone.rejected)
+    alike = decide(original, [Trial(0, Measured(2.0, 0.02)), Trial(1, slower)], THROUGHPUT, ALIKE)
+    assert both.improvement == alike.improvement, "it counts as tried"
+    worse = decide(original, [Trial(0, with_itl(2.5, 0.16)), Trial(1, slower)], THROUGHPUT, ALIKE)
+    assert (worse.place, worse.rejected) == (1, None), "it was not the best anyway"
+
+
+def test_objective_that_was_missed_or_unknown_before_is_no_reason_to_reject():
+    for original in (with_itl(2.0, 0.12), Measured(2.0, 0.02)):
+        found = decide(original, [Trial(0, with_itl(4.0, 0.16))], THROUGHPUT, ALIKE)
+        assert (found.place, found.significant, found.rejected) == (0, True, None)
+
+
+def test_candidate_that_newly_misses_an_objective_is_not_tried_again():
+    original, done = with_itl(2.0, 0.08), [Trial(0, with_itl(4.0, 0.16)), Trial(1, with_itl(3.0, 0.09))]
+    timing = {"trials": 3, "seconds_left": 900.0, "restart_seconds": 60.0}
+    assert next_trial(ALIKE[:2], done, original, THROUGHPUT, **timing).place == 1
+    assert next_trial(ALIKE[:1], done[:1], original, THROUGHPUT, **timing) is None
+
+
+def test_objectives_of_the_last_measurement_count():
+    first, longer = with_itl(4.0, 0.16), with_itl(4.0, 0.09)
+    assert pooled([first, longer]).p99s == longer.p99s
+    assert decide(with_itl(2.0, 0.08), [Trial(0, first), Trial(0, longer)], THROUGHPUT, ALIKE).significant
 
 
 def test_bounds_are_not_treated_as_values():
