@@ -103,7 +103,7 @@ def _measured(found: Measurement, now: float) -> str:
 def _held(run: Run) -> str:
     """The findings that were open, longest first."""
     longest = sorted(run.findings.items(), key=lambda held: -held[1])
-    findings = "; ".join(f"{title_of_code(code)} open for {duration(minutes * 60)}" for code, minutes in longest)
+    findings = "; ".join(f"{title_of_code(code)} for {duration(minutes * 60)}" for code, minutes in longest)
     return f"findings: {findings}" + (" (findings about GPUs not included)" if run.judged_until is not None else "")
 
 

@@ -88,6 +88,10 @@ class Measure(msgspec.Struct, frozen=True):
     """Whether it is within its limit, so that it is no evidence of the finding."""
 
 
+Span = tuple[float, float]
+"""A beginning and an end (Unix seconds)."""
+
+
 class Finding(msgspec.Struct, frozen=True):
     """A problem of a running server, since when (Unix seconds), and its fixes, best first.
 
@@ -104,6 +108,13 @@ class Finding(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...] = ()
     recovering: bool = False
     """Whether its figures are back within their objectives; it is kept until that has lasted a while."""
+    held: tuple[Span, ...] | None = None
+    """When it held, as far back as its figures reach: without recoveries, and for one about traffic, without idle time.
+    None: from ``since`` to now."""
+
+    def spans(self, now: float) -> tuple[Span, ...]:
+        """When it held, up to ``now``."""
+        return ((min(self.since, now), now),) if self.held is None else self.held
 
 
 OF_THE_NEXT_START = "slow_startup"

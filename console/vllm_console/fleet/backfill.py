@@ -8,9 +8,11 @@ which is stored second by second. The TTFT shows the effect of earlier queues.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from vllm_console.diagnosis.finding import Span
 from vllm_console.diagnosis.live.engine import EngineHung
 from vllm_console.fleet.judge import HISTORY_SECONDS, Judge
 from vllm_console.fleet.moment import at_work
@@ -31,19 +33,20 @@ _CHUNK_SECONDS = 3600.0
 _POINTS = 600
 """Maximum number of rows per chunk: more than an hour has at ten seconds, and too few for one-second rows."""
 
-Stretches = dict[str, list[tuple[float, float]]]
 
+def judge_past(
+    folder: Path, record: ServerRecord, index: int, since: float, until: float
+) -> Mapping[str, Collection[Span]]:
+    """When findings held in a generation of a server, by code, from ``since`` to ``until`` (Unix seconds).
 
-def judge_past(folder: Path, record: ServerRecord, index: int, since: float, until: float) -> Stretches:
-    """The findings that were open in a generation of a server, by code, from ``since`` to ``until`` (Unix seconds).
-
-    ``index`` is the generation's position in the record. Times without data have no findings.
+    Spans may overlap. ``index`` is the generation's position in the record. Times without data have no findings.
 
     Raises:
         HistoryError: the history cannot be read.
     """
     generation, then = record.generations[index], at_work(record, index)
-    judge, found = Judge(record.name, probe=folder / PROBE), Stretches()
+    judge = Judge(record.name, probe=folder / PROBE)
+    found: defaultdict[str, set[Span]] = defaultdict(set)
     details = unpack(generation.spec.details)
     due = since
     for entry in _rows(folder, max(since, until - DAY_SECONDS) - HISTORY_SECONDS, until):
@@ -55,7 +58,8 @@ def judge_past(folder: Path, record: ServerRecord, index: int, since: float, unt
         due = entry.at + INTERVAL_SECONDS
         for finding in judge.findings(then, details, JudgeContext(may_ask=False), entry.at):
             if finding.severity != "good" and finding.code != EngineHung.code:
-                found.setdefault(finding.code, []).append((max(since, min(finding.since, entry.at)), entry.at))
+                spans = (span for span in finding.spans(entry.at) if span[1] > since)
+                found[finding.code].update((max(since, start), end) for start, end in spans)
     return found
 
 

@@ -25,6 +25,7 @@ from vllm_launchers.private import ATTACHED
 from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
+    from vllm_console.diagnosis.finding import Span
     from vllm_console.fleet.access import ServerAccess
     from vllm_console.fleet.attached_servers import RecordSource
     from vllm_console.fleet.removed import RemovedServers
@@ -50,15 +51,16 @@ Seen = tuple[object, ...]
 
 
 class _Held(Struct, frozen=True):
-    """When each finding of a run was noted (Unix seconds), and since when it has been open."""
+    """When the open findings of a run held, by code, and when this was last stored (Unix seconds)."""
 
     run: RunName
     at: float
-    since: Mapping[str, float]
+    spans: Mapping[str, Sequence[Span]]
 
-    def ended(self, later: _Held) -> list[str]:
+    def ended(self, later: _Held) -> dict[str, Sequence[Span]]:
         """The findings that are no longer open."""
-        return [code for code in self.since if later.run.key != self.run.key or code not in later.since]
+        same = later.run.key == self.run.key
+        return {code: spans for code, spans in self.spans.items() if not same or code not in later.spans}
 
 
 class RunRecorder:
@@ -155,7 +157,7 @@ class RunRecorder:
                     if self.read_only:
                         return _NOT_JUDGED
                     found = judge_past(folder, record, index, since, until)
-                    store.note_past(RunName(key, record.name, generation.number), found, since, until)
+                    store.note_findings(RunName(key, record.name, generation.number), found, judged_until=until)
         except (HistoryError, RunStoreError) as error:
             return str(error)
         return store.notice
@@ -183,10 +185,12 @@ class RunRecorder:
 
     def _holds(self, record: ServerRecord, view: ServerView) -> bool:
         """Whether to note a server's findings now: they changed, or a minute has passed."""
-        found, last = _holding(view), self._held.get(record.name)
-        if last is None or last.run.key != run_key(record, record.current) or last.since.keys() != found.keys():
-            return bool(found) or (last is not None and bool(last.since))
-        return bool(found) and time.time() - last.at >= CONDITIONS_EVERY_SECONDS
+        now = time.time()
+        found, last = _holding(view, now), self._held.get(record.name)
+        if last is None or last.run.key != run_key(record, record.current) or last.spans.keys() != found.keys():
+            return bool(found) or (last is not None and bool(last.spans))
+        self._held[record.name] = replace(last, spans=found)
+        return bool(found) and now - last.at >= CONDITIONS_EVERY_SECONDS
 
     def _write(
         self, due: Sequence[tuple[ServerRecord, ServerView | None]], holding: Sequence[tuple[ServerRecord, ServerView]]
@@ -200,12 +204,12 @@ class RunRecorder:
                 store.enter([head for record, view in due for head in self._heads(record, view)])
             self._seen.update((record.name, _stamp(record)) for record, _ in due)
             for record, view in holding:
-                held = _Held(self.name(record), now, _holding(view))
+                held = _Held(self.name(record), now, _holding(view, now))
                 last = self._held.get(record.name)
                 if last is not None and (ended := last.ended(held)):
-                    store.note_findings(last.run, now, ended, last.since)
-                if held.since:
-                    store.note_findings(held.run, now, held.since, held.since)
+                    store.note_findings(last.run, ended)
+                if held.spans:
+                    store.note_findings(held.run, held.spans)
                 self._held[record.name] = held
             self._trouble = store.notice
         except RunStoreError as error:
@@ -247,14 +251,14 @@ def _stamp(record: ServerRecord) -> Seen:
     return (current.number, record.attempt, current.ready_at, current.ended_at, record.state.alive)
 
 
-def _holding(view: ServerView) -> dict[str, float]:
-    """Since when its findings have been open, by code."""
+def _holding(view: ServerView, now: float) -> dict[str, Sequence[Span]]:
+    """When its open findings held, by code."""
     if not view.findings:
         return {}
     from vllm_console.diagnosis.finding import OF_THE_NEXT_START
 
     found = (finding for finding in view.findings if finding.code != OF_THE_NEXT_START)
-    return {finding.code: finding.since for finding in found if finding.severity != "good"}
+    return {finding.code: finding.spans(now) for finding in found if finding.severity != "good"}
 
 
 def _head(record: ServerRecord, generation: Generation) -> RunHead:

@@ -511,19 +511,19 @@ class WatchedServer:
 
     def _recorded_since(self, found: Finding, record: ServerRecord, now: float) -> float:
         """When a finding as old as the samples behind it really began, according to the run database."""
+        from vllm_console.diagnosis.live.rule import SILENCE_SECONDS
         from vllm_console.fleet.judge import HISTORY_SECONDS
         from vllm_console.fleet.markers import SAME_SECONDS
 
         if now - found.since < HISTORY_SECONDS - SAME_SECONDS:
             return found.since
-        stretches = [
-            since
-            for run in self._past_runs(record)
-            if run.generation == record.current.number
-            for code, since, until in run.findings
-            if code == found.code and until >= found.since - SAME_SECONDS
-        ]
-        return min(stretches, default=found.since)
+        begun = found.since
+        present = (run for run in self._past_runs(record) if run.generation == record.current.number)
+        held = [(since, until) for run in present for code, since, until in run.findings if code == found.code]
+        for since, until in sorted(held, reverse=True):
+            if until >= begun - SILENCE_SECONDS:  # it stays open through such pauses
+                begun = min(begun, since)
+        return begun
 
     def _earlier_runs(self, record: ServerRecord) -> Sequence[PastRun]:
         """This server's runs before the current one, newest first."""

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -80,7 +80,7 @@ Flags = Mapping[str, Any]
 
 
 class PastRun(msgspec.Struct, frozen=True):
-    """A run without figures: its start, flags, changed flags, and the spans in which findings were open.
+    """A run without figures: its start, flags, changed flags, and the spans in which findings held.
 
     ``changed`` has name, value before and after; ``findings`` code, since and until (Unix seconds).
     """
@@ -221,34 +221,21 @@ class RunStore:
         self._write(act)
 
     def note_findings(
-        self, run: RunName, at: float, codes: Iterable[str], since: Mapping[str, float] | None = None
+        self, run: RunName, spans: Mapping[str, Collection[tuple[float, float]]], judged_until: float | None = None
     ) -> None:
-        """Note the findings open at ``at`` (Unix seconds). ``since`` has their start by code; the default is ``at``.
+        """Note the spans (Unix seconds) in which findings held, by code.
 
-        Reports up to two minutes apart are merged.
+        Spans up to two minutes apart are merged, so none is counted twice. ``judged_until``: findings up to then were
+        computed from the history.
         """
 
         def act(connection: sqlite3.Connection) -> None:
-            number = run_id(connection, run, at)
-            for code in codes:
-                began = min(at, since.get(code, at) if since is not None else at)
-                _note(connection, number, code, [(began, at)])
-
-        self._write(act)
-
-    def note_past(
-        self, run: RunName, spans: Mapping[str, Sequence[tuple[float, float]]], since: float, until: float
-    ) -> None:
-        """Note the spans (Unix seconds) of findings that were computed afterwards for ``since`` to ``until``.
-
-        Known spans are not counted twice.
-        """
-
-        def act(connection: sqlite3.Connection) -> None:
-            number = run_id(connection, run, since)
+            known = [start for held in spans.values() for start, _ in held]
+            number = run_id(connection, run, min(known, default=judged_until or 0.0))
             for code, new in spans.items():
                 _note(connection, number, code, new)
-            _write_document(connection, number, _read_document(connection, number) | {"judged_until": until})
+            if judged_until is not None:
+                _write_document(connection, number, _read_document(connection, number) | {"judged_until": judged_until})
 
         self._write(act)
 
@@ -294,7 +281,7 @@ class RunStore:
         return self._ask(ask, [])
 
     def findings(self, number: int) -> tuple[tuple[str, float, float], ...]:
-        """The spans in which findings were open in a run: code, since and until (Unix seconds)."""
+        """The spans in which findings held in a run: code, since and until (Unix seconds)."""
         return self._ask(lambda connection: tuple(connection.execute(_HELD, (number,)).fetchall()), ())
 
     def run(self, number: int) -> Run | None:
@@ -373,7 +360,7 @@ def past_runs(state: Path, record: ServerRecord) -> Sequence[PastRun] | None:
     return [run for run in runs if run.generation <= number and run.started_at >= record.created_at]
 
 
-def _note(connection: sqlite3.Connection, run: int, code: str, new: Sequence[tuple[float, float]]) -> None:
+def _note(connection: sqlite3.Connection, run: int, code: str, new: Collection[tuple[float, float]]) -> None:
     """Store intervals of a finding, merged with the known ones. Consoles may report them late or in another order."""
     known = connection.execute("SELECT since, until FROM findings WHERE run = ? AND code = ?", (run, code)).fetchall()
     merged = _merged([*known, *new])
@@ -481,7 +468,7 @@ def _stored(connection: sqlite3.Connection, number: int) -> tuple[Run, dict[str,
 
 
 _HELD = "SELECT code, since, until FROM findings WHERE run = ? ORDER BY since"
-"""The spans in which findings were open in a run."""
+"""The spans in which findings held in a run."""
 
 
 def _measured(connection: sqlite3.Connection, run: Run) -> Run:

@@ -489,10 +489,10 @@ def test_finding_older_than_its_evidence_keeps_its_start(tmp_path: Path) -> None
     assert by_a_new_console() == pytest.approx(NOW - 1800, abs=20), "its start was not recorded"
     named = RunName("chat-1", "chat", 1)
     store = RunStore(tmp_path / FILE_NAME)
-    store.note_findings(named, begin + 60, ["kv_cache_pressure"], {"kv_cache_pressure": begin - 600})
+    store.note_findings(named, {"kv_cache_pressure": [(begin - 600, begin + 60)]})
     assert by_a_new_console() == pytest.approx(NOW - 1800, abs=20), "that one has ended"
     for at in range(0, 2400, 100):
-        store.note_findings(named, begin + at, ["kv_cache_pressure"])
+        store.note_findings(named, {"kv_cache_pressure": [(begin + at, begin + at)]})
     assert by_a_new_console() == begin - 600
 
 

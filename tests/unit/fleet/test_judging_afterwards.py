@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,10 @@ from vllm_console.cli import check, restart
 from vllm_console.cli.main import parse
 from vllm_console.cli.runs_text import run_lines
 from vllm_console.fleet.backfill import judge_past
+from vllm_console.fleet.judge import Judge
 from vllm_console.fleet.runs import RunRecorder
 from vllm_console.fleet.snapshot import FleetSnapshot
+from vllm_console.fleet.watched_server import JudgeContext
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import folders
@@ -76,7 +78,7 @@ def test_judged_time_is_not_counted_twice(night):
     (run,) = recorder.open().runs("chat")
     since = record.current.ready_at
     name = client_name(run)
-    recorder.open().note_past(name, {"kv_cache_pressure": [(since + 600, since + 1200)]}, since, run.judged_until)
+    recorder.open().note_findings(name, {"kv_cache_pressure": [(since + 600, since + 1200)]}, run.judged_until)
     assert recorder.open().runs("chat")[0].findings == first
 
 
@@ -155,16 +157,85 @@ def test_slow_sparse_traffic_is_one_finding(tmp_path):
         engine = replace(EngineSample(0, 0, 0.0), **counted, histograms={"itl": itl})
         writer.append(Sample(begun + second, {"0": engine}, kv_cache_tokens=50_000, model_name="m"))
     writer.close()
-    (found,) = judge_past(tmp_path, record, 0, begun, begun + 1200).values()
-    assert {since for since, _ in found} == {begun + 90}
-    assert [at for _, at in found] == [begun + 60 * minute for minute in range(2, 20)]
+    recorder = RunRecorder(tmp_path, 0.0, read_only=False)
+    recorder.open().note_findings(recorder.name(record), judge_past(tmp_path, record, 0, begun, begun + 1200))
+    ((code, since, until),) = recorder.open().findings(1)
+    assert (code, since) == ("slow_tokens", begun + 90)
+    assert until >= begun + 1100
+
+
+SERVING = Details(preset="chatbot", objectives=OBJECTIVES)
+
+
+def serving(begun: float = 1e9) -> ServerRecord:
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(SERVING))
+    return ServerRecord("chat", State.READY, begun, begun - 60, (Generation(1, spec, begun - 60, ready_at=begun),))
+
+
+def first_tokens(slow: Callable[[int], float], begun: float = 1e9) -> Iterator[Sample]:
+    """Twenty minutes with twenty requests per second, of which the share ``slow`` has a TTFT above its objective.
+
+    The others have one between half of it and all of it. There are none while the share is negative.
+    """
+    ended = late = 0.0
+    for second in range(0, 1200, 2):
+        share = slow(second)
+        if share >= 0:
+            ended, late = ended + 40, late + 40 * share
+        ttft = Histogram((1.0, 2.0, 4.0, math.inf), (0.0, ended - late, ended, ended), ended)
+        counted = {"prompt_tokens_total": ended, "generation_tokens_total": ended, "requests_finished_total": ended}
+        engine = replace(EngineSample(4.0 if share >= 0 else 0.0, 0, 0.1), **counted, histograms={"ttft": ttft})
+        yield Sample(begun + second, {"0": engine}, kv_cache_tokens=50_000, model_name="m")
+
+
+def recorded(folder: Path, samples: Iterable[Sample]) -> dict[str, float]:
+    """Seconds for which each finding of these twenty minutes is recorded."""
+    record = serving()
+    writer = HistoryWriter(folder / HISTORY)
+    for one in samples:
+        writer.append(one)
+    writer.close()
+    recorder = RunRecorder(folder, 0.0, read_only=False)
+    recorder.open().note_findings(recorder.name(record), judge_past(folder, record, 0, 1e9, 1e9 + 1200))
+    held: dict[str, float] = {}
+    for code, since, until in recorder.open().findings(1):
+        held[code] = held.get(code, 0.0) + until - since
+    return held
+
+
+def test_silence_after_slow_requests_is_not_recorded(tmp_path):
+    """A minute of them once counted as more than five."""
+    held = recorded(tmp_path, first_tokens(lambda second: -1.0 if second >= 360 else 0.5 if second >= 300 else 0.0))
+    assert 50 <= held["slow_first_token"] <= 70
+
+
+def slow_for_two_minutes(second: int) -> float:
+    return 0.5 if 300 <= second < 420 else 0.0
+
+
+def test_recovery_is_not_recorded(tmp_path):
+    assert 110 <= recorded(tmp_path, first_tokens(slow_for_two_minutes))["slow_first_token"] <= 200
+
+
+def test_finding_ends_after_five_minutes_within_its_objective():
+    """TTFTs between 90% and 100% of it once kept the finding open for ever."""
+    judge, record, found = Judge("chat"), serving(), {}
+    for one in first_tokens(slow_for_two_minutes):
+        judge.append(one, 1)
+        found[one.at - 1e9] = judge.findings(record, SERVING, JudgeContext(may_ask=False), one.at)
+    (held,) = found[420]
+    (recovering,) = found[720]
+    assert (held.code, held.recovering) == ("slow_first_token", False)
+    assert (recovering.code, recovering.recovering) == ("slow_first_token", True)
+    assert "5m within the objective" in recovering.cause
+    assert [one.code for one in found[800]] == ["healthy"]
 
 
 def test_run_list_shows_findings_and_their_coverage(night):
     recorder, record = night
     recorder.judge_past([record])
     text = "\n".join(run_lines(recorder.open().runs("chat"), time.time()))
-    assert "findings: KV cache pressure open for " in text
+    assert "findings: KV cache pressure for " in text
     assert "(findings about GPUs not included)" in text
 
 

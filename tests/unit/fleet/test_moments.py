@@ -254,7 +254,7 @@ def test_run_database_keeps_starts_that_the_record_dropped(tmp_path: Path) -> No
     store = RunStore(tmp_path / FILE_NAME)
     for number, flags in ((1, {"max-num-seqs": 256}), (2, {"max-num-seqs": 64})):
         store.enter([RunHead(f"k{number}", "chat", number, NOW - 90_000 + number * 1000, flags=flags)])
-    store.note_findings(RunName("k2", "chat", 2), NOW - 80_000, ["preempting"])
+    store.note_findings(RunName("k2", "chat", 2), {"preempting": [(NOW - 80_000, NOW - 80_000)]})
     assert store.past("chat")[0].changed == (("max-num-seqs", 256, 64),)
     assert store.past("other") == []
     kept = record(generation(3, NOW - 3000))
@@ -287,6 +287,24 @@ def test_ended_finding_is_recorded_at_once(tmp_path: Path) -> None:
     ((code, since, until),) = RunStore(tmp_path / FILE_NAME).past("chat")[0].findings
     assert (code, since) == ("preempting", began)
     assert began + 30 <= until <= noted
+
+
+def test_finding_is_recorded_while_it_held(tmp_path: Path) -> None:
+    """Not while it recovers or nothing happens, although it is still open then."""
+    began = time.time() - 900
+    finding = Finding("slow_tokens", Severity.WARNING, began, "", "", held=((began, began + 60),))
+    view = ServerView("chat", State.READY, NOW, findings=(finding,))
+    recorder = RunRecorder(tmp_path, 0.0, read_only=False)
+    for _ in range(2):
+        assert recorder.update([SERVED], [view]) == []
+    assert RunStore(tmp_path / FILE_NAME).past("chat")[0].findings == (("slow_tokens", began, began + 60),)
+    again = replace(finding, held=((began, began + 60), (began + 300, began + 310)))
+    assert recorder.update([SERVED], [replace(view, findings=(again,))]) == []
+    assert recorder.update([SERVED], [replace(view, findings=())]) == []
+    assert RunStore(tmp_path / FILE_NAME).past("chat")[0].findings == (
+        ("slow_tokens", began, began + 60),
+        ("slow_tokens", began + 300, began + 310),
+    ), "the end was noted from the last view with the finding"
 
 
 def test_recorder_lists_runs_after_catching_up(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def state(tmp_path: Path) -> Path:
     lines = (begun, {"id": "1", "ended_at": NOW - 5900})
     (place / "loads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     runs = enter(tmp_path, head(1, FIRST), head(2, SECOND), head(1, (NOW - 50, None), "other"))
-    runs.note_findings(RunName(head(1, FIRST).key, "chat", 1), NOW - 5000, ["preempting"], {"preempting": NOW - 5500})
+    runs.note_findings(RunName(head(1, FIRST).key, "chat", 1), {"preempting": [(NOW - 5500, NOW - 5000)]})
     return tmp_path
 
 

@@ -126,8 +126,8 @@ def test_minutes_of_an_unknown_run_are_kept(store, path, made):
 def test_findings_close_together_are_merged(store):
     run = RunName("chat-1", "chat", 1)
     for at in (0.0, 60.0, 120.0, 4000.0, 4060.0):
-        store.note_findings(run, 1e9 + at, ["preempting"])
-    store.note_findings(run, 1e9, ["context_unused"])
+        store.note_findings(run, {"preempting": [(1e9 + at, 1e9 + at)]})
+    store.note_findings(run, {"context_unused": [(1e9, 1e9)]})
     (found,) = store.runs()
     assert found.findings == {"preempting": pytest.approx(3.0), "context_unused": 0.0}
 
@@ -136,8 +136,8 @@ def test_consoles_with_different_clocks_count_each_minute_once(store, path):
     run = RunName("chat-1", "chat", 1)
     other = RunStore(path)
     for minute in range(61):
-        store.note_findings(run, 1000.5 + 60 * minute, ["preempting"])
-        other.note_findings(run, 1000.2 + 60 * minute, ["preempting"])
+        store.note_findings(run, {"preempting": [(1000.5 + 60 * minute, 1000.5 + 60 * minute)]})
+        other.note_findings(run, {"preempting": [(1000.2 + 60 * minute, 1000.2 + 60 * minute)]})
     (found,) = store.runs()
     assert found.findings == {"preempting": pytest.approx(60.0, abs=0.01)}
 
@@ -145,16 +145,16 @@ def test_consoles_with_different_clocks_count_each_minute_once(store, path):
 def test_earlier_note_does_not_move_the_end(store):
     run = RunName("chat-1", "chat", 1)
     for at in (0.0, 100.0, 200.0, 300.0, 50.0, -100.0, 310.0):
-        store.note_findings(run, 1e9 + at, ["preempting"])
+        store.note_findings(run, {"preempting": [(1e9 + at, 1e9 + at)]})
     (found,) = store.runs()
     assert found.findings == {"preempting": pytest.approx(410.0 / 60)}
 
 
 def test_note_that_joins_two_intervals_counts_no_time_twice(store):
     run = RunName("chat-1", "chat", 1)
-    store.note_findings(run, 1000.0, ["preempting"])
-    store.note_findings(run, 2000.0, ["preempting"])
-    store.note_findings(run, 2010.0, ["preempting"], {"preempting": 900.0})
+    store.note_findings(run, {"preempting": [(1000.0, 1000.0)]})
+    store.note_findings(run, {"preempting": [(2000.0, 2000.0)]})
+    store.note_findings(run, {"preempting": [(900.0, 2010.0)]})
     assert store.past("chat")[0].findings == (("preempting", 900.0, 2010.0),)
 
 
@@ -446,7 +446,7 @@ def test_reused_name_starts_at_its_first_generation(store):
 def test_finding_is_stored_from_its_beginning(tmp_path):
     store = RunStore(tmp_path / "runs.sqlite")
     run = RunName("k", "chat", 1)
-    store.note_findings(run, 1060.0, ["preempting"], {"preempting": 1000.0})
-    store.note_findings(run, 1400.0, ["preempting"], {"preempting": 1000.0})
-    store.note_findings(run, 2000.0, ["preempting"], {"preempting": 1900.0})
+    store.note_findings(run, {"preempting": [(1000.0, 1060.0)]})
+    store.note_findings(run, {"preempting": [(1000.0, 1400.0)]})
+    store.note_findings(run, {"preempting": [(1900.0, 2000.0)]})
     assert store.past("chat")[0].findings == (("preempting", 1000.0, 1400.0), ("preempting", 1900.0, 2000.0))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from vllm_console.diagnosis.finding import WINDOW, Finding, Measure, Severity
+from vllm_console.diagnosis.finding import WINDOW, Finding, Measure, Severity, Span
 from vllm_console.diagnosis.live.cache import (
     ContextUnused,
     KvCachePressure,
@@ -33,7 +33,16 @@ from vllm_console.diagnosis.live.queue import (
 )
 from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.refused import RequestsRefused
-from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, UNJUDGED_SECONDS, Evidence, Judgment, Rule, holds_since
+from vllm_console.diagnosis.live.rule import (
+    SILENCE_SECONDS,
+    UNJUDGED_SECONDS,
+    Evidence,
+    Judgment,
+    Rule,
+    held_spans,
+    holds_since,
+    is_served,
+)
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import Frame
 from vllm_console.history.timeline import IDLE_SECONDS
@@ -103,7 +112,9 @@ def _findings(evidence: Evidence, rules: Sequence[Rule]) -> tuple[Finding, ...]:
         return ()
     held, codes = _held(rules, judged)
     found = [
-        (rule, _described(rule, judged, since)) for rule, since in held if not codes.intersection(rule.explained_by)
+        (rule, replace(_described(rule, judged, since), held=spans))
+        for rule, since, spans in held
+        if not codes.intersection(rule.explained_by)
     ]
     if all(finding.severity is Severity.NOTE for _, finding in found):
         well = Healthy()
@@ -123,19 +134,24 @@ def _rank(found: tuple[Rule, Finding]) -> tuple[int, int, bool, float]:
     return _SEVERITIES.index(finding.severity), among_equals, not flags, finding.since
 
 
-def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, float]], set[str]]:
-    """The rules whose findings hold, each with since when, and the codes that explain others (`Rule.explained_by`)."""
+def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, float, tuple[Span, ...]]], set[str]]:
+    """The rules whose findings are open, with since when and when they held, and the codes that explain others
+    (`Rule.explained_by`)."""
     frames, idle = evidence.frames, evidence.idle_seconds
     if idle >= SILENCE_SECONDS:
         rules = [rule for rule in rules if not rule.of_traffic]
     verdicts = [(rule, rule.verdicts(evidence)) for rule in rules]
-    held = [(rule, since) for rule, found in verdicts if (since := holds_since(found, frames)) is not None]
+    held = [
+        (rule, since, held_spans(found, frames, since, of_traffic=rule.of_traffic))
+        for rule, found in verdicts
+        if (since := holds_since(found, frames)) is not None
+    ]
     if idle >= IDLE_SECONDS:
-        held = [(rule, since) for rule, since in held if not rule.of_traffic or rule.through_pauses]
-    if any(rule.code == EngineHung.code for rule, _ in held):
-        held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # others predate the hang
+        held = [one for one in held if not one[0].of_traffic or one[0].through_pauses]
+    if any(rule.code == EngineHung.code for rule, _, _ in held):
+        held = [one for one in held if one[0].code == EngineHung.code]  # others predate the hang
     calm = {rule.code for rule, found in verdicts if idle < IDLE_SECONDS and _is_calm(found)}
-    codes = {rule.code for rule, _ in held} - calm
+    codes = {rule.code for rule, _, _ in held} - calm
     if (served := _served(frames)) < len(frames):
         # What explained a finding before the pause still does until it could have begun again.
         then = frames[:served]
@@ -150,7 +166,7 @@ def _is_calm(found: Sequence[Judgment]) -> bool:
 
 def _served(frames: Sequence[Frame]) -> int:
     """Number of frames up to the last pause, if it is ongoing or ended within the last minute; otherwise all."""
-    busy = [bool(one.running_max or one.waiting_max or one.grown.generation_tokens_total) for one in frames]
+    busy = [is_served(one) for one in frames]
     end = len(frames)
     if all(busy[-MINUTE:]):
         return end
@@ -176,7 +192,7 @@ def with_minute(found: Sequence[Finding], evidence: Evidence) -> tuple[Finding, 
 
 
 def _renewed(found: Finding, rule: Rule, evidence: Evidence) -> Finding:
-    now = rule.describe(evidence, found.since)
+    now = replace(rule.describe(evidence, found.since), held=found.held)
     if now.recovering or found.recovering:
         return now
     return replace(now, cause=found.cause, fixes=found.fixes)

@@ -415,7 +415,7 @@ def present(fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
 
 
 LEAST_SECONDS = 120.0
-"""Findings that were open for less in an earlier run say nothing about its flags."""
+"""Findings that held for less in an earlier run say nothing about its flags."""
 
 
 def with_experience(finding: Finding, flags: Flags, earlier: Sequence[PastRun], codes: Collection[str]) -> Finding:

@@ -24,9 +24,18 @@ from vllm_console.diagnosis.live.fixes import (
     shorter_steps,
     slow_steps,
 )
-from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
+from vllm_console.diagnosis.live.frame_sums import (
+    MINUTE,
+    SLOW_SHARE,
+    count_above,
+    mean,
+    observed,
+    p50,
+    p99,
+    surely_slow,
+)
 from vllm_console.diagnosis.live.rule import ELSEWHERE, HELD_UP, SILENCE_SECONDS, Evidence, Judgment, Rule
-from vllm_console.history.frames import Frame, merged, total
+from vllm_console.history.frames import STEP_SECONDS, Frame, merged, total
 from vllm_console.history.slow_steps import SlowSteps, slow_steps_of
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
@@ -307,10 +316,16 @@ class SlowTokens(Rule):
         return evidence.objectives.itl_p99_seconds
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        """Judge the minute up to each frame."""
+        """Judge the minute up to each frame; it also ends after five minutes within the objective."""
         objective, frames = self.objective(evidence), evidence.frames
-        minutes = observed(frames, self.key)
-        return [self._verdict(minute, objective, frame) for minute, frame in zip(minutes, frames, strict=True)]
+        found, well = [], 0
+        for minute, frame in zip(observed(frames, self.key), frames, strict=True):
+            verdict = self._verdict(minute, objective, frame)
+            if minute is not None and minute.count:
+                well = well + 1 if count_above(minute, objective) <= SLOW_SHARE * minute.count else 0
+                verdict = Judgment.OVER if well * STEP_SECONDS >= SILENCE_SECONDS else verdict
+            found.append(verdict)
+        return found
 
     @staticmethod
     def _verdict(minute: Histogram | None, objective: float, frame: Frame) -> Judgment:
@@ -357,7 +372,8 @@ class SlowTokens(Rule):
         until = f" until {clock(evidence.frames[slow[-1]].end, evidence.now)}" if slow else ""
         symptom = f"{self.name} p99 was above its objective of {seconds(objective)}{until}; {now}."
         cause = (
-            f"Recovering: the finding closes after 30s below {seconds(BACK * objective)}, or {pause} without requests."
+            f"Recovering: the finding closes after 30s below {seconds(BACK * objective)}, {pause} within the "
+            f"objective, or {pause} without requests."
         )
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
 

@@ -16,7 +16,7 @@ from enum import Enum
 
 import msgspec
 
-from vllm_console.diagnosis.finding import Finding, Measure
+from vllm_console.diagnosis.finding import Finding, Measure, Span
 from vllm_console.diagnosis.live.frame_sums import MINUTE
 from vllm_console.history.frames import STEP_SECONDS, Frame, merged
 from vllm_console.history.prefix_use import StillCached
@@ -373,6 +373,25 @@ def holds_since(verdicts: Sequence[Judgment], frames: Sequence[Frame]) -> float 
             if len(held) >= ENTER:
                 begun, failed = frames[held[0]].start, 0
     return begun
+
+
+def held_spans(
+    verdicts: Sequence[Judgment], frames: Sequence[Frame], since: float, *, of_traffic: bool
+) -> tuple[Span, ...]:
+    """When a finding that began at ``since`` held; one ``of_traffic`` only in frames with requests."""
+    spans: list[Span] = []
+    for verdict, frame in zip(verdicts, frames, strict=True):
+        if verdict is not Judgment.HOLDS or frame.start < since or (of_traffic and not is_served(frame)):
+            continue
+        joined = bool(spans) and spans[-1][1] >= frame.start
+        start = spans.pop()[0] if joined else frame.start
+        spans.append((start, frame.end))
+    return tuple(spans)
+
+
+def is_served(frame: Frame) -> bool:
+    """Whether a request ran or waited in a frame."""
+    return bool(frame.running_max or frame.waiting_max or frame.grown.generation_tokens_total)
 
 
 def above(value: float | None, begins: float, ends: float) -> Judgment:

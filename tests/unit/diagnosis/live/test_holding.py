@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_console.diagnosis.live.rule import SILENT_FRAMES, Judgment, above, holds_since
+from vllm_console.diagnosis.live.rule import SILENT_FRAMES, Judgment, above, held_spans, holds_since
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import EngineSample
 
@@ -45,6 +45,20 @@ def since(verdicts: str) -> float | None:
 )
 def test_finding_begins_and_ends(verdicts: str, begun: float | None) -> None:
     assert since(verdicts) == begun
+
+
+@pytest.mark.parametrize("of_traffic", [False, True])
+def test_finding_holds_only_in_its_frames_and_not_while_idle(of_traffic: bool) -> None:
+    verdicts = "hfffhhh-hhsssh"
+    frames = [
+        Frame(1, at * 10.0, at * 10.0 + 10, EngineSample(), running_max=0.0 if at == 6 else 1.0)
+        for at in range(len(verdicts))
+    ]
+    judged = [LETTERS[letter] for letter in verdicts]
+    begun = holds_since(judged, frames)
+    assert begun == 40.0
+    held = held_spans(judged, frames, begun, of_traffic=of_traffic)
+    assert held == ((40.0, 60.0 if of_traffic else 70.0), (80.0, 100.0), (130.0, 140.0))
 
 
 @given(st.text("f-?s", max_size=40))
