@@ -17,6 +17,7 @@ from vllm_console.runs.compare import compare
 from vllm_console.ui.parts import late_screens
 from vllm_console.ui.screens.claims import ClaimDialog
 from vllm_console.ui.screens.compare import CompareScreen
+from vllm_console.ui.screens.help import HelpScreen
 from vllm_launchers.errors import OperationError
 from vllm_launchers.host.shared_memory import LeftFile
 
@@ -71,25 +72,12 @@ async def test_three_presses_open_one_comparison(console, slow):
         await c.until(lambda: isinstance(c.app.screen, CompareScreen), "later it opens again")
 
 
-async def test_the_comparison_has_its_screen_at_once_and_takes_the_keys(console, slow):
+async def test_the_comparison_takes_the_keys_typed_before_it_is_there(console, slow):
     async with console(fleet=slow) as c:
-        await c.press("c")
-        await c.sees("comparing…")
-        await c.press("b")
+        await c.press("c", "question_mark")
         slow.go.set()
-        await c.until(lambda: isinstance(c.app.screen, CompareScreen), "the comparison")
-        assert "start_load" not in [call[0] for call in slow.calls], "the key was not for the main screen"
-        assert len(c.app.screen_stack) == 2
-
-
-async def test_a_comparison_that_nobody_waits_for_does_not_open(console, slow):
-    async with console(fleet=slow) as c:
-        await c.press("c")
-        await c.sees("comparing…")
-        await c.press("escape")
-        slow.go.set()
-        await c.until(lambda: not c.app._asking, "the answer")
-        assert c.app.screen is c.app.operations
+        await c.until(lambda: isinstance(c.app.screen, HelpScreen), "the second key")
+        assert isinstance(c.app.screen_stack[1], CompareScreen), "it was not for the main screen"
 
 
 async def test_over_another_screen_nothing_opens(console, slow):
@@ -98,16 +86,13 @@ async def test_over_another_screen_nothing_opens(console, slow):
         c.app.say = lambda text, *_, **__: said.append(text)
         for action in ("switch_preset", "remove_leftovers", "claim_gpus", "compare"):
             await c.app.run_action(f"screen.{action}", c.app.operations)  # with the mouse: keys are kept meanwhile
-        await c.sees("comparing…")
         await c.until(lambda: {call[0] for call in slow.calls} == {"compare", "presets", "find_leftovers", "board"})
-        await c.press("question_mark")
+        c.app.action_help()
         top = c.app.screen
         slow.go.set()
         await c.until(lambda: not c.app._asking, "all answers")
         assert c.app.screen is top
-        assert len(c.app.screen_stack) == 3
-        await c.press("escape")
-        await c.until(lambda: isinstance(c.app.screen, CompareScreen), "what was above is closed")
+        assert len(c.app.screen_stack) == 2
     assert "Leftovers: 1 file (240 MiB) in /dev/shm; X removes them." in said
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
@@ -35,7 +37,8 @@ def found(made, case):
 
 
 def screen(made, fakes, case):
-    return lambda: CompareScreen(found(made, case), lambda _: lambda: None, fakes.FakeFleet())
+    console = SimpleNamespace(fleet=fakes.FakeFleet(), late_screens=None)
+    return lambda: CompareScreen(found(made, case), lambda _: lambda: None, console)
 
 
 @pytest.mark.parametrize("size", [(60, 15), (200, 60), (200, 20)], ids=lambda size: f"{size[0]}x{size[1]}")

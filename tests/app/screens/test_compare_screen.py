@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
@@ -96,8 +98,9 @@ def test_a_hostile_name_is_only_text(made):
 
 async def test_the_key_back_is_there_only_where_it_may_be(made, host, fakes, wait_until):
     went = []
+    console = ConsoleApp(fakes.FakeFleet())
     for go_back in (None, lambda: went.append(True)):
-        app = host(lambda go_back=go_back: CompareScreen(comparison(made), lambda _: go_back, fakes.FakeFleet()))
+        app = host(lambda go_back=go_back: CompareScreen(comparison(made), lambda _: go_back, console))
         async with app.run_test(size=(80, 24)) as pilot:
             await wait_until(pilot, lambda app=app: "made it worse" in app.text())
             await (app.lacks if go_back is None else app.sees)("revert and restart")
@@ -206,6 +209,25 @@ async def test_other_runs_are_chosen_from_a_list_and_shown_at_once(three_runs, w
         await pilot.press("escape")
         await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen), "back without a choice")
         assert "before @1, after @2" in shown(app)
+
+
+async def test_keys_after_the_one_that_lists_the_runs_are_for_the_list(three_runs, wait_until, monkeypatch):
+    listed, answer = threading.Event(), three_runs.runs
+    app = ConsoleApp(three_runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: "b a choose runs" in shown(app), "the comparison")
+
+        def slowly(*given):
+            assert listed.wait(20)
+            return answer(*given)
+
+        monkeypatch.setattr(three_runs, "runs", slowly)
+        await pilot.press("b", "down", "z", "enter")
+        listed.set()
+        await wait_until(pilot, lambda: "before @1, after @3" in shown(app), "the other comparison")
+        assert not restarted(three_runs)
 
 
 async def test_runs_are_offered_for_choice_only_where_there_are_others(three_runs, wait_until):

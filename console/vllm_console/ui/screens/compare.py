@@ -12,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 from rich.cells import cell_len
 from textual.binding import BindingType
-from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.runs.compare import (
@@ -63,6 +62,7 @@ from vllm_launchers.errors import OperationError
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.history.energy import Tariff
+    from vllm_console.ui.app import ConsoleApp
 
 _LIKENESS = {TrafficMatch.ROUGHLY: WARN, TrafficMatch.DIFFERENT: BAD}
 
@@ -93,10 +93,11 @@ class CompareScreen(ReaderScreen):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("compare")]
 
     def __init__(
-        self, found: Comparison, revert_to: Callable[[Run], Callable[[], None] | None], fleet: LocalFleet
+        self, found: Comparison, revert_to: Callable[[Run], Callable[[], None] | None], console: ConsoleApp
     ) -> None:
         super().__init__(TextReader(self._title, self._lines, self._hints))
-        self.found, self._revert_to, self._fleet = found, revert_to, fleet
+        self.found, self._revert_to, self._fleet = found, revert_to, console.fleet
+        self._late_screens = console.late_screens
         self._predicted: Sequence[str] = ()
         """The predicted effect of the change next to the measured one."""
         self._choosable: Sequence[bool] = (False, False)
@@ -154,31 +155,27 @@ class CompareScreen(ReaderScreen):
         self._choose(after=True)
 
     def _choose(self, *, after: bool) -> None:
-        begin_worker(self, partial(self._list_runs, after), "runs", "runs")
-
-    async def _list_runs(self, after: bool) -> None:
         before, present = self.found.before.run, self.found.after.run
         here, other = (present, before) if after else (before, present)
-        try:
-            known, _ = await answer_for(self, partial(self._fleet.history.runs, here.server), "runs")
-        except OperationError as error:
-            self._warn(error)
-            return
-        if self.app.screen is not self:
-            return
-        runs = run_names([run for run in known if run.id != other.id])
-        if len(runs) < 2:
-            self._warn(f"{here.server} has no other run to compare with.")
-            return
-        choices = [(name, run_text(run)) for name, run in runs.items()]
-        at = next((name for name, run in runs.items() if run.id == here.id), None)
-        question = f"Compare {other.name} with which {'later' if after else 'earlier'} run?"
 
-        def compare(name: str) -> None:
-            pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)
-            begin_worker(self, partial(self._compare, pair), "compare", "runs")
+        def show(found: tuple[Sequence[Run], object]) -> str:
+            runs = run_names([run for run in found[0] if run.id != other.id])
+            if len(runs) < 2:
+                self._warn(f"{here.server} has no other run to compare with.")
+                return ""
+            choices = [(name, run_text(run)) for name, run in runs.items()]
+            at = next((name for name, run in runs.items() if run.id == here.id), None)
+            question = f"Compare {other.name} with which {'later' if after else 'earlier'} run?"
 
-        choose(self.app, question, choices, compare, at)
+            def compare(name: str) -> None:
+                pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)
+                begin_worker(self, partial(self._compare, pair), "compare", "runs")
+
+            choose(self.app, question, choices, compare, at)
+            return ""
+
+        call = partial(self._fleet.history.runs, here.server)
+        self._late_screens.open("", call, show, once=f"runs to compare with {other.name}")
 
     async def _compare(self, pair: tuple[int, int]) -> None:
         try:
@@ -238,30 +235,6 @@ def _prediction_lines(fleet: LocalFleet, found: Comparison) -> Sequence[str]:
     kept = fleet.history.outcome(found)
     judged = found.verdict is not ComparisonVerdict.TOO_LITTLE
     return outcome_lines(kept, judged=judged) if kept is not None else ()
-
-
-class ComparingScreen(ReaderScreen):
-    """Placeholder until the comparison is ready; keeps keys from reaching the screen below."""
-
-    def __init__(self, server: str) -> None:
-        name = plain(server)
-        super().__init__(TextReader(lambda: f"{name}: before and after", lambda _: [line((" comparing…", DIM))], tuple))
-        self._found: Screen[None] | None = None
-
-    @property
-    def closed(self) -> bool:
-        """Whether the user left before the comparison was ready."""
-        return self not in self.app.screen_stack
-
-    def show(self, screen: Screen[None]) -> None:
-        """Replace this screen by the comparison as soon as no other screen covers it."""
-        self._found = screen
-        self.on_screen_resume()
-
-    def on_screen_resume(self) -> None:
-        """Switch to the comparison if it arrived while covered."""
-        if self._found is not None and self.app.screen is self:
-            self.app.switch_screen(self._found)
 
 
 def nothing_screen(server: str, reason: str) -> ReaderScreen:

@@ -1147,37 +1147,26 @@ class OperationsScreen(PartialRepaintScreen):
         if not server.recorded:
             raise RefusalError("Only runs of your own servers can be compared.")
         from vllm_console.runs.compare import ComparisonVerdict
-        from vllm_console.ui.screens.compare import CompareScreen, ComparingScreen, nothing_screen
+        from vllm_console.ui.screens.compare import CompareScreen, nothing_screen
 
-        fleet, name, waiting = self.console.fleet, server.name, ComparingScreen(server.name)
+        fleet, name = self.console.fleet, server.name
 
-        def screen(found: Comparison) -> CompareScreen:
+        def show(found: Comparison | str) -> str:
+            if isinstance(found, str):
+                self.app.push_screen(nothing_screen(name, found))
+                return ""
             if found.verdict is not ComparisonVerdict.TOO_LITTLE:
                 self.hints.followed("compare")
             # No revert for a replayed run: its server may be gone.
             revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
-            return CompareScreen(found, revert, fleet)
-
-        def done(found: Comparison) -> str:
-            if not waiting.closed:
-                waiting.show(screen(found))
+            self.app.push_screen(CompareScreen(found, revert, self.console))
             return ""
 
-        def failed(error: Exception) -> bool:
-            if waiting.closed:
-                return True
-            if isinstance(error, NothingToCompareError | NotFoundError):
-                waiting.show(nothing_screen(name, str(error).partition(". ")[0]))
-                return True
-            waiting.close_with()
-            return False
-
         if (known := self.changes.found(server)) is not None:
-            self.app.push_screen(screen(known))
+            show(known)
             return
-        self.app.push_screen(waiting)
-        once = f"compare {name} {id(waiting)}"
-        self.console.act("", partial(_compared, fleet.history, server), done, failed, about=name, once=once)
+        call = partial(_compared, fleet.history, server)
+        self.console.late_screens.open("", call, show, once=f"compare {name}", about=name)
 
     def _revert_to(self, name: str, run: Run) -> Callable[[], None] | None:
         """A callback that restarts the server with a run's flags; None if that is not allowed or changes nothing."""
@@ -1323,12 +1312,19 @@ def _step_lines(server: ServerView, now: float, width: int, height: int, view: C
     return step_lines(server, now, width, height, view)
 
 
-def _compared(history: RunHistory, server: ServerView) -> Comparison:
-    """Compare a server's run with the previous one, quickly if its start is stored already; errors as `compare`."""
+def _compared(history: RunHistory, server: ServerView) -> Comparison | str:
+    """Compare a server's run with the previous one, quickly if its start is stored already; or why that is impossible.
+
+    Raises:
+        OperationError: the store cannot be read.
+    """
     found = history.last_change(server.name)
     if found is not None and found.after.run.generation == server.generation:
         return found
-    return history.compare(server.name)
+    try:
+        return history.compare(server.name)
+    except (NothingToCompareError, NotFoundError) as error:
+        return str(error).partition(". ")[0]
 
 
 def _no_log(server: ServerView) -> str:
