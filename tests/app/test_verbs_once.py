@@ -154,7 +154,7 @@ async def test_the_way_back_asks_before_it_replaces_what_is_staged(console, comp
         await c.until(lambda: c.app.operations.on_top)
         if key == "n":
             assert c.app.operations.staging.of("chat") == staged
-            assert [call[0] for call in compared.calls] == ["compare"]
+            assert {call[0] for call in compared.calls} <= {"compare", "compare_again"}
         else:
             await c.until(lambda: ("restart", "chat", Changes({"max-num-seqs": 512})) in compared.calls)
             await c.until(lambda: not c.app.operations.staging.of("chat"))

@@ -95,7 +95,7 @@ def test_figures_are_those_under_the_cursor_and_markers_are_drawn(fakes: Any) ->
 
 async def test_keys_show_charts_and_lead_through_gpus(console: Any, fakes: Any) -> None:
     fleet = fakes.FakeFleet(fakes.coder)
-    fleet.gpus = {"host": HOST}
+    fleet.gpus = {"host": HOST, "host_recorded": True}
     fleet.gpu_charts = {gpu.index: fakes.gpu_chart_at(gpu, fakes.NOW) for gpu in HOST.gpus}
     async with console(fleet=fleet, size=(80, 30)) as c:
         await c.press("J")
