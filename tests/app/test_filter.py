@@ -145,6 +145,18 @@ async def test_it_does_not_return_once_the_user_has_moved_it_or_changed_the_filt
         assert c.app.operations.selected_name == "coder"
 
 
+@pytest.mark.parametrize(("keys", "then"), [(("left_square_bracket",), ()), (("a",), ()), (("e",), ("escape",))])
+async def test_it_does_not_return_while_the_flags_of_another_server_are_changed(console, restarting, keys, then):
+    """The next key would act on the wrong server, and a restart of an idle server asks nothing."""
+    async with console(fleet=restarting) as c:
+        await c.press("slash", *"ready", "enter")
+        await in_state(c, State.STARTING)
+        await c.press(*keys)
+        await in_state(c, State.READY)
+        await c.press(*then)
+        assert c.app.operations.selected_name == "coder"
+
+
 async def test_the_cursor_stays_on_the_server_that_was_found_with_the_filter(console, restarting):
     async with console(fleet=restarting) as c:
         await c.press("slash", *"coder", "enter")

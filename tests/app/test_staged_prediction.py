@@ -110,6 +110,15 @@ async def test_a_prediction_belongs_to_what_is_staged_and_is_kept_with_the_resta
         assert kept(fleet) == [FOUND]
 
 
+async def test_a_new_server_does_not_inherit_the_predictions_of_a_removed_one(console, fleet):
+    fleet.predictable[fleet_values(fleet, 2)] = FOUND
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.sees(TTFT)
+        c.app.operations.predictions.drop("chat")
+        await c.until(lambda: len(asked(fleet)) == 2)
+
+
 async def test_the_same_change_is_predicted_once_however_it_was_staged(console, fleet):
     fleet.predictable[(False,)] = FOUND
     async with console(fleet=fleet) as c:

@@ -69,8 +69,10 @@ class LateScreens:
             return False
 
         def remind() -> None:
-            if self._opening is opening:
+            if self._opening is opening and opening.over is self._console.operations:
                 self._console.show_message(WAITING)
+            elif self._opening is opening:
+                self._console.notify(WAITING, markup=False)  # the screen hides the message line
 
         self._console.act(doing, call, done, failed, about=about, once=once)
         self._console.set_timer(REMIND_SECONDS, remind)

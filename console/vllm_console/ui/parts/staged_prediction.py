@@ -116,6 +116,13 @@ class Predictions:
             self._wanted = key
             begin_worker(self._console, partial(self._predict, key, of_fix=of_fix), "prediction", GROUP)
 
+    def drop(self, name: str) -> None:
+        """Forget the predictions of a removed server."""
+        if self._wanted is not None and self._wanted[0] == name:
+            self._cancel()
+        self._fix_due.pop(name, None)
+        self._answers = {key: answer for key, answer in self._answers.items() if key[0] != name}
+
     def _due(self, key: _Key, *, of_fix: bool) -> bool:
         if of_fix and time.monotonic() < self._fix_due.get(key[0], 0.0):
             return False

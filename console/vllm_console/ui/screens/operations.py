@@ -379,6 +379,8 @@ class OperationsScreen(PartialRepaintScreen):
         """Drop all state of a removed server, so that a new server of that name does not inherit it."""
         self.staging.drop(name)
         self.staged_plans.drop(name)
+        self.predictions.drop(name)
+        self._hidden = self._hidden if self._hidden != name else None
         self.changes.drop(name)
         self.verbs.drop(name)
         self._marked -= {name}
@@ -618,7 +620,10 @@ class OperationsScreen(PartialRepaintScreen):
         if self._wanted in names:
             self._selected_name, self._wanted, self._hidden = self._wanted, None, None
         elif self._hidden in names:
-            self._selected_name, self._hidden = self._hidden, None
+            # Not while another server's flags are being changed: the next key would act on this one instead.
+            if not self._tuning.server_name and not self.staging.of(self._selected_name or ""):
+                self._selected_name = self._hidden
+            self._hidden = None
         elif self.time.replay is None and self._selected_name not in names and self._before_replay in names:
             self._selected_name = self._before_replay
         if self._selected_name in names:
@@ -1080,7 +1085,7 @@ class OperationsScreen(PartialRepaintScreen):
     def _edit_flags(self, server: ServerView, traffic: MeasuredTraffic | None = None) -> None:
         from vllm_console.ui.screens.flags import FlagsScreen
 
-        name = server.name
+        name, self._hidden = server.name, None
 
         def take(staged: Edits | None) -> None:
             if staged is not None:

@@ -65,8 +65,8 @@ def wrapped(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
     return wrap(text, width, most)
 
 
-_WORDS = re.compile(r"([ \t\n\r\f\v]*)([^ \t\n\r\f\v]+)")
-"""White space and the word after it. A no-break space is part of a word."""
+_WORDS = re.compile(r"[^ \t\n\r\f\v]+")
+"""A word; a no-break space is part of it. White space is not matched, so that a long run of it is read only once."""
 
 
 def wrap(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
@@ -75,10 +75,11 @@ def wrap(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
     The last of ``most`` rows ends with `` …`` if text is left out. Indentation of the first row is kept.
     """
     rows: list[str] = []
-    row = ""
-    for space, word in _WORDS.findall(text.expandtabs()):
-        rest = row + " " * len(space) + word if row or not rows else word
-        if cells(rest) > width and (cells(word) <= width or cells(row) + len(space) >= width):
+    row, end, text = "", 0, text.expandtabs()
+    for found in _WORDS.finditer(text):
+        space, word, end = found.start() - end, found[0], found.end()
+        rest = row + " " * space + word if row or not rows else word
+        if cells(rest) > width and (cells(word) <= width or cells(row) + space >= width):
             rows += [row] if row else []
             rest = word
         *full, row = [rest] if cells(rest) <= width else chop_cells(rest, width)

@@ -62,6 +62,13 @@ def test_wrap_keeps_indentation_and_words():
     assert wrap("123456789012 /models/a-long-path", 12) == ("123456789012", "/models/a-lo", "ng-path")
 
 
+def test_wrap_reads_long_white_space_once():
+    """An answer that degenerates into blanks once took seconds to wrap, at each redraw; 100,000 would take minutes."""
+    assert wrap("a" + " " * 100_000, 80) == wrap("a" + "\t" * 10_000, 80) == ("a",)
+    assert wrap(" " * 100_000, 80) == ()
+    assert wrap(f"a{' ' * 100_000}b", 80) == ("a", "b")
+
+
 def test_wrap_ends_the_last_row_with_an_ellipsis():
     assert wrap("one two three four", 9, 1) == ("one two …",)
     assert wrap("one two three four", 9, 2) == ("one two", "three …")
