@@ -333,7 +333,7 @@ class Judge:
             silent_seconds=self._request.silent_seconds,
             idle_seconds=self._idle_seconds,
             earlier_reuse=self._earlier_reuse(record),
-            earlier_longest=self._earlier_longest(frames),
+            longest_seen=self._longest(),
             max_context=facts.max_context,
             model_name=self._latest.model_name if self._latest is not None else None,
             refusals=self._refusals(frames),
@@ -370,10 +370,9 @@ class Judge:
         looked_up = total(frames, "prefix_cache_queries_total") or 0.0
         return hit_rate(frames) if looked_up >= ENOUGH_LOOKED_UP else None
 
-    def _earlier_longest(self, frames: Sequence[Frame]) -> float:
-        """The longest request that its earlier runs show in the last half hour; a restart must not forget it."""
-        earlier = [one for one in self._frames.since(0.0) if not frames or one.start < frames[0].start]
-        prompts, answers = (merged(earlier, key) for key in LENGTHS)
+    def _longest(self) -> float:
+        """The longest request of the last half hour, also of earlier runs and while this one compiled kernels."""
+        prompts, answers = (merged(self._frames.since(0.0), key) for key in LENGTHS)
         return longest_request(prompts, answers) if prompts is not None and answers is not None else 0.0
 
 
@@ -469,10 +468,10 @@ def _free_gpus(details: Details, context: JudgeContext) -> tuple[int, ...] | Non
     host = source.host() if source is not None else None
     taken = details.gpus_on(source.recorded_host) if source is not None else ()
     own = host.gpu(taken[0]) if host is not None and not host.problem and taken else None
-    if host is None or own is None:
+    if host is None or own is None or own.mig_mode:
         return None
     shares = tuple(context.shares)
-    alike = (gpu for gpu in host.gpus if gpu.name == own.name and gpu.index not in taken)
+    alike = (gpu for gpu in host.gpus if gpu.name == own.name and gpu.index not in taken and not gpu.mig_mode)
     return tuple(gpu.index for gpu in alike if not gpu.lost and not gpu.claimed and is_free(gpu, shares))
 
 

@@ -130,6 +130,7 @@ def test_queue_older_than_the_first_sample_is_found(tmp_path: Path) -> None:
         ({"free_gib": 10.0, "used_gib": 38.0}, None, None),
         ({"name": "NVIDIA T400"}, None, None),
         ({"lost": "it fell off the bus"}, None, None),
+        ({"mig_mode": True}, None, None),
         ({"claims": (GpuClaim("bob", NOW, "training", words="claimed by bob"),)}, None, None),
         ({}, "elsewhere", "another GPU"),
     ],

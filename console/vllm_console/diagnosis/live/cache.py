@@ -209,15 +209,15 @@ class ContextUnused(Rule):
         if context < self.LONG and (cache is None or context < self.MUCH * cache):
             return [Judgment.FAILS] * len(frames)
         seen = (observed(frames, key, len(frames)) for key in LENGTHS)
-        earlier = evidence.earlier_longest
-        return [self._verdict(prompt, answer, earlier, context) for prompt, answer in zip(*seen, strict=True)]
+        known = evidence.longest_seen
+        return [self._verdict(prompt, answer, known, context) for prompt, answer in zip(*seen, strict=True)]
 
-    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, earlier: float, context: int) -> Judgment:
+    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, known: float, context: int) -> Judgment:
         if prompt is None or answer is None:
             return Judgment.UNKNOWN
         if min(prompt.count, answer.count) < self.REQUESTS:
             return Judgment.UNCLEAR
-        longest = min(max(longest_request(prompt, answer), earlier), context)
+        longest = min(max(longest_request(prompt, answer), known), context)
         if fitting_context(longest) >= context:
             return Judgment.OVER  # nothing to shorten, from the first long request on
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
@@ -226,7 +226,7 @@ class ContextUnused(Rule):
         """Actual lengths compared with the limit."""
         frames, context = evidence.frames, evidence.max_model_len or 0
         prompt, answer = (merged(frames, key) for key in LENGTHS)
-        longest, requests = evidence.earlier_longest, 0.0
+        longest, requests = evidence.longest_seen, 0.0
         if prompt is not None and answer is not None:
             longest, requests = max(longest_request(prompt, answer), longest), min(prompt.count, answer.count)
         longest = min(longest, context)
@@ -237,7 +237,8 @@ class ContextUnused(Rule):
         if cache := evidence.cache_tokens:
             share = f"{percent(min(1.0, context / cache))} of the KV cache{evidence.each}"
             measures.append(Measure("one full context takes", share))
-        why = f"No request took more than {longest:,.0f} tokens; this leaves 25% headroom."
+        why = f"No request of the last half hour took more than {longest:,.0f} tokens; this leaves 25% headroom."
         fixes = (Fix(Changes({"max-model-len": fitting}), why, LONGER_REJECTED),)
-        symptom = f"Requests use at most {percent(longest / context)} of max-model-len ({context:,} tokens)."
+        share = f"{percent(longest / context)} of max-model-len ({context:,} tokens)"
+        symptom = f"Requests of the last half hour used at most {share}."
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)

@@ -82,7 +82,11 @@ def another_place(evidence: Evidence) -> str:
 
 
 def _no_place(evidence: Evidence) -> str:
-    return "" if evidence.build == "cpu" else ": no GPU like its own is free here"
+    if evidence.build == "cpu":
+        return ""
+    if evidence.free_gpus:
+        return f": only {gpus_text(evidence.free_gpus)} is free here, and this one has {evidence.gpus} GPUs"
+    return ": no GPU like its own is free here"
 
 
 def reduce_load(evidence: Evidence) -> Fix:
@@ -129,7 +133,7 @@ def free_size(evidence: Evidence) -> Fix | None:
         return None
     for gpu in evidence.moments[-1].gpus if evidence.moments else ():
         spare = evidence.spare_gib.get(gpu.index)
-        if spare is None or spare < free - now + PEAKS_GIB:
+        if spare is None or gpu.mig_mode or spare < free - now + PEAKS_GIB:
             return None
     flags = " and ".join(f"--{name}" for name in names)
     why = f"{flags} limits the KV cache to {now:.1f} GiB; {free:.1f} GiB would fit."
@@ -166,7 +170,7 @@ def fp8_cache_fix(evidence: Evidence) -> Fix | None:
     if asked not in ("auto", "bfloat16", "float16") or (asked == "auto" and evidence.own_fp8_cache):
         return None
     numbers = evidence.compute_capability
-    if evidence.build == "cpu" or numbers is None:
+    if evidence.build == "cpu" or numbers is None or evidence.attention_free:
         return None
     able = float(f"{numbers[0]}.{numbers[1]}")
     verdict = attention.fp8_cache_support(
@@ -248,7 +252,7 @@ def _free_share(evidence: Evidence) -> tuple[float, float, float] | None:
     for gpu in evidence.moments[-1].gpus:
         spare, total = evidence.spare_gib.get(gpu.index), gpu.memory_gib
         held = holdings(gpu).ours.get(evidence.server) or gpu.used_gib  # in a container, processes may be invisible
-        if spare is None or not held or not total:
+        if spare is None or not held or not total or gpu.mig_mode:  # a share of a slice is another one of the GPU
             return None
         share = min(share, math.floor(100 * (min(held / total, present) + (spare - PEAKS_GIB) / total)) / 100)
         sizes.append((total, spare))
@@ -329,7 +333,8 @@ def _larger_caches(evidence: Evidence) -> Iterator[tuple[Fix, float]]:
         memory, share = more_memory(evidence), _free_share(evidence)
         if memory is not None and share is not None and now:
             yield memory, 1.0 + share[1] / now
-        if (fix := fp8_cache_fix(evidence)) is not None:
+        # States of linear layers stay as large, so fewer than twice the sequences fit.
+        if not evidence.linear_layers and (fix := fp8_cache_fix(evidence)) is not None:
             yield fix, 2.0
 
 

@@ -135,8 +135,9 @@ class Evidence(msgspec.Struct, frozen=True):
     """Other GPUs of its machine, like its own, on which nothing runs; None if unknown."""
     earlier_reuse: float | None = None
     """The prefix cache's hit rate in its previous generation, if caching was on and the rate is known."""
-    earlier_longest: float = 0.0
-    """No request before ``frames`` had more tokens, prompt plus answer; infinite if that is unknown."""
+    longest_seen: float = 0.0
+    """No request of the last half hour had more tokens, prompt plus answer, also of earlier runs and while this one
+    warmed up, which ``frames`` lack; infinite if that is unknown."""
     weights_gib: float | None = None
     """GiB of weights on each GPU, if estimated."""
     cache_gib: float | None = None

@@ -136,6 +136,8 @@ def test_larger_cache_makes_room_for_more_sequences() -> None:
     )
     finding = found(FAST, **known)["oversubscribed_sequences"]  # nothing is known of its GPU's memory
     assert finding.fixes[0].changes == Changes({"kv-cache-dtype": "fp8", "max-num-seqs": 136})
+    hybrid = found(FAST, **known, linear_layers=True)["oversubscribed_sequences"]  # its states stay as large
+    assert all("max-num-seqs" not in fix.changes.set for fix in hybrid.fixes)
     waiting = found(FAST, **known, steady=True)["slow_first_token"]
     assert waiting.fixes[0].changes == finding.fixes[0].changes
 

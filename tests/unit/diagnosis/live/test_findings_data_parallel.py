@@ -142,14 +142,12 @@ def test_shorter_context_holds_the_longest_request() -> None:
     usual: dict[str, Any] = {"prompt": 4000.0, "answer": 400.0, "max_model_len": 32_768}  # in buckets to 5,000 and 500
     finding = found(BUSY, **usual)["context_unused"]
     assert finding.fixes[0].changes.set == {"max-model-len": 7168}
-    assert "No request took more than 5,500 tokens" in finding.fixes[0].why
+    assert "No request of the last half hour took more than 5,500 tokens" in finding.fixes[0].why
     assert "17% of max-model-len" in finding.symptom
     assert "context_unused" not in found(BUSY, **usual, rare=20_000.0)
     assert "context_unused" not in found(BUSY, **usual, rare=20_000.0, rare_since=10.0), "ends at the first one"
-    assert "context_unused" not in found(BUSY, **usual, earlier_longest=20_000.0), "before a restart"
-    assert found(BUSY, **usual, earlier_longest=7000.0)["context_unused"].fixes[0].changes.set == {
-        "max-model-len": 10_240
-    }
+    assert "context_unused" not in found(BUSY, **usual, longest_seen=20_000.0), "before a restart"
+    assert found(BUSY, **usual, longest_seen=7000.0)["context_unused"].fixes[0].changes.set == {"max-model-len": 10_240}
 
 
 def test_one_full_context_is_a_share_of_one_engine() -> None:

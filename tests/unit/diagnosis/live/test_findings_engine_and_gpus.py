@@ -345,6 +345,9 @@ def test_all_free_memory_is_offered_but_not_what_the_next_start_lacks() -> None:
     assert shares(None, 40.5, 4.5, flags_known=False) == []
     assert shares(0.94, 42.3, 2.7) == [] == shares(0.3, 13.5, 1.0)
     assert shares(0.3, 9.0, 20.0, server="other") == [0.63]  # invisible: at most all that is used
+    sliced = replace(GOOD, mig_mode=True, free_gib=31.5, used_gib=13.5, used_by=(replace(OURS, gib=13.5),))
+    on_slice = evidence(lambda _: sliced, full, flags={"gpu-memory-utilization": 0.3}, spare_gib={0: 20.0})
+    assert all("gpu-memory-utilization" not in fix.changes.set for fix in find(on_slice, "kv_cache_pressure").fixes)
     (fix,) = offered(0.3, 13.5, 20.0)
     assert fix.why == "19.4 GiB more, which are free now, for the KV cache."
     assert fix.tradeoff == "0.6 GiB are left for other processes."
@@ -529,7 +532,7 @@ def test_server_without_a_gpu_is_advised_another_machine() -> None:
         ({"build": "cuda"}, "Start a second server on another GPU, or send fewer concurrent requests."),
         ({"free_gpus": (3, 4), "gpus": 1}, "Start a second server on GPU 3, or send fewer concurrent requests."),
         ({"free_gpus": (3, 4), "gpus": 2}, "Start a second server on GPU 3,4, or send fewer concurrent requests."),
-        ({"free_gpus": (3,), "gpus": 2}, f"{fewer}: no GPU like its own is free here."),
+        ({"free_gpus": (3,), "gpus": 2}, f"{fewer}: only GPU 3 is free here, and this one has 2 GPUs."),
         ({"free_gpus": (), "gpus": 1}, f"{fewer}: no GPU like its own is free here."),
     )
     for known, why in cases:
