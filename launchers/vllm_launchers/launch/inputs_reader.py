@@ -34,7 +34,7 @@ from vllm_launchers.vllm.modelfacts.read import model_facts
 from vllm_launchers.vllm.ray_cluster import RayCluster, RayClusters
 
 if TYPE_CHECKING:
-    from vllm_launchers.launch.launch_plan import ResolvedRequest
+    from vllm_launchers.launch.resolved_request import ResolvedRequest
 
 LEARN = (
     "import sys; from vllm_launchers.vllm.engines import engine_at; "

@@ -23,10 +23,11 @@ from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes, with_lasting_way
 from vllm_launchers.launch.place import OFFERED, PRETENDS, GpuFinder, Place, kept_slice
 from vllm_launchers.launch.plan_budget import FlagBudget, assumed_budget
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.alternatives import Alternative, alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
 from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
-from vllm_launchers.plan.build import PlanRequest, make_plan
+from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray, visible_gpus
@@ -43,7 +44,6 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
 from vllm_launchers.plan.pace import timing_of
 from vllm_launchers.plan.probe import ProbeWish, plan_probe
-from vllm_launchers.presets.model import Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
@@ -54,35 +54,6 @@ REUSE_PORT_UNTIL = (0, 25, 0)
 """First vLLM release whose server does not set SO_REUSEPORT (with a single API server)."""
 
 HEADLESS_NO_PROBE = "a headless node has no engine of its own"
-
-
-class ResolvedRequest(PlanRequest, frozen=True):
-    """A request whose preset, engine, model, port, and so on have been looked up.
-
-    ``workload``: measured traffic to use instead of the preset's. ``sources`` is set for a restart: flags other than
-    ``changes`` stay as they are. Without a ``gpu_finder``, or on a MIG slice, the server keeps its ``gpus``. ``found``:
-    problems that are known before planning.
-    """
-
-    gpus: tuple[int, ...] = ()
-    workload: Workload | None = None
-    sources: Mapping[str, str] | None = None
-    gpu_finder: GpuFinder | None = None
-    found: tuple[PlanFinding, ...] = ()
-    restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
-    warm_up: bool = True
-    probe: ProbeWish = "auto"
-    probe_asked: bool | None = None
-    """An option that overrides ``probe``."""
-    standby_of: str = ""
-    beside: str = ""
-    """The server next to which a rolling update starts this one."""
-    nodes: NodesRequest | None = None
-    """The machines of a multi-node server; None: this machine alone."""
-    recorded_host: str | None = None
-    """Name of the recorded host that it is planned for; None for this machine."""
-    gpus_unnamed: bool = False
-    """Whether nobody chooses its GPUs, so that vLLM takes the first visible ones."""
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +11,7 @@ from vllm_launchers.engine_model.gpu_models import DEFAULT_GPU, UnknownGpuError,
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice
 from vllm_launchers.launch.place import PRETENDS
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget, shapes
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import MEMORY_FLAGS, batch_sizes
@@ -27,9 +27,6 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import Flags, same_value
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
-
-if TYPE_CHECKING:
-    from vllm_launchers.launch.launch_plan import ResolvedRequest
 
 
 class FlagBudget(msgspec.Struct, frozen=True):

@@ -16,9 +16,10 @@ from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerReco
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.inputs_reader import GpuSource, PlanInputsReader
-from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, suggestions
+from vllm_launchers.launch.launch_plan import LaunchPlan, plan_launch, suggestions
 from vllm_launchers.launch.place import AUTO, NONE, OFFERED, GpuFinder, kept_slice
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choice import Choice, SeenRoom

@@ -16,8 +16,9 @@ from vllm_launchers.host.gpu.document import host_from_topo, read_host
 from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, Link
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
-from vllm_launchers.launch.launch_plan import ResolvedRequest, plan_launch
+from vllm_launchers.launch.launch_plan import plan_launch
 from vllm_launchers.launch.place import GpuFinder
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan

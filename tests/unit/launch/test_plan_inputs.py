@@ -11,7 +11,7 @@ import pytest
 
 from vllm_launchers.launch import inputs_reader
 from vllm_launchers.launch.inputs_reader import PlanInputsReader
-from vllm_launchers.launch.launch_plan import ResolvedRequest
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes

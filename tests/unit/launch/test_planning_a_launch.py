@@ -18,10 +18,11 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, 
 from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
 from vllm_launchers.launch.errors import UnfitError
-from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
+from vllm_launchers.launch.launch_plan import LaunchPlan, plan_launch
 from vllm_launchers.launch.place import GpuFinder
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import fix_options, refuse_unfit
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan

@@ -19,10 +19,11 @@ from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.launch.inputs_reader import PlanInputsReader
-from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
+from vllm_launchers.launch.launch_plan import LaunchPlan, plan_launch
 from vllm_launchers.launch.place import AUTO, OFFERED, GpuFinder
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import VISIBLE

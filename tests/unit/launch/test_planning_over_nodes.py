@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
-from vllm_launchers.launch.launch_plan import ResolvedRequest, plan_launch
+from vllm_launchers.launch.launch_plan import plan_launch
 from vllm_launchers.launch.place import GpuFinder
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan

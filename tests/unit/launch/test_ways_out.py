@@ -13,9 +13,10 @@ from fakes.crowded_host import Held, crowded_host
 from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.errors import NoPlaceError
-from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
+from vllm_launchers.launch.launch_plan import LaunchPlan, plan_launch
 from vllm_launchers.launch.place import GpuFinder
 from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
