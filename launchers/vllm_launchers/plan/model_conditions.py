@@ -18,7 +18,7 @@ from vllm_launchers.plan.budget.memory_flags import (
     refuses_float32,
     weight_method,
 )
-from vllm_launchers.plan.flags import AHEAD, CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, WHOLE_ITEMS
+from vllm_launchers.plan.flags import ASYNC, CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, WHOLE_ITEMS
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates, speculation_flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
@@ -126,7 +126,7 @@ def adapter_problem(facts: ModelFacts | None, flags: Flags, release: Release | N
 _ALWAYS_CHUNKED_SINCE: Release = (0, 32, 0)
 """First release seen to require chunked prefill with every ``mamba-cache-mode``; earlier ones do with ``align``."""
 
-_NOT_AHEAD: tuple[Release, Release] = ((0, 16, 0), (0, 17, 0))
+_ASYNC_REFUSED: tuple[Release, Release] = ((0, 16, 0), (0, 17, 0))
 """From the first of these releases, and before the second, asynchronous scheduling is refused (``VllmConfig``)."""
 
 _ALIGNED_SEEN: Release = (0, 16, 0)
@@ -149,9 +149,9 @@ def broken_by_cached_states(facts: ModelFacts, flags: Flags, release: Release | 
     if aligned and not can_cache_linear_prefixes(release, drafts=drafts):
         text = f"in this release, speculative decoding does not work with {of_these}"
         yield BrokenCondition((PREFIX,), text, sure)
-    first, end = _NOT_AHEAD
-    if flags.get(AHEAD) is True and first <= release < end:
-        yield BrokenCondition((AHEAD,), f"in this release, --{AHEAD} does not work with {of_these}")
+    first, end = _ASYNC_REFUSED
+    if flags.get(ASYNC) is True and first <= release < end:
+        yield BrokenCondition((ASYNC,), f"in this release, --{ASYNC} does not work with {of_these}")
     if aligned and flags.get(WHOLE_ITEMS) is True:
         yield BrokenCondition((WHOLE_ITEMS,), f"--{WHOLE_ITEMS} does not work with {of_these}", sure)
 

@@ -110,8 +110,8 @@ def more_capacity(evidence: Evidence) -> Fix:
 def more_cache(evidence: Evidence) -> list[Fix]:
     """All fixes that let the KV cache hold more tokens, or need fewer, most effective first."""
     by_blocks, by_bytes = (token_count(evidence.flags.get(name)) is not None for name in (BLOCKS, BYTES))
-    memory, free = more_memory(evidence), _free_share(evidence)
-    doubled = free is not None and evidence.cache_gib is not None and free[1] >= evidence.cache_gib
+    memory, growth = more_memory(evidence)
+    doubled = growth >= 2.0
     offered = (
         free_size(evidence),
         memory if doubled else None,  # as much as an FP8 KV cache gains, with the same output
@@ -228,14 +228,17 @@ def cached_states(evidence: Evidence) -> Changes:
     return Changes({PREFIX: True, **more})
 
 
-def more_memory(evidence: Evidence) -> Fix | None:
-    """What is free of the GPU, but never what other tenants hold or what is reserved for them."""
+def more_memory(evidence: Evidence) -> tuple[Fix | None, float]:
+    """What is free of the GPU, but never what other tenants hold or what is reserved for them; and how many times
+    larger the KV cache becomes, 1 if its present size is unknown.
+    """
     if (found := _free_share(evidence)) is None:
-        return None
+        return None, 1.0
     share, gained, left = found
+    growth = 1.0 + gained / evidence.cache_gib if evidence.cache_gib else 1.0
     each = " of each GPU" if len(evidence.moments[-1].gpus) > 1 else ""
-    why = f"{gained:.1f} GiB more{each}, which are free now, for the KV cache."
-    return setting("gpu-memory-utilization", share, why, f"{left:.1f} GiB{each} are left for other processes.")
+    why = f"The KV cache gets {gained:.1f} GiB more{each}, which is free now."
+    return setting("gpu-memory-utilization", share, why, f"{left:.1f} GiB{each} are left for other processes."), growth
 
 
 def _free_share(evidence: Evidence) -> tuple[float, float, float] | None:
@@ -324,15 +327,15 @@ def more_sequences(evidence: Evidence) -> Fix | None:
 
 
 def _larger_caches(evidence: Evidence) -> Iterator[tuple[Fix, float]]:
-    """The changes that make the KV cache larger without another model format, and how many times larger."""
+    """The changes that make the KV cache larger and leave the weights as they are, and how many times larger."""
     now = evidence.cache_gib
     if (fix := free_size(evidence)) is not None:
         free = (evidence.cache_free_gib or 0.0) / now if now else 1.0
         yield fix, evidence.blocks_without_override or 1.0 if evidence.build == "cpu" else free
     elif not {BLOCKS, BYTES} & evidence.flags.keys():
-        memory, share = more_memory(evidence), _free_share(evidence)
-        if memory is not None and share is not None and now:
-            yield memory, 1.0 + share[1] / now
+        memory, larger = more_memory(evidence)
+        if memory is not None:
+            yield memory, larger
         # States of linear layers stay as large, so fewer than twice the sequences fit.
         if not evidence.linear_layers and (fix := fp8_cache_fix(evidence)) is not None:
             yield fix, 2.0

@@ -10,7 +10,7 @@ import msgspec
 from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.flags import AHEAD, CHUNKED, PREFIX, QUANTIZATION, WHOLE_ITEMS, token_count
+from vllm_launchers.plan.flags import ASYNC, CHUNKED, PREFIX, QUANTIZATION, WHOLE_ITEMS, token_count
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import draft_tokens, sequence_tokens, speculates
@@ -309,7 +309,7 @@ def _batches_in_flight(flags: Flags, release: Release, pipeline: int, on_cpu: bo
     """Maximum number of steps in flight at once; since 0.26 a window's blocks are kept for all of them."""
     if release < (0, 26, 0):
         return 1
-    overlap = flags.get(AHEAD) is not False and not on_cpu and pipeline == 1
+    overlap = flags.get(ASYNC) is not False and not on_cpu and pipeline == 1
     return 2 if overlap else pipeline
 
 

@@ -131,7 +131,7 @@ def test_larger_cache_makes_room_for_more_sequences() -> None:
     assert finding.cause.endswith("within its objective, so a higher limit alone would not help.")
     assert finding.fixes[0].changes == Changes({"gpu-memory-utilization": 0.95, "max-num-seqs": 200})
     assert finding.fixes[0].why == (
-        "36.0 GiB more, which are free now, for the KV cache. "
+        "The KV cache gets 36.0 GiB more, which is free now. "
         "200 sequences of the current length then fit into the KV cache."
     )
     finding = found(FAST, **known)["oversubscribed_sequences"]  # nothing is known of its GPU's memory

@@ -349,7 +349,7 @@ def test_all_free_memory_is_offered_but_not_what_the_next_start_lacks() -> None:
     on_slice = evidence(lambda _: sliced, full, flags={"gpu-memory-utilization": 0.3}, spare_gib={0: 20.0})
     assert all("gpu-memory-utilization" not in fix.changes.set for fix in find(on_slice, "kv_cache_pressure").fixes)
     (fix,) = offered(0.3, 13.5, 20.0)
-    assert fix.why == "19.4 GiB more, which are free now, for the KV cache."
+    assert fix.why == "The KV cache gets 19.4 GiB more, which is free now."
     assert fix.tradeoff == "0.6 GiB are left for other processes."
 
     def first(gib: float) -> object:

@@ -16,7 +16,7 @@ from vllm_launchers.plan.budget.memory_flags import refuses_float16, refuses_flo
 from vllm_launchers.plan.checks.hardware import TURING
 from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import AHEAD, CHUNKED, normalize, parse_value
+from vllm_launchers.plan.flags import ASYNC, CHUNKED, normalize, parse_value
 from vllm_launchers.plan.model_conditions import adapter_problem
 from vllm_launchers.presets.rules import FLAG_NAME
 from vllm_launchers.units import counted
@@ -463,7 +463,7 @@ def _left_out(case: Case) -> tuple[Fix, ...]:
         why = "vLLM can't split this model into pipeline stages."
         tradeoff = "Fewer GPUs hold it; --tensor-parallel-size uses more, if it divides the attention heads."
         return (Fix(Changes(unset=("pipeline-parallel-size",)), why, tradeoff),)
-    for pattern, name in ((_AHEAD, AHEAD), (_CHUNKS, CHUNKED)):
+    for pattern, name in ((_AHEAD, ASYNC), (_CHUNKS, CHUNKED)):
         if pattern.search(case.text) and name in case.flags:
             return (Fix(Changes(unset=(name,)), f"Without --{name} vLLM chooses based on the other settings."),)
     return ()
