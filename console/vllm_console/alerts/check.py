@@ -32,9 +32,6 @@ CHUNK_SECONDS = 3600.0
 LONGEST_EXACT_SECONDS = 1800.0
 """Latencies of a longer window are estimates, because reading that many records takes too long."""
 
-SILENT_SECONDS = 60.0
-"""No prompt takes longer than this without a token: beyond it, the engine hangs."""
-
 BROKEN_ENGINE = ("engine_dead", "engine_hung")
 """Findings that fail a check whatever the objectives are."""
 
@@ -143,7 +140,7 @@ def check_window(
     )
     problems = _engine_problems(server, now) or _no_data(server, present, now, trouble)
     if not problems:
-        problems = _silent(server, done, span) or _broken(server, judged, done, span, idle_is_well=allow_idle)
+        problems = _broken(server, judged, done, span, idle_is_well=allow_idle)
     return Report(server.name, server.state, round(span, 1), judged, server.findings, tuple(problems))
 
 
@@ -180,14 +177,6 @@ def _no_data(server: ServerView, entries: Sequence[HistoryEntry], now: float, tr
     if len(entries) < 2:
         return [f"{server.name} can't be judged: only one sample so far"]
     return []
-
-
-def _silent(server: ServerView, done: ServedWindow, span: float) -> list[str]:
-    """A problem if requests run without producing a token for longer than any prompt takes."""
-    tokens = done.counted.generation_tokens_total if done.counted is not None else None
-    if done.running_min < 1 or tokens != 0 or span < SILENT_SECONDS:
-        return []
-    return [f"{server.name} produces no tokens: requests have run for {duration(span)} without one"]
 
 
 def _broken(

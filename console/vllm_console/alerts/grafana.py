@@ -14,6 +14,7 @@ from vllm_console.alerts.prometheus import (
     GENERATED,
     ITL,
     PREEMPTIONS,
+    PROMPTED,
     RUNNING,
     TTFT,
     USAGE,
@@ -29,7 +30,6 @@ SERVER = "model_name, instance"
 SERVER_LEGEND = "{{model_name}} {{instance}}"
 RATE = "$__rate_interval"
 
-PROMPTED = COUNTER_FAMILIES["prompt_tokens_total"][0]
 LOOKED_UP, HITS = COUNTER_FAMILIES["prefix_cache_queries_total"][0], COUNTER_FAMILIES["prefix_cache_hits_total"][0]
 E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, ANSWER_LENGTH = (
     HISTOGRAM_FAMILIES[key][0] for key in ("e2e", "queue", "prefill", "decode", "prompt_tokens", "generation_tokens")

@@ -22,7 +22,7 @@ BY = "job, instance, model_name"
 
 RUNNING, WAITING, USAGE = (GAUGE_FAMILIES[key][0] for key in ("requests_running", "requests_waiting", "kv_cache_usage"))
 PREEMPTIONS, FINISHED = (COUNTER_FAMILIES[key][0] for key in ("preemptions_total", "requests_finished_total"))
-GENERATED = COUNTER_FAMILIES["generation_tokens_total"][0]
+PROMPTED, GENERATED = (COUNTER_FAMILIES[key][0] for key in ("prompt_tokens_total", "generation_tokens_total"))
 TTFT, ITL = (HISTOGRAM_FAMILIES[key][0] for key in ("ttft", "itl"))
 
 _MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\.)*"'
@@ -140,13 +140,25 @@ def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
         ),
         AlertingRule(
             "VllmHung",
-            f"sum by ({BY}) (min_over_time({RUNNING}{target.braces}[2m])) > 0\n"
-            f"  and sum by ({BY}) (increase({GENERATED}{target.braces}[2m])) == 0",
+            _hung(target),
             "1m",
             "critical",
             f"vLLM hangs: {WHERE}",
-            "{{ $value | humanize }} requests are running, but no token has been generated for two minutes.",
+            "{{ $value | humanize }} requests run on engines without progress for two minutes: no token, no prompt "
+            "processed, no KV cache block allocated or freed.",
         ),
+    )
+
+
+def _hung(target: AlertTarget) -> str:
+    """Requests that run on engines without progress, as in `Frame.still`: a long prefill allocates KV cache."""
+    return (
+        f"sum by ({BY}) (\n"
+        f"  min_over_time({RUNNING}{target.braces}[2m]) > 0\n"
+        f"  and increase({GENERATED}{target.braces}[2m]) == 0\n"
+        f"  and increase({PROMPTED}{target.braces}[2m]) == 0\n"
+        f"  and changes({USAGE}{target.braces}[2m]) == 0\n"
+        ")"
     )
 
 

@@ -108,7 +108,6 @@ class ServedWindow(msgspec.Struct, frozen=True):
     usage: float | None = None
     usage_seconds: float = 0.0
     counted: EngineSample | None = None
-    running_min: float = 0.0
     running_max: float = 0.0
     running: float | None = None
     """Requests running at the end."""
@@ -134,7 +133,7 @@ def served_window(samples: Sequence[Sample], often: Iterable[Sample] | None = No
     running = [combine(sample.engines.values()).requests_running or 0.0 for sample in samples]
     counted = combine(grown for before, after in _stretches(samples) for grown in growths(before, after))
     reported = len(samples) > 1 and any(sample.engines for sample in samples)
-    return ServedWindow(usage, usage_seconds, counted if reported else None, min(running), max(running), running[-1])
+    return ServedWindow(usage, usage_seconds, counted if reported else None, max(running), running[-1])
 
 
 def _stretches(samples: Sequence[Sample]) -> Iterable[tuple[Sample, Sample]]:

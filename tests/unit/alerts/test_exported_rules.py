@@ -158,6 +158,13 @@ def test_model_name_is_escaped_in_its_matcher() -> None:
     assert checked_match(model_match('evil"} or vector(1) #'))
 
 
+def test_a_hang_is_a_lack_of_all_progress_on_one_engine() -> None:
+    """Pooling requests count no generated tokens, and a long prefill only allocates KV cache."""
+    hung = rule("VllmHung")
+    assert {"vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc"} < families_in(hung)
+    assert hung.count("sum by") == 1, "what one engine generates does not hide that another hangs"
+
+
 RULE_TESTS = """
 rule_files: [rules.yml]
 evaluation_interval: 30s
@@ -166,11 +173,19 @@ tests:
     input_series:
       - {{series: 'vllm:kv_cache_usage_perc{{{labels},engine="0"}}', values: '0.5x10 0.95x50'}}
       - {{series: 'vllm:kv_cache_usage_perc{{{labels},engine="1"}}', values: '0.1x60'}}
+      - {{series: 'vllm:kv_cache_usage_perc{{{labels},engine="2"}}', values: '0.1x40 0.1+0.005x20'}}
       - {{series: 'vllm:num_preemptions_total{{{labels}}}', values: '0x20 0+1x40'}}
       - {{series: 'vllm:request_success_total{{{labels},finished_reason="stop"}}', values: '0+15x60'}}
-      - {{series: 'vllm:num_requests_running{{{labels}}}', values: '2x60 stale'}}
+      - {{series: 'vllm:num_requests_running{{{labels},engine="0"}}', values: '2x60 stale'}}
+      - {{series: 'vllm:num_requests_running{{{labels},engine="1"}}', values: '3x60 stale'}}
+      - {{series: 'vllm:num_requests_running{{{labels},engine="2"}}', values: '4x60 stale'}}
       - {{series: 'vllm:num_requests_waiting{{{labels}}}', values: '0x20 1+2x40'}}
-      - {{series: 'vllm:generation_tokens_total{{{labels}}}', values: '0+500x40 20000x20'}}
+      - {{series: 'vllm:generation_tokens_total{{{labels},engine="0"}}', values: '0+500x40 20000x20'}}
+      - {{series: 'vllm:generation_tokens_total{{{labels},engine="1"}}', values: '0x60'}}
+      - {{series: 'vllm:generation_tokens_total{{{labels},engine="2"}}', values: '0x60'}}
+      - {{series: 'vllm:prompt_tokens_total{{{labels},engine="0"}}', values: '0+900x40 36000x20'}}
+      - {{series: 'vllm:prompt_tokens_total{{{labels},engine="1"}}', values: '0+900x60'}}
+      - {{series: 'vllm:prompt_tokens_total{{{labels},engine="2"}}', values: '0+900x40 36000x20'}}
       - {{series: 'vllm:time_to_first_token_seconds_bucket{{{labels},le="1.0"}}', values: '0+10x60'}}
       - {{series: 'vllm:time_to_first_token_seconds_bucket{{{labels},le="2.5"}}', values: '0+10x20 210+20x40'}}
       - {{series: 'vllm:time_to_first_token_seconds_bucket{{{labels},le="+Inf"}}', values: '0+10x20 210+20x40'}}
@@ -213,6 +228,9 @@ def test_promtool_accepts_the_rules_and_they_fire_as_expected(target: AlertTarge
         for firing, at in ((False, before), (True, after))
         if at is not None
     ]
+    (hung,) = (one for one in rules(target) if one.alert == "VllmHung")
+    stuck = {"expr": hung.expr, "eval_time": "29m", "exp_samples": [{"labels": f"{{{LABELS}}}", "value": 2}]}
+    parsed["tests"][0]["promql_expr_test"].append(stuck)
     (tmp_path / "tests.yml").write_text(yaml.safe_dump(parsed))
     done = subprocess.run(
         ["promtool", "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
