@@ -83,6 +83,7 @@ GENERATING = (
     "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
     "/inference/v1/generate", "/generate", "/v1/embeddings", "/v2/embed", "/embed", "/pooling", "/classify", "/score",
     "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/audio/transcriptions", "/v1/audio/translations",
+    "/cohere/v2/chat", "/generative_scoring", "/invocations", "/v1/decisions", "/v1/systemone",
 )  # fmt: skip
 """Routes whose requests make the model compute. Others (``/v1/models``, scanner probes) are not traffic."""
 

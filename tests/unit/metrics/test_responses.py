@@ -38,6 +38,19 @@ def test_inference_requests_are_counted() -> None:
     assert parse_metrics(BODY, 1.0).responses == Responses(20.0, 7.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    "route", ["/cohere/v2/chat", "/generative_scoring", "/invocations", "/v1/decisions", "/v1/systemone"]
+)
+def test_every_route_that_makes_the_model_compute_counts(route: str, tmp_path: Path) -> None:
+    assert parse_metrics(BODY.replace("/v1/models", route).replace("GET", "POST"), 1.0).responses == Responses(20, 9, 1)
+    log = tmp_path / "server.log"
+    log.write_text("")
+    counter = UnauthorizedCounter(log)
+    log.write_text(access("401 Unauthorized", route))
+    assert counter.count() == 1
+    counter.close()
+
+
 def test_series_that_appears_later_counts() -> None:
     parser = Parser()
     before = parser.parse(BODY.replace('"5xx"', '"3xx"'), 1.0)
