@@ -70,7 +70,8 @@ class StreamedAnswer:
                 self._token(at)
             if event.usage is not None:
                 self.prompt_tokens = event.usage.prompt_tokens
-                self._count(event.usage.completion_tokens or 0)
+                if event.usage.completion_tokens is not None:
+                    self._count(event.usage.completion_tokens)
 
     def end(self) -> None:
         """Handle the end of the stream. Raises AnswerError if it ended too soon."""

@@ -70,10 +70,11 @@ def test_event_with_several_tokens_counts_by_usage() -> None:
     assert tally.output_tokens == 8
 
 
-def test_without_usage_every_event_counts_as_a_token() -> None:
+@pytest.mark.parametrize("last", [b"", event({"choices": [], "usage": {"prompt_tokens": 9}})])
+def test_without_a_number_of_tokens_every_event_counts_as_one(last: bytes) -> None:
     tally = Tally()
     answer = StreamedAnswer(tally)
-    answer.feed(token() + token("length") + DONE, 1.0)
+    answer.feed(token() + token("length") + last + DONE, 1.0)
     answer.end()
     assert tally.output_tokens == 2
 
