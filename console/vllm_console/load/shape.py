@@ -269,12 +269,12 @@ class RecordedTraffic:
         known = vocabulary or ANY_VOCABULARY
         token_of = [known[byte % len(known)] for byte in range(256)]
         rng = random.Random(self._seed)
-        before: deque[list[int]] = deque(maxlen=PROMPTS_KEPT)
+        before: deque[bytes] = deque(maxlen=PROMPTS_KEPT)
         for at, one in zip(self.due, self._requests, strict=True):
             length, output = fit_lengths(max(1, one.prompt_tokens), max(1, one.output_tokens), max_model_len)
             shared = min(one.cached_tokens or 0, length)
-            parent = next((prompt for prompt in reversed(before) if len(prompt) >= shared), []) if shared else []
+            parent = next((prompt for prompt in reversed(before) if len(prompt) >= shared), b"") if shared else b""
             prompt = parent[:shared]
-            prompt += [token_of[byte] for byte in rng.randbytes(length - len(prompt))]
-            before.append(prompt)
-            yield LoadRequest(at, prompt, output)
+            prompt += rng.randbytes(length - len(prompt))
+            before.append(prompt)  # one byte per token, a list would take eight
+            yield LoadRequest(at, [token_of[byte] for byte in prompt], output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import takewhile
 
 from vllm_console.load.shape import RecordedRequest, RecordedTraffic
@@ -29,6 +30,17 @@ def test_prompt_shares_its_cached_prefix_with_an_earlier_one():
     assert shared(prompts[2], prompts[0]) < 8
     assert shared(prompts[4], prompts[3]) < 8
     assert prompts == [one.prompt for one in traffic.stream(range(200, 2000))]
+
+
+def test_memory_of_earlier_prompts_is_a_byte_per_token():
+    count, length = 200, 10_000
+    traffic = RecordedTraffic([RecordedRequest(float(at), length, 5) for at in range(count)])
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in traffic.stream()) == count
+        assert tracemalloc.get_traced_memory()[1] < 2 * count * length
+    finally:
+        tracemalloc.stop()
 
 
 def test_unknown_prefix_is_new_and_lengths_fit_the_context():
