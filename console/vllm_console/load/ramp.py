@@ -495,7 +495,6 @@ class _Run:
             if not answer.begun and answer.age(time.perf_counter()) > limits.ttft_p99_seconds
         )
         grown = _counts_between(samples)
-        delay = tally.send_delay.latency().p99 if not tally.held_back else None
         return StepFigures(
             rate=rate,
             seconds=seconds,
@@ -509,7 +508,7 @@ class _Run:
             preemptions=grown.preemptions_total,
             finished=grown.requests_finished_total,
             running=combine(samples[-1].engines.values()).requests_running if samples else None,
-            send_delay=delay,
+            sent=(0, 0) if tally.held_back else (tally.send_delay.within, tally.send_delay.beyond),
         )
 
     def _finished(

@@ -47,6 +47,9 @@ FEWEST_SECONDS = 8.0
 FEWEST_REQUESTS = 10
 """With fewer requests, a step's gaps between tokens are not representative."""
 
+MOST_LATE = 0.01
+"""The largest fraction of requests that may be sent late; beyond it, the client limits the rate."""
+
 MANY_PREEMPTIONS = 5
 """With fewer preemptions, a step is not ended early because of them."""
 
@@ -56,8 +59,8 @@ class StepFigures(msgspec.Struct, frozen=True):
 
     ``ttft`` counts requests within the limit and beyond it; failed ones and those already waiting longer are beyond.
     ``itl`` counts gaps between tokens likewise. ``in_flight`` are evenly spaced counts of this client's unfinished
-    requests, ``kv_cache_usage`` samples of the fullest engine. ``send_delay`` is the p99 delay of sending requests
-    although there was room for them, in seconds.
+    requests, ``kv_cache_usage`` samples of the fullest engine. ``sent`` counts requests sent in time and later than
+    `report.LATE_SECONDS` although there was room for them.
     """
 
     rate: float
@@ -70,7 +73,7 @@ class StepFigures(msgspec.Struct, frozen=True):
     preemptions: float | None = None
     finished: float | None = None
     running: float | None = None
-    send_delay: float | None = None
+    sent: tuple[int, int] = (0, 0)
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -174,7 +177,7 @@ def _failing(figures: StepFigures, objectives: Objectives) -> str:
 
 
 def _client_is_late(figures: StepFigures) -> bool:
-    return figures.send_delay is not None and figures.send_delay > 0.25
+    return figures.sent[1] > MOST_LATE * sum(figures.sent)
 
 
 def _usage(figures: StepFigures) -> float | None:

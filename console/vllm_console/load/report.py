@@ -23,6 +23,9 @@ _COUNTS = (
 SAMPLES_KEPT = 100_000
 KINDS_KEPT = 20
 
+LATE_SECONDS = 0.25
+"""A request that is sent this long after it was due is late."""
+
 
 class Times(NamedTuple):
     """Times of one answer, in seconds; ``tpot`` is None if it had one token."""
@@ -265,7 +268,7 @@ class Tally:
         self.tpot = Samples(seed=seed)
         self.itl = Samples(seed=seed, bound=limits[1])
         self.e2e = Samples(seed=seed)
-        self.send_delay = Samples(seed=seed)
+        self.send_delay = Samples(seed=seed, bound=LATE_SECONDS)
 
     def finish(self, place: int, ttft: float, tpot: float | None, e2e: float) -> None:
         """Count the times (seconds) of a finished answer; ``tpot`` is None if it had one token."""
