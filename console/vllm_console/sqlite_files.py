@@ -73,9 +73,10 @@ def open_database(path: Path, timeout: float, *, follow_links: bool = False) -> 
 
 def connect_read_only(path: Path, timeout: float) -> sqlite3.Connection:
     """Open an existing file for reading, from any thread."""
-    # In a read-only folder, SQLite cannot create its shared memory: read the file as is.
-    immutable = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
-    uri = f"{path.resolve().as_uri()}?mode=ro{immutable}"
+    # In a read-only folder, SQLite cannot create its shared memory: read the file as is, unless it has a log to read.
+    real = path.resolve()
+    shared = os.access(real.parent, os.W_OK) or real.with_name(f"{real.name}-wal").exists()
+    uri = f"{real.as_uri()}?mode=ro{'' if shared else '&immutable=1'}"
     return sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)
 
 
