@@ -32,7 +32,7 @@ from vllm_console.attached import (
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper, still_busy, verifying
-from vllm_console.metrics.window import restarted
+from vllm_console.metrics.window import restarted_engines
 from vllm_console.recorder import TroubleReporter, WindowRecorder, block_stop_signals, say, stopped_within
 from vllm_console.runs.keys import run_key
 from vllm_console.runs.store import FILE_NAME, RunName
@@ -102,10 +102,7 @@ class Identity:
             self._past.append(earlier)
             self.mixed = self.mixed or started in self._past
             return True
-        if before is None:
-            return False
-        both = before.engines.keys() & sample.engines.keys()
-        if not any(restarted(before.engines[label], sample.engines[label]) for label in both):
+        if before is None or not restarted_engines(before, sample):
             return False
         self._restarts.append(sample.at)
         span = self._restarts[-1] - self._restarts[0]

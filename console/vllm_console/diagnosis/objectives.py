@@ -14,7 +14,7 @@ from vllm_console.diagnosis.live.rule import objectives_of
 from vllm_console.history.frames import STEP_SECONDS
 from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Sample, Window
-from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, restarted
+from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, restarted_engines
 from vllm_console.text import UNKNOWN, duration, percent, seconds
 from vllm_launchers.presets.model import Objectives
 
@@ -140,11 +140,9 @@ def _stretches(samples: Sequence[Sample]) -> Iterable[tuple[Sample, Sample]]:
     """First and last sample of each stretch without an engine restart; a new start counts from its beginning."""
     first = last = samples[0]
     for sample in samples[1:]:
-        known = last.engines
-        anew = {label for label, one in sample.engines.items() if label in known and restarted(known[label], one)}
-        if anew:
+        if anew := restarted_engines(last, sample):
             yield first, last
-            first = replace(last, engines={label: one for label, one in known.items() if label not in anew})
+            first = replace(last, engines={label: one for label, one in last.engines.items() if label not in anew})
         last = sample
     yield first, last
 

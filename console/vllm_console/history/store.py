@@ -33,7 +33,7 @@ from vllm_console.history.encoding import (
     shape_of,
 )
 from vllm_console.metrics.sample import Sample
-from vllm_console.metrics.window import combine, highest, restarted
+from vllm_console.metrics.window import combine, highest, restarted_engines
 from vllm_launchers.errors import OperationError
 
 _Answer = TypeVar("_Answer")
@@ -560,9 +560,7 @@ def _same_step(one: _Row, other: _Row, step: float) -> bool:
 
 def _began_anew(before: Sample, after: Sample) -> bool:
     """Whether an engine's counters decreased between two rows, or the engines differ."""
-    return before.engines.keys() != after.engines.keys() or any(
-        restarted(before.engines[label], engine) for label, engine in after.engines.items()
-    )
+    return before.engines.keys() != after.engines.keys() or bool(restarted_engines(before, after))
 
 
 def _entry(connection: sqlite3.Connection, bases: dict[int, Base], row: _Row) -> HistoryEntry:

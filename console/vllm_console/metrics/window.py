@@ -84,6 +84,12 @@ def restarted(before: EngineSample, after: EngineSample) -> bool:
     return False
 
 
+def restarted_engines(before: Sample, after: Sample) -> set[str]:
+    """Labels of the engines that are in both samples and restarted in between."""
+    both = before.engines.keys() & after.engines.keys()
+    return {label for label in both if restarted(before.engines[label], after.engines[label])}
+
+
 def growth(before: EngineSample | None, after: EngineSample, keys: Iterable[str] = LATENCIES) -> EngineSample:
     """Growth of an engine's counters between two samples, with the later gauges and only the histograms in ``keys``.
 
