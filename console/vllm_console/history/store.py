@@ -3,7 +3,8 @@
 SQLite with a write-ahead log: one writer, any number of readers, and a SIGKILL at any moment loses nothing that was
 committed. Three tables hold the same kind of rows, each at its own step and with a fixed number of rows. Counters are
 totals, so a coarser row is simply the last one of its step; gauges keep the maximum of the step, so that short peaks
-remain visible. Each row has its generation, which makes restarts visible.
+remain visible. Each row has its generation, which makes restarts visible. If counters are reset or engines come or go
+within a generation, a step has another row, so that nothing counted before is lost.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ class HistoryWriter:
         step = int(sample.at // TIERS[tier].step)
         known = self._steps.get(tier)
         if known is not None:
-            if known[:2] == (step, generation):
+            if known[:2] == (step, generation) and not _began_anew(known[2], sample):
                 sample = with_highest(sample, known[2])
             else:
                 self._wait(tier, known[2], known[1])

@@ -136,6 +136,24 @@ def test_restart_is_a_boundary(filled):
     assert last_of_first == START + 99
 
 
+def test_reset_counters_and_a_leaving_engine_lose_nothing_in_coarse_rows(path, engine, sample):
+    """As after a change of the number of engines, or an automatic restart, which keeps its generation."""
+    writer = HistoryWriter(path)
+    leaving = [engine(waiting=50.0, generation=70.0)]
+    for second, total in enumerate((1000.0, 5000.0, 6000.0, 10.0, 100.0)):
+        engines = [engine(waiting=0.0, generation=total)] + (leaving if second < 2 else [])
+        writer.append(sample(START + second, *engines), 1)
+    writer.close()
+    reader = HistoryReader(path)
+    for tier in TIERS[1:]:
+        rows = [
+            {label: (one.requests_waiting, one.generation_tokens_total) for label, one in entry.sample.engines.items()}
+            for entry in reader.read(Stretch(tier, START - 1, START + 60), 10)
+        ]
+        assert rows == [{"0": (0.0, 5000.0), "1": (50.0, 70.0)}, {"0": (0.0, 6000.0)}, {"0": (0.0, 100.0)}]
+    reader.close()
+
+
 def test_tables_keep_a_fixed_number_of_rows(path, engine, sample, monkeypatch):
     from vllm_console.history import store
     from vllm_console.history.store import Tier
