@@ -23,8 +23,8 @@ from vllm_console.text import duration
 from vllm_launchers.keeper.records import State
 from vllm_launchers.probe.environment import PROBE
 
-MOST_POINTS = 2000
-"""Enough for half an hour of one-second samples; a longer window is read in coarser steps."""
+MOST_POINTS = 360
+"""Steps of a window longer than half an hour; in a shorter one, every sample is read."""
 
 CHUNK_SECONDS = 3600.0
 """How much of a long window is held in memory at once, because ten-second rows hold many histograms."""
@@ -90,8 +90,9 @@ def check_server(server: ServerView, now: float, window: float, *, allow_idle: b
     folder = Path(server.folder)
     with contextlib.closing(HistoryReader(folder / HISTORY)) as reader:
         try:
-            entries = reader.range(now - window, now, MOST_POINTS)
-            often = _often(reader, now, window) if window > TIERS[0].step * TIERS[0].rows else None
+            long = window > TIERS[0].step * TIERS[0].rows
+            entries = reader.range(now - window, now, window / MOST_POINTS if long else 0.0)
+            often = _often(reader, now, window) if long else None
             probe = folder / PROBE if window <= LONGEST_EXACT_SECONDS else None
             return check_window(server, entries, now, window, allow_idle=allow_idle, often=often, probe=probe)
         except HistoryMissingError:
@@ -105,7 +106,7 @@ def _often(reader: HistoryReader, now: float, window: float) -> Iterator[History
     start = now - min(window, TIERS[1].step * TIERS[1].rows)
     while start < now:
         stop = min(start + CHUNK_SECONDS, now)
-        yield from reader.range(start, stop, MOST_POINTS)
+        yield from reader.range(start, stop, TIERS[1].step)
         start = stop
 
 

@@ -30,8 +30,6 @@ FINE_SECONDS = TIERS[0].step * TIERS[0].rows - 60.0
 """How far back one-second rows reliably reach."""
 
 _CHUNK_SECONDS = 3600.0
-_POINTS = 600
-"""Maximum number of rows per chunk: more than an hour has at ten seconds, and too few for one-second rows."""
 
 
 def judge_past(
@@ -69,8 +67,7 @@ def _rows(folder: Path, start: float, end: float) -> Iterator[HistoryEntry]:
     try:
         while start < end:
             stop = min(start + _CHUNK_SECONDS, fine if start < fine else end)
-            points = _POINTS if start < fine else TIERS[0].rows
-            yield from (entry for entry in reader.range(start, stop, points) if entry.at < stop or stop == end)
+            yield from reader.range(start, stop, TIERS[1].step if start < fine else 0.0)
             start = stop
     except HistoryMissingError:
         return

@@ -362,8 +362,8 @@ def kept_for_streams(state: Path, record: ServerRecord) -> tuple[str, ...]:
     return (BATCHED,) if answered_by_shorter_steps(flags, earlier) else ()
 
 
-MOST_SAMPLES = 720
-"""Samples read per hour: one in five seconds is enough for counters, which only grow."""
+STEP_SECONDS = 5.0
+"""A sample in this time is enough for counters, which only grow."""
 
 
 def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload | None:
@@ -378,7 +378,7 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
     objectives = details.objectives or DEFAULT_OBJECTIVES
     with contextlib.closing(HistoryReader(folder / HISTORY)) as reader:
         try:
-            samples = list(reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES))
+            samples = list(reader.range(now - SEEN_SECONDS, now, STEP_SECONDS))
             ended = _ended(folder / PROBE, now)
             whole = seen_workload(
                 samples, details.workload, longest=longest, objective=objectives.kv_cache_usage, recorded=ended

@@ -22,7 +22,7 @@ from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.types import Replay
 from vllm_console.fleet.watched_server import JudgeContext
-from vllm_console.history.store import HISTORY, MOST_ROWS, HistoryError, HistoryReader
+from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import newest_points
 from vllm_console.load.spans import read_spans
@@ -235,7 +235,7 @@ def _last_at(place: Path, begin: float, end: float) -> float | None:
     """When the last row of a run was recorded; its end if rows are too coarse to tell, None without any row."""
     with contextlib.closing(HistoryReader(place / HISTORY)) as reader:
         try:
-            last = [entry.at for entry in reader.range(max(begin, end - LAST_SECONDS), end, MOST_ROWS)]
+            last = [entry.at for entry in reader.range(max(begin, end - LAST_SECONDS), end)]
             if last:
                 return last[-1]
             parts = reader.stretches(begin, end, end - begin)

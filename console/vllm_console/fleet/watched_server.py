@@ -455,7 +455,7 @@ class WatchedServer:
             now = last.at  # no newer samples: its last frame is shown
             newest = history.since(now - recent)
         begin = newest[0].at if newest else now
-        older = history.range(now - span, begin, CHART_POINTS) if begin > now - span else []
+        older = history.range(now - span, begin, CHART_STEP_SECONDS) if begin > now - span else []
         return older + newest
 
     def _judged(

@@ -13,10 +13,10 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from vllm_console import sqlite_files
@@ -33,7 +33,7 @@ from vllm_console.history.encoding import (
     same_shape,
     shape_of,
 )
-from vllm_console.metrics.sample import Sample
+from vllm_console.metrics.sample import GAUGES, Sample
 from vllm_console.metrics.window import combine, highest, restarted_engines
 from vllm_launchers.errors import OperationError
 
@@ -380,13 +380,19 @@ class HistoryReader:
         query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? ORDER BY sequence"
         return self._ask(lambda connection: self._entries(connection, query, (sequence,)))
 
-    def range(self, start: float, end: float, max_points: int = 1000) -> list[HistoryEntry]:
-        """Rows from ``start`` to ``end`` (Unix seconds), oldest first, at most ``max_points``.
+    def range(self, start: float, end: float, step: float = 0.0) -> list[HistoryEntry]:
+        """Rows from ``start`` (excluded) to ``end`` (Unix seconds), oldest first, at most one for each ``step`` seconds
+        and engine run.
 
-        They come from the finest table that reaches back far enough; if there are still too many, each row is the last
-        of a small group, with the group's highest gauges.
+        They come from `stretches`, merged as by `read`. If the clock was set back, the later rows win.
         """
-        return self._ask(lambda connection: self._range(connection, start, end, max(1, max_points)))
+        forward: list[HistoryEntry] = []
+        parts = self.stretches(start, end, step)
+        for entry in reversed([entry for part in parts for entry in self.read(part, step=step)]):
+            if not forward or entry.at < forward[-1].at:
+                forward.append(entry)
+        forward.reverse()
+        return forward
 
     def first_at(self) -> float | None:
         """When the oldest row was taken (Unix seconds), or None when there is none."""
@@ -401,8 +407,8 @@ class HistoryReader:
         """
         return self._ask(lambda connection: stretches_of(connection, TIERS, start, end, step))
 
-    def read(self, part: Stretch, most: int, step: float = 0.0) -> list[HistoryEntry]:
-        """The first ``most`` rows of a stretch, oldest first; its start is excluded, its end included.
+    def read(self, part: Stretch, most: int = -1, step: float = 0.0) -> list[HistoryEntry]:
+        """The first ``most`` rows of a stretch (-1: all), oldest first; its start is excluded, its end included.
 
         Rows within ``step`` seconds are merged into one: the last of them, with their highest gauges. Counters are
         totals, so nothing is lost.
@@ -414,17 +420,17 @@ class HistoryReader:
         if first is None:
             return []
         query = f"SELECT * FROM {part.tier.table} WHERE sequence >= ? ORDER BY sequence LIMIT ?"
-        rows = [row for row in connection.execute(query, (first, most)) if part.start < row[1] <= part.end]
+        rows = (row for row in connection.execute(query, (first, most)) if part.start < row[1] <= part.end)
         if step < 2 * part.tier.step:
             return self._decoded(connection, rows)
         return self._joined(connection, rows, step)
 
-    def _joined(self, connection: sqlite3.Connection, rows: Sequence[_Row], step: float) -> list[HistoryEntry]:
+    def _joined(self, connection: sqlite3.Connection, rows: Iterable[_Row], step: float) -> list[HistoryEntry]:
         """One entry per step and engine run; histograms, the bulk of a row, are decoded only for its last row."""
         joined: list[HistoryEntry] = []
         row: _Row | None = None
         seen: Sample | None = None
-        for later in (*rows, None):
+        for later in chain(rows, (None,)):
             try:
                 sample = self._scalars(connection, later) if later is not None else None
             except EncodingError:
@@ -445,31 +451,6 @@ class HistoryReader:
 
     def _scalars(self, connection: sqlite3.Connection, row: _Row) -> Sample:
         return decode_scalars(_base(connection, self._bases, row[3]), row[1], row[4])
-
-    def _range(self, connection: sqlite3.Connection, start: float, end: float, max_points: int) -> list[HistoryEntry]:
-        tier = self._tier_for(connection, start, end, max_points)
-        between = "WHERE at BETWEEN ? AND ? ORDER BY sequence"
-        entries = self._entries(connection, f"SELECT * FROM {tier.table} {between}", (start, end))
-        if tier is not TIERS[0]:
-            # The current coarse step is not written yet: use its rows by the second instead.
-            last = entries[-1].sequence if entries else 0
-            query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? AND at BETWEEN ? AND ? ORDER BY sequence"
-            entries += _thinned(self._entries(connection, query, (last, start, end)), tier.step)
-        forward: list[HistoryEntry] = []
-        for entry in reversed(entries):
-            # If the clock was set back, the later rows win.
-            if not forward or entry.at < forward[-1].at:
-                forward.append(entry)
-        forward.reverse()
-        return _at_most(forward, max_points)
-
-    def _tier_for(self, connection: sqlite3.Connection, start: float, end: float, max_points: int) -> Tier:
-        first = [connection.execute(f"SELECT min(at) FROM {tier.table}").fetchone()[0] for tier in TIERS]
-        reach = max(start, min((at for at in first if at is not None), default=start) + TIERS[-1].step)
-        for tier, at in zip(TIERS[:-1], first, strict=False):
-            if at is not None and at <= reach and (end - max(start, at)) / tier.step <= max_points * 1.5:
-                return tier
-        return TIERS[-1]
 
     def _entries(self, connection: sqlite3.Connection, query: str, values: tuple[float, ...]) -> list[HistoryEntry]:
         return self._decoded(connection, connection.execute(query, values))
@@ -519,8 +500,10 @@ def stretches_of(
     for tier in tiers[wanted:]:
         if end <= start:
             break
-        first = _end_of(connection, tier, "")
-        begin = max(start, first - tier.step) if first is not None else end
+        first, last = _end_of(connection, tier, ""), _end_of(connection, tier, "DESC")
+        if first is None or last is None:
+            continue
+        begin = max(start, first - tier.step) if first <= last else start  # else the clock was set back
         if begin < end:
             parts.insert(0, Stretch(tier, begin, end))
             end = begin
@@ -579,35 +562,6 @@ def _base(connection: sqlite3.Connection, bases: dict[int, Base], base_id: int) 
             del bases[next(iter(bases))]  # the least recently read one: rows are read in order
         base = bases[base_id] = decode_base(found[0])
     return base
-
-
-def _thinned(entries: list[HistoryEntry], step: float) -> list[HistoryEntry]:
-    """One entry for each ``step`` seconds and generation: the last, with the highest gauges."""
-    kept: list[HistoryEntry] = []
-    for entry in entries:
-        last = kept[-1] if kept else None
-        if last is not None and (last.at // step, last.generation) == (entry.at // step, entry.generation):
-            kept[-1] = entry._replace(sample=with_highest(entry.sample, last.sample))
-        else:
-            kept.append(entry)
-    return kept
-
-
-def _at_most(entries: list[HistoryEntry], count: int) -> list[HistoryEntry]:
-    """At most ``count`` entries: the last of each group of neighbors, with the highest gauges of the group."""
-    group = -(-len(entries) // count) if entries else 1
-    if group <= 1:
-        return entries
-    kept: list[HistoryEntry] = []
-    # Count groups from the newest end, so that the newest row is always included.
-    for end in range(len(entries), 0, -group):
-        members = entries[max(0, end - group) : end]
-        last = members[-1]
-        for member in members[:-1]:
-            last = last._replace(sample=with_highest(last.sample, member.sample))
-        kept.append(last)
-    kept.reverse()
-    return kept
 
 
 def history_error(error: Exception, path: Path) -> HistoryError:
@@ -696,19 +650,15 @@ def reduced(sample: Sample) -> Sample:
     """A sample too large to store, with its engines merged as ``all`` and without its largest histograms."""
     whole = combine(sample.engines.values())
     small = {key: histogram for key, histogram in whole.histograms.items() if len(histogram.bounds) < 100}
-    return msgspec.structs.replace(sample, engines={"all": msgspec.structs.replace(whole, histograms=small)})
+    return replace(sample, engines={"all": replace(whole, histograms=small)})
 
 
 def with_highest(sample: Sample, other: Sample) -> Sample:
-    """``sample`` with each engine's gauges raised to those of ``other`` where these are higher."""
-    engines = dict(sample.engines)
-    for label, engine in sample.engines.items():
-        before = other.engines.get(label)
-        if before is not None:
-            engines[label] = msgspec.structs.replace(
-                engine,
-                requests_running=highest(engine.requests_running, before.requests_running),
-                requests_waiting=highest(engine.requests_waiting, before.requests_waiting),
-                kv_cache_usage=highest(engine.kv_cache_usage, before.kv_cache_usage),
-            )
-    return msgspec.structs.replace(sample, engines=engines)
+    """``sample`` with its gauges raised to those of ``other``, which has the same engines, where these are higher."""
+    engines = {
+        label: replace(
+            engine, **{name: highest(getattr(engine, name), getattr(other.engines[label], name)) for name in GAUGES}
+        )
+        for label, engine in sample.engines.items()
+    }
+    return replace(sample, engines=engines)

@@ -144,7 +144,7 @@ def test_long_window_is_judged_by_its_ten_second_rows(tmp_path: Path) -> None:
         writer.append(Sample(NOW + at, {"0": engine(50_000 + at, usage=0.3 if at % 60 else 0.99)}), 2)
     writer.close()
     server = replace(SERVER, folder=str(tmp_path))
-    report = check_history(server, NOW, 40_000)
+    report = check_history(server, NOW, 40_001)
     assert report.problems == ()
     assert (report.objectives[0].value, report.objectives[0].seconds) == (0.3, 610.0)
     assert report.objectives[0].sentence.endswith("; known for 10m10s of the window")
