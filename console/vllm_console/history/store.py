@@ -134,20 +134,8 @@ class HistoryMissingError(HistoryError):
     """There is no history (yet)."""
 
 
-class HistoryBusyError(HistoryError):
-    """The file is temporarily locked or unreadable; try again."""
-
-
-class HistoryCorruptError(HistoryError):
-    """The file is damaged."""
-
-
-class HistoryForeignError(HistoryError):
-    """The file is another program's database."""
-
-
-class HistoryVersionError(HistoryError):
-    """A newer vllm-console wrote the file."""
+class HistoryUnusableError(HistoryError):
+    """The file is damaged, another program's, or from a newer vllm-console; with other errors, try again."""
 
 
 class _Waiting(NamedTuple):
@@ -569,12 +557,12 @@ def history_error(error: Exception, path: Path) -> HistoryError:
     if isinstance(error, HistoryError):
         return error
     if isinstance(error, OSError):
-        return HistoryBusyError(f"{path} can't be used ({error.strerror}); retrying.")
+        return HistoryError(f"{path} can't be used ({error.strerror}); retrying.")
     if sqlite_files.is_damaged(error):
-        return HistoryCorruptError(f"{path} is damaged: its history can't be read. The recorder starts a new one.")
+        return HistoryUnusableError(f"{path} is damaged: its history can't be read. The recorder starts a new one.")
     if sqlite_files.is_missing(error, path):
         return HistoryMissingError(f"{path} does not exist: nothing recorded yet.")
-    return HistoryBusyError(f"{path} can't be used right now ({error}); retrying.")
+    return HistoryError(f"{path} can't be used right now ({error}); retrying.")
 
 
 def store_or_start_anew(path: Path, store: Callable[[], None], close: Callable[[], None]) -> tuple[str, str]:
@@ -589,7 +577,7 @@ def store_or_start_anew(path: Path, store: Callable[[], None], close: Callable[[
         except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
             fault = history_error(error, path)
             close()
-            if notice or not isinstance(fault, (HistoryCorruptError, HistoryForeignError, HistoryVersionError)):
+            if notice or not isinstance(fault, HistoryUnusableError):
                 return str(fault), notice
             try:
                 aside = sqlite_files.move_aside(path, keep_earlier=False)
@@ -605,9 +593,9 @@ def _has_schema(connection: sqlite3.Connection, path: Path, form: Format) -> boo
     try:
         version = sqlite_files.version_of(connection, form.application_id)
     except sqlite_files.ForeignFileError:
-        raise HistoryForeignError(f"{path} is not a history of vllm-console: give another file.") from None
+        raise HistoryUnusableError(f"{path} is not a history of vllm-console: give another file.") from None
     if version > form.version:
-        raise HistoryVersionError(
+        raise HistoryUnusableError(
             f"{path} was written by a newer vllm-console (format {version}): update vllm-console."
         )
     return version > 0
@@ -635,7 +623,7 @@ def open_for_reading(path: Path, form: Format = FORMAT) -> sqlite3.Connection:
     if not path.exists():
         raise HistoryMissingError(f"{path} does not exist: nothing recorded yet.")
     if not path.is_file():  # SQLite would wait forever for the other end of a pipe
-        raise HistoryForeignError(f"{path} is not a regular file: give another one.")
+        raise HistoryUnusableError(f"{path} is not a regular file: give another one.")
     connection = sqlite_files.connect_read_only(path, timeout=0.25)
     try:
         if not _has_schema(connection, path, form):

@@ -110,10 +110,6 @@ class RunStoreDamagedError(RunStoreError):
     """The file is damaged, or is not a run database."""
 
 
-class RunStoreNewerError(RunStoreError):
-    """A newer vllm-console wrote the file."""
-
-
 class RunName(msgspec.Struct, frozen=True):
     """Identifies a run: the ``key`` from its launch, its server and generation."""
 
@@ -670,7 +666,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     except sqlite_files.ForeignFileError:
         raise RunStoreDamagedError(f"{path} is not a run database of vllm-console.") from None
     if version > SCHEMA_VERSION:
-        raise RunStoreNewerError(
+        raise RunStoreError(
             f"{path} was written by a newer vllm-console (format {version}): update vllm-console."
             " The file is left as it is."
         )

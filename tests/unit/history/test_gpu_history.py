@@ -23,7 +23,7 @@ from vllm_console.history.gpu_history import (
     card_of,
     last_cards,
 )
-from vllm_console.history.store import HistoryForeignError, HistoryMissingError, Stretch
+from vllm_console.history.store import HistoryMissingError, HistoryUnusableError, Stretch
 from vllm_launchers.host.gpu.host import Gpu, Host, NvLink
 
 START = 1_790_000_040.0
@@ -173,7 +173,7 @@ def test_damaged_file_is_moved_aside_and_a_newer_one_is_not_read(path: Path) -> 
     connection = sqlite3.connect(other)
     connection.execute("CREATE TABLE mine (a)")
     connection.close()
-    with pytest.raises(HistoryForeignError):
+    with pytest.raises(HistoryUnusableError):
         rows(other, BUSY)
     with pytest.raises(HistoryMissingError):
         rows(path.with_name("none.sqlite"), BUSY)

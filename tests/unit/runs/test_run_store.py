@@ -26,7 +26,6 @@ from vllm_console.runs.store import (
     RunStore,
     RunStoreDamagedError,
     RunStoreError,
-    RunStoreNewerError,
     query_runs,
     run_id,
     store_windows,
@@ -306,7 +305,7 @@ def test_file_of_a_newer_version_is_unchanged(store, path):
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 9")
     for act in (lambda: store.enter([head(2)]), store.runs):
-        with pytest.raises(RunStoreNewerError, match="newer vllm-console"):
+        with pytest.raises(RunStoreError, match="newer vllm-console"):
             act()
     log = WindowRecorder(path, RunName("chat-1", "chat", 1))
     log._waiting.append(object())
