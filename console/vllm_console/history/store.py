@@ -407,7 +407,7 @@ class HistoryReader:
         first = _sequence_after(connection, part.tier, part.start)
         if first is None:
             return []
-        query = f"SELECT * FROM {part.tier.table} WHERE sequence >= ? ORDER BY sequence LIMIT ?"
+        query = f"SELECT * FROM {part.tier.table} WHERE sequence >= ? AND {_TIMED} ORDER BY sequence LIMIT ?"
         rows = (row for row in connection.execute(query, (first, most)) if part.start < row[1] <= part.end)
         if step < 2 * part.tier.step:
             return self._decoded(connection, rows)
@@ -463,9 +463,14 @@ class HistoryReader:
         self._newest = None
 
 
+_TIMED = "typeof(at) = 'real'"
+"""Selects rows with a time: in a damaged file it may be missing."""
+
+
 def _end_of(connection: sqlite3.Connection, tier: Tier, order: str) -> float | None:
     """When a table's first row was taken, or its last one if ``order`` is ``DESC``."""
-    row = connection.execute(f"SELECT at FROM {tier.table} ORDER BY sequence {order} LIMIT 1").fetchone()
+    query = f"SELECT at FROM {tier.table} WHERE {_TIMED} ORDER BY sequence {order} LIMIT 1"
+    row = connection.execute(query).fetchone()
     return float(row[0]) if row else None
 
 
@@ -516,13 +521,13 @@ def _sequence_after(connection: sqlite3.Connection, tier: Tier, at: float) -> in
     low, high = connection.execute(f"SELECT min(sequence), max(sequence) FROM {tier.table}").fetchone()
     if low is None:
         return None
-    query = f"SELECT sequence, at FROM {tier.table} WHERE sequence >= ? ORDER BY sequence LIMIT 1"
+    query = f"SELECT sequence, at FROM {tier.table} WHERE sequence >= ? AND {_TIMED} ORDER BY sequence LIMIT 1"
     while low < high:
-        sequence, taken = connection.execute(query, ((low + high) // 2,)).fetchone()
-        if taken > at:
+        found = connection.execute(query, ((low + high) // 2,)).fetchone()
+        if found is None or found[1] > at:
             high = (low + high) // 2
         else:
-            low = sequence + 1
+            low = found[0] + 1
     return int(low)
 
 

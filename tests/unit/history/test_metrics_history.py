@@ -278,6 +278,26 @@ def test_damaged_file_is_moved_aside_and_recreated(filled, engine, sample, damag
     assert reader.latest().at == START + 1069
 
 
+def test_damaged_rows_without_a_time_are_skipped(path, filled):
+    filled(100)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'at REAL NOT NULL', 'at REAL')")
+    connection.close()
+    with sqlite3.connect(path) as connection:
+        for tier in TIERS:
+            query = f"SELECT min(sequence), max(sequence), avg(sequence) FROM {tier.table}"
+            for sequence in connection.execute(query).fetchone():
+                connection.execute(f"UPDATE {tier.table} SET at = NULL WHERE sequence = ?", (round(sequence),))
+    connection.close()
+    reader = HistoryReader(path)
+    for step in (0.0, 20.0):
+        rows = reader.range(START - 1, START + 100, step)
+        assert rows[0].at < START + 30
+        assert rows[-1].at == START + 98
+    reader.close()
+
+
 def test_locked_file_is_reported_and_retried(filled, engine, sample):
     path = filled(5)
     writer = HistoryWriter(path)
