@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, present
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, totals
-from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, above
+from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, above, over_once_met
 from vllm_console.history.frames import Frame, merged
 from vllm_console.metrics.sample import LENGTHS, Histogram
 from vllm_console.metrics.window import load_ended, longest_request, preemptions_per_request
@@ -40,15 +40,21 @@ class KvCachePressure(Rule):
     of_traffic = through_pauses = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        """Judge by the highest usage in each frame; while nothing runs, the cache says nothing about requests."""
-        objective, found, quiet = evidence.objectives.kv_cache_usage, [], 0
-        for frame in evidence.frames:
+        """Judge by the highest usage in each frame; while nothing runs, the cache says nothing about requests.
+
+        It also ends after five minutes within the objective.
+        """
+        objective, frames, quiet = evidence.objectives.kv_cache_usage, evidence.frames, 0
+        found: list[Judgment] = []
+        met: list[bool | None] = []
+        for frame in frames:
             verdict = above(frame.usage_max, objective, objective - USAGE_MARGIN)
             quiet = quiet + 1 if _is_quiet(frame) else 0
             if quiet and verdict is not Judgment.UNKNOWN:
                 verdict = Judgment.SILENT if quiet >= MINUTE else Judgment.UNCLEAR
             found.append(verdict)
-        return found
+            met.append(None if quiet or frame.usage_max is None else frame.usage_max <= objective)
+        return over_once_met(found, met)
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """The highest usage and its growth in the last minute, or in the last minute in which a request ran."""
@@ -70,7 +76,8 @@ class KvCachePressure(Rule):
             until = f" until {clock(over[-1], evidence.now)}" if over else ""
             symptom = f"KV cache usage was above its objective of {percent(objective)}{until};"
             symptom += f" peak {percent(usage)} in {when}."
-            cause = f"Recovering: the finding closes after 30s at {percent(objective - USAGE_MARGIN)} or less."
+            enough, pause = percent(objective - USAGE_MARGIN), round_duration(SILENCE_SECONDS)
+            cause = f"Recovering: the finding closes after 30s at {enough} or less, or {pause} within the objective."
             return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
         fixes = present((*more_cache(evidence), fewer_sequences(evidence, objective / usage)))
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
@@ -97,26 +104,29 @@ class Preempting(Rule):
     of_traffic = through_pauses = of_the_last_minute = True
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        """Judge by preemptions per request and per minute, over the minute up to each frame."""
-        frames = evidence.frames
+        """Judge by preemptions per request and per minute, over the minute up to each frame.
+
+        It also ends after five minutes within the objective.
+        """
+        frames, objective = evidence.frames, evidence.objectives.preemption_rate
+        found: list[Judgment] = []
+        met: list[bool | None] = []
         counted = zip(totals(frames, "preemptions_total"), totals(frames, "requests_finished_total"), strict=True)
-        return [
-            self._verdict(
-                evidence.objectives.preemption_rate,
-                count,
-                preemptions_per_request(count, finished, frames[at].grown.requests_running),
-                _length(frames, at),
-            )
-            for at, (count, finished) in enumerate(counted)
-        ]
+        for at, (count, finished) in enumerate(counted):
+            if count is None:
+                found.append(Judgment.UNKNOWN)
+                met.append(None)
+                continue
+            share = preemptions_per_request(count, finished, frames[at].grown.requests_running)
+            rate = count * 60 / _length(frames, at)
+            found.append(self._verdict(objective, count, share, rate))
+            met.append(all(_within(objective, share, rate)))
+        return over_once_met(found, met)
 
     @staticmethod
-    def _verdict(objective: float, count: float | None, share: float | None, length: float) -> Judgment:
-        if count is None:
-            return Judgment.UNKNOWN
+    def _verdict(objective: float, count: float, share: float | None, rate: float) -> Judgment:
         if not count:
             return Judgment.SILENT
-        rate = count * 60 / length
         if rate > MOST_PREEMPTIONS or (share is not None and share > objective and count >= FEWEST_PREEMPTIONS):
             return Judgment.HOLDS
         few = share is not None and share <= objective / 2
@@ -157,7 +167,7 @@ class Preempting(Rule):
             seen = f"{rate:.0f} preemptions/min in the minute to {clock(frames[-1].end, evidence.now, seconds=True)}"
         symptom = f"{seen}{_per_request(share, finished, running)}."
         shown = UNKNOWN if share is None else f"{share:.2g}"
-        few, rare = not rate or (share is not None and share <= objective), rate <= MOST_PREEMPTIONS
+        few, rare = _within(objective, share, rate)
         measures = [
             Measure("preemptions per request", shown, f"{objective:g}", evidence.objectives_source, few),
             Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "built-in", rare),
@@ -173,12 +183,17 @@ class Preempting(Rule):
             measures.append(Measure("ITL p99", f"{worst.text}, {times} its median" if times else worst.text))
         if few and rare:
             pause = round_duration(SILENCE_SECONDS)
-            cause = f"Recovering: the finding closes after {pause} with preemptions below half of their objective."
+            cause = f"Recovering: the finding closes after {pause} with preemptions within their objective."
             symptom = f"Preemptions were above their objective; now {symptom}"
             return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), recovering=True)
         cause = "The KV cache is full: requests are evicted and recomputed from the prompt."
         fixes = present((*more_cache(evidence), fewer_sequences(evidence, KEPT_WHEN_PREEMPTING)))
         return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), fixes)
+
+
+def _within(objective: float, share: float | None, rate: float) -> tuple[bool, bool]:
+    """Whether preemptions per request, and those per minute, are within their limits."""
+    return not rate or (share is not None and share <= objective), rate <= MOST_PREEMPTIONS
 
 
 def _per_request(share: float | None, finished: float | None, running: float | None) -> str:

@@ -34,8 +34,16 @@ from vllm_console.diagnosis.live.frame_sums import (
     p99,
     surely_slow,
 )
-from vllm_console.diagnosis.live.rule import ELSEWHERE, HELD_UP, SILENCE_SECONDS, Evidence, Judgment, Rule
-from vllm_console.history.frames import STEP_SECONDS, Frame, merged, total
+from vllm_console.diagnosis.live.rule import (
+    ELSEWHERE,
+    HELD_UP,
+    SILENCE_SECONDS,
+    Evidence,
+    Judgment,
+    Rule,
+    over_once_met,
+)
+from vllm_console.history.frames import Frame, merged, total
 from vllm_console.history.slow_steps import SlowSteps, slow_steps_of
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
@@ -318,14 +326,9 @@ class SlowTokens(Rule):
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
         """Judge the minute up to each frame; it also ends after five minutes within the objective."""
         objective, frames = self.objective(evidence), evidence.frames
-        found, well = [], 0
-        for minute, frame in zip(observed(frames, self.key), frames, strict=True):
-            verdict = self._verdict(minute, objective, frame)
-            if minute is not None and minute.count:
-                well = well + 1 if count_above(minute, objective) <= SLOW_SHARE * minute.count else 0
-                verdict = Judgment.OVER if well * STEP_SECONDS >= SILENCE_SECONDS else verdict
-            found.append(verdict)
-        return found
+        minutes = observed(frames, self.key)
+        found = [self._verdict(minute, objective, frame) for minute, frame in zip(minutes, frames, strict=True)]
+        return over_once_met(found, (_is_met(minute, objective) for minute in minutes))
 
     @staticmethod
     def _verdict(minute: Histogram | None, objective: float, frame: Frame) -> Judgment:
@@ -392,6 +395,13 @@ class SlowTokens(Rule):
             return cause, present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), more_capacity(evidence)))
         fewer = shorter_steps(evidence) if running >= 8 else None
         return cause, present((quantize(evidence, FOR_SPEED), fewer, reduce_load(evidence)))
+
+
+def _is_met(minute: Histogram | None, objective: float) -> bool | None:
+    """Whether the p99 of a minute is within its objective; None without observations."""
+    if minute is None or not minute.count:
+        return None
+    return count_above(minute, objective) <= SLOW_SHARE * minute.count
 
 
 def _slower_with_load(frames: Sequence[Frame], objective: float) -> bool:

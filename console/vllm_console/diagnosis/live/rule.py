@@ -2,16 +2,17 @@
 
 A finding begins when its condition holds in three of the last four frames. It ends when the condition fails in three
 consecutive frames, so that it does not flap, or at once if its whole evaluation window has no occurrence; an unclear
-frame changes nothing. Findings judged by requests stay open through a silence of some minutes, because slow traffic has
-such pauses, and then end. So does preemption while requests run, since it comes in bursts: if it returns within these
-minutes, it is the same finding. After a while without reports, a finding is not shown. Everything is recomputed from
-the frames each time, so all consoles and commands agree.
+frame changes nothing. A missed objective also ends some minutes after it is met again. Findings judged by requests stay
+open through a silence of some minutes, because slow traffic has such pauses, and then end. So does preemption while
+requests run, since it comes in bursts: if it returns within these minutes, it is the same finding. After a while
+without reports, a finding is not shown. Everything is recomputed from the frames each time, so all consoles and
+commands agree.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -374,6 +375,19 @@ def holds_since(verdicts: Sequence[Judgment], frames: Sequence[Frame]) -> float 
             if len(held) >= ENTER:
                 begun, failed = frames[held[0]].start, 0
     return begun
+
+
+def over_once_met(verdicts: Iterable[Judgment], met: Iterable[bool | None]) -> list[Judgment]:
+    """The verdicts, which also end a finding once its objective was met for `SILENCE_SECONDS`.
+
+    ``met`` says for each frame whether the objective was met; None, if there was nothing to judge, changes nothing.
+    """
+    found, frames = [], 0
+    for verdict, well in zip(verdicts, met, strict=True):
+        if well is not None:
+            frames = frames + 1 if well else 0
+        found.append(Judgment.OVER if well and frames * STEP_SECONDS >= SILENCE_SECONDS else verdict)
+    return found
 
 
 def held_spans(

@@ -473,6 +473,17 @@ def test_preempting_ends_after_five_minutes_without_a_preemption() -> None:
         assert ("preempting" in codes(found)) is holds
 
 
+def test_preempting_ends_after_five_minutes_within_its_objective() -> None:
+    fewer = replace(CALM, preemptions_total=1, requests_finished_total=66)  # 1.5% of the requests, objective 2%
+    for calm, holds in ((33, True), (40, False)):
+        frames = frames_of(*[FULL] * COUNT, *[fewer] * calm)
+        found = evidence(frames=frames, now=frames[-1].end, moments=())
+        assert ("preempting" in codes(found)) is holds
+        if holds:
+            cause = "Recovering: the finding closes after 5m with preemptions within their objective."
+            assert find(found, "preempting").cause == cause
+
+
 def test_between_bursts_the_last_one_is_shown_with_its_fixes() -> None:
     frames = frames_of(*[FULL] * COUNT, *[CALM] * 12)
     flags = {"max-num-seqs": 16}
@@ -640,6 +651,23 @@ def test_pressure_persists_through_a_pause_with_its_last_values() -> None:
     assert held[-1].symptom == f"KV cache usage peaked at 90% in the minute to {until}; no request has run since."
     again = frames_of(*[TIGHT] * COUNT, *[paused] * 10, *[SERVING] * 3)
     assert "kv_cache_pressure" not in codes(evidence(frames=again, now=again[-1].end)), "good frames still end it"
+
+
+def test_pressure_ends_after_five_minutes_within_its_objective() -> None:
+    """Between the objective and the usage that ends it at once, it stayed open until it left the last half hour."""
+    within = replace(TIGHT, kv_cache_usage=0.83)
+    for minutes, expected in ((4.5, True), (5, False)):
+        frames = frames_of(*[TIGHT] * COUNT, *[within] * round(minutes * 6))
+        known = evidence(frames=frames, now=frames[-1].end)
+        assert ("kv_cache_pressure" in codes(known)) is expected
+        if expected:
+            cause = "Recovering: the finding closes after 30s at 80% or less, or 5m within the objective."
+            assert find(known, "kv_cache_pressure").cause == cause
+    frames = frames_of(*[TIGHT] * COUNT, *[*[within] * 20, TIGHT] * 2, *[within] * 20)
+    assert "kv_cache_pressure" in codes(evidence(frames=frames, now=frames[-1].end)), "not five minutes at a time"
+    idle = replace(SILENT, requests_running=0, kv_cache_usage=0.0)
+    frames = frames_of(*[TIGHT] * COUNT, *[within] * 20, *[idle] * 12)
+    assert "kv_cache_pressure" in codes(evidence(frames=frames, now=frames[-1].end)), "a pause does not count"
 
 
 def test_explained_finding_does_not_appear_in_or_after_a_pause() -> None:
