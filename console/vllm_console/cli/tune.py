@@ -83,7 +83,7 @@ RECORD_SECONDS = 5.0
 """How long the probe may take to write its records; it writes several times a second."""
 
 FEWEST_FOR_P99 = 30
-"""With fewer answers, a p99 is just the slowest one."""
+"""Minimum number of answers by which a p99 is judged."""
 
 RECENT_SECONDS = 3600.0
 """The rate of the newest traffic is that of this time up to the newest request, if enough requests arrived in it."""
@@ -752,14 +752,15 @@ def measured_p99s(answers: Mapping[int, Times], itl: Latency, limits: Objectives
 
     TTFT is without the first fifth of the answers: after a restart, the first requests compile kernels.
     """
+    from vllm_console.diagnosis.live.frame_sums import enough_slow
+
     warm = [one.ttft for _, one in sorted(answers.items())][len(answers) // 5 :]
     if len(warm) < FEWEST_FOR_P99:
         return ()
-    known = (
-        ("TTFT p99", exact_quantile(warm, 0.99), limits.ttft_p99_seconds),
-        ("ITL p99", itl.p99, limits.itl_p99_seconds),
-    )
-    return tuple(MeasuredP99(name, value, objective) for name, value, objective in known if value is not None)
+    objective, worst = limits.ttft_p99_seconds, exact_quantile(warm, 0.99)
+    slow = sum(one > objective for one in warm)
+    ttft = MeasuredP99("TTFT p99", worst, objective, unsure=worst > objective and not enough_slow(slow, len(warm)))
+    return (ttft,) if itl.p99 is None else (ttft, MeasuredP99("ITL p99", itl.p99, limits.itl_p99_seconds))
 
 
 def recorded_rate(arrivals: Sequence[float]) -> float | None:

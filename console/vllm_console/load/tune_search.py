@@ -91,16 +91,20 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class MeasuredP99(msgspec.Struct, frozen=True):
-    """The p99 of a latency (``ITL p99``) during a measurement, and its objective, in seconds."""
+    """The p99 of a latency (``ITL p99``) during a measurement, and its objective, in seconds.
+
+    ``unsure``: it is above its objective because of so few observations that this may be chance.
+    """
 
     name: str
     value: float
     objective: float
+    unsure: bool = False
 
     @property
-    def missed(self) -> bool:
-        """Whether it missed its objective."""
-        return self.value > self.objective
+    def met(self) -> bool:
+        """Whether it met its objective."""
+        return self.value <= self.objective
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -262,9 +266,9 @@ def pooled(measurements: Sequence[Measured]) -> Measured | None:
 
 
 def newly_missed(original: Measured, after: Measured) -> tuple[MeasuredP99, ...]:
-    """The objectives that the original flags met, but these don't."""
-    met = {one.name for one in original.p99s if not one.missed}
-    return tuple(one for one in after.p99s if one.missed and one.name in met)
+    """The objectives that the original flags met, but these surely don't."""
+    met = {one.name for one in original.p99s if one.met}
+    return tuple(one for one in after.p99s if not one.met and not one.unsure and one.name in met)
 
 
 def trial_start(expected: float, known: Measured | None, *, guess: bool = False) -> float:

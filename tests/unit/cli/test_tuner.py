@@ -24,7 +24,7 @@ from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
 from vllm_console.load.run import UNFINISHED, LoadProgress
 from vllm_console.load.spans import FILE_NAME, LoadWatch
-from vllm_console.load.tune_search import Candidate, MeasuredP99
+from vllm_console.load.tune_search import Candidate, Measured, MeasuredP99, newly_missed
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import (
     Exit,
@@ -172,6 +172,21 @@ def test_p99s_are_those_of_enough_answers_after_the_first():
     )
     assert [one.name for one in tune.measured_p99s(compiling, Latency(), LIMITS)] == ["TTFT p99"]
     assert tune.measured_p99s({at: Times(0.5, None, 1.0) for at in range(30)}, itl, LIMITS) == ()
+
+
+@pytest.mark.parametrize(
+    ("answers", "slow", "missed"), [(38, 1, False), (38, 2, False), (38, 3, True), (500, 8, False), (500, 9, True)]
+)
+def test_few_slow_answers_do_not_reject_a_candidate(answers, slow, missed):
+    """The p99 of fewer than 100 answers is the slowest one, which may be chance."""
+    times = [Times(0.5, None, 1.0)] * (answers - slow) + [Times(1.5, None, 2.0)] * slow
+    itl = Latency(2000, p99=0.05)
+    found = tune.measured_p99s(dict(enumerate(times)), itl, LIMITS)
+    met = tune.measured_p99s(dict(enumerate(times[:1] * answers)), itl, LIMITS)
+    assert found[0].value == 1.5
+    rejected = newly_missed(Measured(1.0, 0.1, p99s=met), Measured(2.0, 0.1, p99s=found))
+    assert [one.name for one in rejected] == ["TTFT p99"] * missed
+    assert not newly_missed(Measured(1.0, 0.1, p99s=found), Measured(2.0, 0.1, p99s=found))
 
 
 @pytest.mark.parametrize(("columns", "named"), [(55, "; with max-num"), (120, "left; with max-num-seqs 16")])

@@ -105,5 +105,10 @@ def count_above(histogram: Histogram, limit: float) -> float:
 
 def surely_slow(histogram: Histogram, objective: float) -> bool:
     """Whether enough observations are above ``objective`` that its p99 is too, and not by chance."""
-    expected = SLOW_SHARE * histogram.count
-    return count_above(histogram, objective) > max(FEWEST_SLOW - 1, expected + SURE * math.sqrt(expected))
+    return enough_slow(count_above(histogram, objective), histogram.count)
+
+
+def enough_slow(slow: float, count: float) -> bool:
+    """Whether ``slow`` of ``count`` observations are more than 1%, and not by chance."""
+    expected = SLOW_SHARE * count
+    return slow > max(FEWEST_SLOW - 1, expected + SURE * math.sqrt(expected))
