@@ -115,6 +115,14 @@ def test_check_rejects_invalid_arguments(program, words, code, told):
     assert told in answer.stderr
 
 
+def test_check_before_launch_uses_the_recorded_host(program):
+    """Without a driver, it warned that this machine's GPUs can't be read, and looked for ramps on this machine."""
+    words = ("check", "--before-launch", "chatbot", "--prometheus", "http://127.0.0.1:9", "--json")
+    items = {one["name"]: one for one in json.loads(program("--host", "8xh100", *words).stdout)["items"]}
+    assert "can't read GPUs" not in items["machine"]["message"]
+    assert "H100" in items["ramp"]["message"]
+
+
 def test_watch_reports_failure_once_and_ends_on_signal(program):
     server = start(program)
     watch = subprocess.Popen(

@@ -141,10 +141,11 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
     from vllm_console.diagnosis.live.rule import objectives_of
     from vllm_console.doctor import NO_VLLM, examine
     from vllm_console.settings import config_folder
+    from vllm_launchers.host.gpu.document import read_host
     from vllm_launchers.launch.earlier_starts import gpu_kind
 
-    config = settings_from(args)
-    state, host = state_of(args), this_host(args)
+    config, state = settings_from(args), state_of(args)
+    host = read_host(args.host_file) if args.host_file is not None else this_host(args)
     gpus = tuple(gpu for index in plan.gpus if (gpu := host.gpu(index)) is not None)
     found = examine(state, config_folder(), tuple(fleet.engines()), host)
     without = NO_VLLM if plan.engine.kind == "simulated" else ""
