@@ -327,13 +327,13 @@ class AttachedServers:
 
 def without_attached(views: Sequence[ServerView]) -> list[ServerView]:
     """The servers without those that are also attached, by a loopback address: the endpoint stands for them."""
-    ports = {view.port for view in views if view.attached is not None and is_loopback(view.attached.host)}
+    local = [(view.port, one.host) for view in views if (one := view.attached) is not None and is_loopback(one.host)]
 
     def twice(view: ServerView) -> bool:
         observed = not view.ours and not view.remote and view.attached is None
-        return observed and view.port in ports
+        return observed and any(view.port == port and _may_answer(view.host, host) for port, host in local)
 
-    return [view for view in views if not (ports and twice(view))]
+    return [view for view in views if not twice(view)]
 
 
 def _delete(folder: Path) -> None:

@@ -19,8 +19,10 @@ from msgspec.structs import replace
 from fakes.endpoint import FakeEndpoint
 from vllm_console.attached import Endpoint, attached_folder, first_record
 from vllm_console.fleet import other_servers
+from vllm_console.fleet.attached_servers import without_attached
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ObservedWatch
+from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers import procfs, values
 from vllm_launchers.errors import OperationError
 from vllm_launchers.host.ports import user_name
@@ -260,6 +262,29 @@ def test_server_that_is_also_attached_is_listed_once(tmp_path: Path, monkeypatch
     fake.close()
     assert alone.name.startswith("vllm@")
     assert names == ["far"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "endpoint", "listed"),
+    [
+        ("0.0.0.0", "127.0.0.1", False),
+        ("127.0.0.1", "localhost", False),
+        ("127.0.0.2", "127.0.0.1", True),
+        ("10.0.0.5", "localhost", True),
+    ],
+)
+def test_another_server_on_the_port_of_an_attached_one_is_listed(bound: str, endpoint: str, listed: bool) -> None:
+    """Servers may bind different addresses with the same port."""
+    attached = ServerView(
+        name="far",
+        state=Seen.READY,
+        state_since=0.0,
+        ours=False,
+        port=8000,
+        attached=Endpoint(f"http://{endpoint}:8000"),
+    )
+    other = ServerView(name="vllm@anna", state=Seen.READY, state_since=0.0, ours=False, host=bound, port=8000)
+    assert without_attached([attached, other]) == [attached] + [other] * listed
 
 
 def test_sampling_error_of_a_foreign_server_is_shown_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
