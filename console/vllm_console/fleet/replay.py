@@ -107,6 +107,7 @@ class ReplayedRun:
             model=run.model,
             engine=_engine(run),
             gpus=run.gpus,
+            recorded_host=run.recorded_host or None,
             flags=run.flags,
             generation=run.generation,
             attempt=run.attempts,
@@ -252,6 +253,7 @@ def record_of_run(run: Run) -> ServerRecord:
         engine=_engine(run),
         flags=run.flags,
         gpus=run.gpus,
+        recorded_host=run.recorded_host or None,
         gpu_kind=run.gpu_kind,
         objectives=_objectives(run),
     )

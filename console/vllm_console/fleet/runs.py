@@ -279,6 +279,7 @@ def _head(record: ServerRecord, generation: Generation) -> RunHead:
         version=engine.version or "" if engine is not None else "",
         build=engine.build or "" if engine is not None else "",
         gpus=details.gpus,
+        recorded_host=details.recorded_host or "",
         gpu_kind=details.gpu_kind,
         flags=dict(details.flags),
         objectives=asdict(details.objectives) if details.objectives is not None else {},

@@ -136,6 +136,8 @@ class RunHead(msgspec.Struct, frozen=True):
     version: str = ""
     build: str = ""
     gpus: tuple[int, ...] = ()
+    recorded_host: str = ""
+    """Name of the recorded host whose GPUs it simulates."""
     gpu_kind: str = ""
     flags: Flags = msgspec.field(default_factory=dict)
     objectives: Mapping[str, float] = msgspec.field(default_factory=dict)

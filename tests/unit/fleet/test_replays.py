@@ -21,6 +21,8 @@ from vllm_console.cli.runs_text import run_lines
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.markers import MarkerKind
 from vllm_console.fleet.removed import KEPT_SECONDS
+from vllm_console.fleet.replay import record_of_run
+from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.fleet.types import Replay
 from vllm_console.history.store import HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
@@ -28,9 +30,11 @@ from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.runs import store
 from vllm_console.runs.store import FILE_NAME, RunHead, RunName, RunStore
 from vllm_launchers.errors import NotFoundError, OperationError, UsageError
+from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.launch.details import Details, pack, unpack
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 NOW = int(time.time() / 3600) * 3600.0
 """On the hour, so that the steps of coarse tables begin where the tests expect."""
@@ -354,6 +358,20 @@ def test_removed_server_is_replayed_as_before(fleet, present):
     assert list((present / "removed").iterdir()) == []
     with pytest.raises(NotFoundError):
         fleet.forget("chat", purge=True)
+
+
+def test_replay_knows_the_recorded_host_of_its_gpus(fleet, present):
+    """Otherwise none of its GPUs is known there, and the chart of another one is shown."""
+    details = Details(engine=Engine(EngineKind.SIMULATED, (), None, None, ""), gpus=(4,), recorded_host="8xh100")
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details))
+    ended = Generation(1, spec, NOW - 400, NOW - 390, NOW - 300, Exit(NOW - 300, 0, None, True, "stopped"))
+    folders.write_record(
+        present / "servers" / "chat", ServerRecord("chat", State.STOPPED, NOW - 300, NOW - 400, (ended,))
+    )
+    view = shown(fleet, fleet.replays.find("chat"))
+    host = Host(hostname="8xh100")
+    assert FleetSnapshot(NOW, "here", host=host, host_recorded=True).gpus_of(view) == (4,)
+    assert unpack(record_of_run(fleet.history.runs("chat")[0][0]).current.spec.details).recorded_host == "8xh100"
 
 
 def test_expired_histories_are_deleted_when_runs_are_listed(fleet, state):
