@@ -843,6 +843,9 @@ class FakeFleet:
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         return self.known_runs, ()
 
+    def has_others(self, server: str, shown: Collection[int]) -> bool:
+        return any(run.id not in shown for run in self.known_runs)
+
     def replay(self, word: str, at: float | None = None) -> Replay:
         if word not in self.replayed:
             raise NotFoundError(f"no run '{word}' is known; see 'vllm-console runs'")

@@ -99,8 +99,8 @@ PARTS: dict[str, tuple[type, set[str], dict[str, tuple[object, ...]]]] = {
     "history": (
         RunHistory,
         {
-            "used_models", "used_presets", "runs", "finished", "run", "find", "compare", "last_change", "compare_again",
-            "judge_past", "outcome",
+            "used_models", "used_presets", "runs", "has_others", "finished", "run", "find", "compare", "last_change",
+            "compare_again", "judge_past", "outcome",
         },
         {"keep_measurement": ("ordered", None)},
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -348,6 +348,14 @@ class RunHistory:
         self._prune_removed()
         marked = self.removed.marked(found, self._records.read()[0])
         return marked, [*problems, *filter(None, [store.notice])]
+
+    def has_others(self, server: str, shown: Collection[int]) -> bool:
+        """Whether runs of a server other than those with these numbers are stored; cheap enough to call often.
+
+        Raises:
+            OperationError: the store cannot be read.
+        """
+        return any(run.id not in shown for run in self._recorder.open().runs(server, most=len(shown) + 1))
 
     def finished(self, word: str, at: float | None = None) -> Run:
         """The ended run named by an argument, as for `compare`; ``NAME`` is its newest, or the one at the moment ``at``

@@ -88,6 +88,18 @@ def test_reverting_an_improvement_is_worse(fleet, serve):
         fleet.history.compare_again(99, found.after.run.id)
 
 
+def test_other_runs_are_looked_up_in_the_store_alone(fleet, serve, monkeypatch):
+    """An open comparison asks every few seconds."""
+    serve(1, FLAGS)
+    serve(2, OTHERS)
+    found = fleet.history.compare("chat")
+    shown = {found.before.run.id, found.after.run.id}
+    monkeypatch.setattr(fleet.history, "_snapshot", lambda: pytest.fail("a snapshot"))
+    assert not fleet.history.has_others("chat", shown)
+    assert fleet.history.has_others("chat", shown - {found.before.run.id})
+    assert not fleet.history.has_others("nobody", shown)
+
+
 def test_runs_too_short_to_compare_are_skipped_and_named(fleet, serve):
     serve(1, FLAGS)
     serve(2, {"max-num-seqs": 128}, 1)

@@ -218,9 +218,8 @@ class CompareScreen(ReaderScreen):
 
 def _choosable(fleet: LocalFleet, before: Run, after: Run) -> Sequence[bool]:
     """For each of the two runs, whether its server has a third run to compare instead."""
-    runs = {server: fleet.history.runs(server)[0] for server in (before.server, after.server)}
     shown = {before.id, after.id}
-    return [any(run.id not in shown for run in runs[one.server]) for one in (before, after)]
+    return [fleet.history.has_others(one.server, shown) for one in (before, after)]
 
 
 def _compared(fleet: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
