@@ -520,8 +520,10 @@ class WatchedServer:
         begun = found.since
         present = (run for run in self._past_runs(record) if run.generation == record.current.number)
         held = [(since, until) for run in present for code, since, until in run.findings if code == found.code]
+        # It stays open through such pauses and recoveries; slow requests before them count for another minute.
+        longest = SILENCE_SECONDS + 60.0
         for since, until in sorted(held, reverse=True):
-            if until >= begun - SILENCE_SECONDS:  # it stays open through such pauses
+            if until >= begun - longest:
                 begun = min(begun, since)
         return begun
 

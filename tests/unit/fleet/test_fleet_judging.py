@@ -495,6 +495,8 @@ def test_finding_older_than_its_evidence_keeps_its_start(tmp_path: Path) -> None
     for at in range(0, 2400, 100):
         store.note_findings(named, {"kv_cache_pressure": [(begin + at, begin + at)]})
     assert by_a_new_console() == begin - 600
+    store.note_findings(named, {"kv_cache_pressure": [(begin - 3000, begin - 1580), (begin - 1200, begin - 950)]})
+    assert by_a_new_console() == begin - 1200, "five minutes of recovery, after a minute with some slow requests"
 
 
 def test_gpu_values_before_a_driver_hang_are_not_current() -> None:
