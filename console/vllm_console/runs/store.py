@@ -228,8 +228,10 @@ class RunStore:
         """
 
         def act(connection: sqlite3.Connection) -> None:
-            known = [start for held in spans.values() for start, _ in held]
-            number = run_id(connection, run, min(known, default=judged_until or 0.0))
+            since = min((start for held in spans.values() for start, _ in held), default=judged_until)
+            if since is None:
+                return
+            number = run_id(connection, run, since)
             for code, new in spans.items():
                 _note(connection, number, code, new)
             if judged_until is not None:

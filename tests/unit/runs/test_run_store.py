@@ -442,6 +442,13 @@ def test_reused_name_starts_at_its_first_generation(store):
     assert [run.key for run in store.runs("chat", most=1)] == ["again"]
 
 
+def test_findings_that_never_held_enter_no_run(tmp_path):
+    """A run without a known start was once entered as one of 1970."""
+    store = RunStore(tmp_path / "runs.sqlite")
+    store.note_findings(RunName("key1", "chat", 1), {"preempting": []})
+    assert store.runs() == []
+
+
 def test_finding_is_stored_from_its_beginning(tmp_path):
     store = RunStore(tmp_path / "runs.sqlite")
     run = RunName("k", "chat", 1)
