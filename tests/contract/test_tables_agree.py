@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from vllm_console.metrics import parse
-from vllm_console.metrics.sample import COUNTERS, GAUGES, LATENCIES, LENGTHS
+from vllm_console.metrics.sample import COUNTERS, GAUGES, LATENCIES, LENGTHS, MAX_TOKENS_PARAM
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_launchers.plan.common_flags import COMMON_FLAGS
 from vllm_launchers.plan.findings import FlagError
@@ -26,7 +26,7 @@ TYPED = ("0", "-1", "1", "2", "0.5", "1.5", "4k", "4K", "1.5k", "1.5K", "auto", 
 def test_every_sample_field_has_its_metric_families() -> None:
     assert tuple(parse.GAUGE_FAMILIES) == GAUGES
     assert tuple(parse.COUNTER_FAMILIES) == COUNTERS
-    assert set(parse.HISTOGRAM_FAMILIES) == {*LATENCIES, *LENGTHS}
+    assert set(parse.HISTOGRAM_FAMILIES) == {*LATENCIES, *LENGTHS, MAX_TOKENS_PARAM}
 
 
 @pytest.mark.parametrize("name", sorted((FLAG_RULES.keys() & assumed_table().flags) - BY_PLAN))

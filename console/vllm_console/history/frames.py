@@ -8,7 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.metrics.sample import ACCEPTED, LATENCIES, LENGTHS, EngineSample, Histogram, Responses, Sample
+from vllm_console.metrics.sample import (
+    ACCEPTED,
+    LATENCIES,
+    LENGTHS,
+    MAX_TOKENS_PARAM,
+    EngineSample,
+    Histogram,
+    Responses,
+    Sample,
+)
 from vllm_console.metrics.window import (
     FirstRequests,
     combine,
@@ -27,7 +36,7 @@ BUSY = 0.5
 MIN_SAMPLES = 3
 """Samples per frame required for a gauge's minimum: a coarse history row holds only its step's maximum."""
 
-_KEYS = (*LATENCIES, *LENGTHS, ACCEPTED)
+_KEYS = (*LATENCIES, *LENGTHS, MAX_TOKENS_PARAM, ACCEPTED)
 
 
 class RankFrame(msgspec.Struct, frozen=True):

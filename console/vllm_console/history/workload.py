@@ -18,8 +18,8 @@ from vllm_console.history.exact import recorded_lengths
 from vllm_console.history.frames import BUSY, STEP_SECONDS, Frame, Frames
 from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.metrics.quantile import exact_quantile, interpolated
-from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import combine, growths, longest_request, merge_histograms
+from vllm_console.metrics.sample import LENGTHS, MAX_TOKENS_PARAM, EngineSample, Histogram, Sample
+from vllm_console.metrics.window import combine, growths, known_max_tokens, longest_request, merge_histograms
 from vllm_console.text import duration, percent
 from vllm_launchers.plan.choices.choice import SeenRoom
 from vllm_launchers.presets.model import MAX_TOKENS, Workload
@@ -144,7 +144,8 @@ class SeenWorkload(msgspec.Struct, frozen=True):
     room: SeenRoom | None = None
     """Observed capacity of its KV cache; None if not requested or unknown."""
     longest: float = math.inf
-    """No request had more tokens, prompt plus answer; infinite if that is unknown."""
+    """No request had more tokens, prompt plus answer, or is known to have asked for more with ``max_tokens``; infinite
+    if that is unknown."""
 
 
 def seen_workload(
@@ -178,7 +179,9 @@ def seen_workload(
         return SeenWorkload(None, requests, minutes, _too_few(requests, minutes, span))
     known = traffic.recorded(recorded)
     found = _seen(traffic, _lengths(prompts, answers, longest, known), previous, longest, requests, minutes, span)
-    found = replace(found, longest=_longest(prompts, answers, longest, known))
+    max_tokens = merge_histograms(traffic.histograms[MAX_TOKENS_PARAM])
+    asked, _ = known_max_tokens(max_tokens, prompts, longest)
+    found = replace(found, longest=_longest(prompts, answers, asked, longest, known))
     return replace(found, room=seen_room(frames.since(0.0), objective)) if objective is not None else found
 
 
@@ -208,7 +211,7 @@ class _Traffic:
         self.seconds += max(0.0, stored.sample.at - before.sample.at)
         # A new generation started from zero, whatever its counters show now.
         since = before.sample if before.generation == stored.generation else Sample(before.sample.at, {})
-        for grown in growths(since, stored.sample, LENGTHS):
+        for grown in growths(since, stored.sample, (*LENGTHS, MAX_TOKENS_PARAM)):
             self._count(grown)
 
     def _count(self, grown: EngineSample) -> None:
@@ -273,11 +276,22 @@ def _lengths(
     return one, other
 
 
-def _longest(prompts: Histogram, answers: Histogram, limit: int | None, recorded: Mapping[str, Sequence[int]]) -> float:
-    """The longest request if all are recorded, else an upper bound; vLLM accepts none above ``limit``."""
+def _longest(
+    prompts: Histogram,
+    answers: Histogram,
+    max_tokens: float,
+    limit: int | None,
+    recorded: Mapping[str, Sequence[int]],
+) -> float:
+    """The longest request if all are recorded, else an upper bound; vLLM accepts none above ``limit``.
+
+    ``max_tokens`` is the longest answer that a request is known to allow, which no record shows.
+    """
+    longest = longest_request(prompts, answers, max_tokens)
     if all(key in recorded for key in LENGTHS):
-        return max(map(sum, zip(*(recorded[key] for key in LENGTHS), strict=True)))
-    return min(longest_request(prompts, answers), limit if limit is not None else math.inf)
+        given, made = (recorded[key] for key in LENGTHS)
+        longest = max(max(given) + max_tokens, max(map(sum, zip(given, made, strict=True))))
+    return min(longest, limit if limit is not None else math.inf)
 
 
 def _buckets(*lengths: _Length) -> str:

@@ -46,6 +46,7 @@ HISTOGRAM_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "decode": ("vllm:request_decode_time_seconds",),
     "prompt_tokens": ("vllm:request_prompt_tokens",),
     "generation_tokens": ("vllm:request_generation_tokens",),
+    "max_tokens": ("vllm:request_params_max_tokens",),
 }
 """Histograms by key of `EngineSample.histograms`: base names, preferred first."""
 

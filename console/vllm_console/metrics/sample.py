@@ -26,8 +26,8 @@ class EngineSample(msgspec.Struct, frozen=True):
     """One engine (data-parallel rank) at one moment. None means not reported, never zero.
 
     Counters are totals since the engine started; ``kv_cache_usage`` is a fraction from 0 to 1; ``histograms`` is keyed
-    by the names in `LATENCIES` and `LENGTHS`, and `ACCEPTED`. The history stores numbers in the order of the
-    fields.
+    by the names in `LATENCIES` and `LENGTHS`, `MAX_TOKENS_PARAM` and `ACCEPTED`. The history stores numbers in the
+    order of the fields.
     """
 
     requests_running: float | None = None
@@ -53,6 +53,10 @@ LATENCIES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
 
 LENGTHS = ("prompt_tokens", "generation_tokens")
 """Keys of length histograms, in tokens."""
+
+MAX_TOKENS_PARAM = "max_tokens"
+"""Key of the histogram of requested output lengths. vLLM counts a request without ``max_tokens`` with what its prompt
+leaves of the context."""
 
 ACCEPTED = "accepted_tokens"
 """Key of the histogram of accepted draft tokens. Its bounds are 0, 1, … up to the maximum draft length minus one."""

@@ -53,12 +53,30 @@ def merge_histograms(histograms: Iterable[Histogram]) -> Histogram | None:
     return merged
 
 
-def longest_request(prompts: Histogram, answers: Histogram) -> float:
+def longest_request(prompts: Histogram, answers: Histogram, max_tokens: float = 0.0) -> float:
     """An upper bound, in tokens, of prompt plus answer of every request in two histograms of lengths.
 
-    The ends of their highest buckets with a request; infinite if one of these has no end.
+    The ends of their highest buckets with a request; infinite if one of these has no end. ``max_tokens`` is the longest
+    answer that a request is known to allow, even if none got as long.
     """
-    return sum(_highest_end(lengths) for lengths in (prompts, answers))
+    return _highest_end(prompts) + max(_highest_end(answers), max_tokens)
+
+
+def known_max_tokens(
+    max_tokens: Histogram | None, prompts: Histogram, max_model_len: float | None
+) -> tuple[float, bool]:
+    """An upper bound of the ``max_tokens`` that requests are known to have set, and whether all requests are known.
+
+    Requests without ``max_tokens`` are counted with what their prompts leave of ``max_model_len``: at least what the
+    longest one leaves. So only lower values are known to be set. If ``max_model_len`` is None, the highest finite
+    bound counts, since vLLM's bounds do not exceed it.
+    """
+    if max_tokens is None or not max_tokens.count:
+        return 0.0, False
+    limit = max_model_len if max_model_len is not None else max(filter(math.isfinite, max_tokens.bounds), default=0.0)
+    least_unset = limit - _highest_end(prompts)
+    known = _only(max_tokens, {bound for bound in max_tokens.bounds if bound < least_unset})
+    return (_highest_end(known) if known.count else 0.0), known.count >= max_tokens.count
 
 
 def _highest_end(histogram: Histogram) -> float:

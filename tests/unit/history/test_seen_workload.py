@@ -193,6 +193,25 @@ def test_longest_request_is_exact_or_the_end_of_its_bucket() -> None:
     assert seen(*above, longest=4096).longest == 4096
 
 
+def test_longest_request_includes_the_max_tokens_that_it_is_known_to_ask_for() -> None:
+    """With a shorter context, vLLM would reject it, however short its answer is."""
+    records = [finished(1.0 + at, 150, 50) for at in range(600)]
+
+    def longest(max_tokens: float, context: int | None, recorded: Sequence[FinishedRequest] = ()) -> float:
+        first, last = engine(), engine([150] * 600, [50] * 600, running=3)
+        polls = [
+            poll(at, replace(one, histograms={**one.histograms, "max_tokens": lengths([max_tokens] * count)}))
+            for at, one, count in ((0, first, 0), (3600, last, 600))
+        ]
+        return seen_workload(polls, BEFORE, longest=context, recorded=recorded).longest
+
+    assert longest(400, 4096) == 200 + 500
+    assert longest(400, 4096, records) == 150 + 500, "as far as known, also with exact lengths"
+    assert longest(4096 - 150, 4096) == longest(4096 - 150, None) == 300, "what requests without max_tokens count as"
+    assert longest(400, None) == 700, "vLLM's highest bound is at most the context"
+    assert longest(1500, 2048) == 300, "could be either"
+
+
 def test_lengths_of_a_probed_server_are_exact(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in (0, 100):

@@ -11,11 +11,11 @@ from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, prese
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, totals
 from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgment, Rule, above, over_once_met
 from vllm_console.history.frames import Frame, merged
-from vllm_console.metrics.sample import LENGTHS, Histogram
-from vllm_console.metrics.window import load_ended, longest_request, preemptions_per_request
+from vllm_console.metrics.sample import LENGTHS, MAX_TOKENS_PARAM, Histogram
+from vllm_console.metrics.window import known_max_tokens, load_ended, longest_request, preemptions_per_request
 from vllm_console.text import UNKNOWN, clock, percent, round_duration
 from vllm_console.text import count as count_text
-from vllm_launchers.plan.choices.lengths import LONGER_REJECTED, fitting_context
+from vllm_launchers.plan.choices.lengths import LONGER_REJECTED, MAX_TOKENS_REJECTED, fitting_context
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes
 
@@ -216,23 +216,34 @@ class ContextUnused(Rule):
     """A context that could take a smaller fraction of the KV cache than this is not worth mentioning."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgment]:
-        """Judge by the longest prompt plus output, over all frames so far."""
+        """Judge by the longest prompt plus output, over all frames so far, or plus the longest output asked for."""
         frames, context = evidence.frames, evidence.max_model_len
         if context is None:
             return [Judgment.UNKNOWN] * len(frames)
         cache = evidence.cache_tokens
         if context < self.LONG and (cache is None or context < self.MUCH * cache):
             return [Judgment.FAILS] * len(frames)
-        seen = (observed(frames, key, len(frames)) for key in LENGTHS)
+        seen = (observed(frames, key, len(frames)) for key in (*LENGTHS, MAX_TOKENS_PARAM))
         known = evidence.longest_seen
-        return [self._verdict(prompt, answer, known, context) for prompt, answer in zip(*seen, strict=True)]
+        return [
+            self._verdict(prompt, answer, max_tokens, known, context)
+            for prompt, answer, max_tokens in zip(*seen, strict=True)
+        ]
 
-    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, known: float, context: int) -> Judgment:
+    def _verdict(
+        self,
+        prompt: Histogram | None,
+        answer: Histogram | None,
+        max_tokens: Histogram | None,
+        known: float,
+        context: int,
+    ) -> Judgment:
         if prompt is None or answer is None:
             return Judgment.UNKNOWN
         if min(prompt.count, answer.count) < self.REQUESTS:
             return Judgment.UNCLEAR
-        longest = min(max(longest_request(prompt, answer), known), context)
+        asked, _ = known_max_tokens(max_tokens, prompt, context)
+        longest = min(max(longest_request(prompt, answer, asked), known), context)
         if fitting_context(longest) >= context:
             return Judgment.OVER  # nothing to shorten, from the first long request on
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
@@ -240,10 +251,12 @@ class ContextUnused(Rule):
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Actual lengths compared with the limit."""
         frames, context = evidence.frames, evidence.max_model_len or 0
-        prompt, answer = (merged(frames, key) for key in LENGTHS)
-        longest, requests = evidence.longest_seen, 0.0
+        prompt, answer, max_tokens = (merged(frames, key) for key in (*LENGTHS, MAX_TOKENS_PARAM))
+        longest, requests, tradeoff = evidence.longest_seen, 0.0, MAX_TOKENS_REJECTED
         if prompt is not None and answer is not None:
-            longest, requests = max(longest_request(prompt, answer), longest), min(prompt.count, answer.count)
+            asked, all_known = known_max_tokens(max_tokens, prompt, context)
+            longest, requests = max(longest_request(prompt, answer, asked), longest), min(prompt.count, answer.count)
+            tradeoff = LONGER_REJECTED if all_known else MAX_TOKENS_REJECTED
         longest = min(longest, context)
         fitting = fitting_context(longest)
         amount = f"up to {longest:,.0f} tokens in {requests:,.0f} requests"
@@ -252,8 +265,11 @@ class ContextUnused(Rule):
         if cache := evidence.cache_tokens:
             share = f"{percent(min(1.0, context / cache))} of the KV cache{evidence.each}"
             measures.append(Measure("one full context takes", share))
-        why = f"No request of the last half hour took more than {longest:,.0f} tokens; this leaves 25% headroom."
-        fixes = (Fix(Changes({"max-model-len": fitting}), why, LONGER_REJECTED),)
+        why = (
+            f"No request of the last half hour took, or is known to ask for, more than {longest:,.0f} tokens; this "
+            "leaves 25% headroom."
+        )
+        fixes = (Fix(Changes({"max-model-len": fitting}), why, tradeoff),)
         share = f"{percent(longest / context)} of max-model-len ({context:,} tokens)"
-        symptom = f"Requests of the last half hour used at most {share}."
+        symptom = f"Requests of the last half hour needed at most {share}."
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)

@@ -22,8 +22,11 @@ HEADROOM = 2
 LENGTH_HEADROOM = 1.25
 """Minimum ratio of ``max-model-len`` to the longest request seen."""
 
-LONGER_REJECTED = "Requests that are longer, or whose max_tokens asks for more, are rejected."
-"""The cost of a shorter context. Most releases also reject a prompt plus ``max_tokens`` that would exceed it."""
+LONGER_REJECTED = "Longer requests are rejected."
+
+MAX_TOKENS_REJECTED = "Requests that are longer, or whose max_tokens asks for more, are rejected."
+"""The cost of a shorter context, unless the ``max_tokens`` of all requests is known to be less. Up to 0.31, prompt and
+``max_tokens`` must fit together."""
 
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Usual values of ``max-num-seqs``. CUDA graphs are captured for most of them, so batches are padded little."""
@@ -42,8 +45,8 @@ def context(inputs: ChoiceInputs) -> Choice:
     limit = _supported(inputs)
     if limit is None or length <= limit:
         rest = f"; the model supports {limit:,}" if limit is not None and limit > length else ""
-        return Choice(LENGTH, length, f"{parts}, rounded up{rest}.", Source.WORKLOAD, "Longer requests are rejected.")
-    tradeoff = "Longer requests are rejected."
+        return Choice(LENGTH, length, f"{parts}, rounded up{rest}.", Source.WORKLOAD, LONGER_REJECTED)
+    tradeoff = LONGER_REJECTED
     if tokens > limit:
         tradeoff = f"{parts} do not fit: longer requests are rejected, so split them or use another model."
     return Choice(LENGTH, limit, f"The model's maximum; the traffic needs {tokens:,}.", Source.MODEL, tradeoff)
@@ -57,8 +60,11 @@ def shorter_context(inputs: ChoiceInputs, longest: float, present: FlagValue | N
     limit = token_count(present) if present is not None else _supported(inputs)
     if limit is None or longest >= limit or (length := fitting_context(longest)) >= limit:
         return Choice(LENGTH, None, "Requests may be as long as it allows.", Source.WORKLOAD)
-    reason = f"No request took more than {longest:,.0f} tokens, prompt and answer; this leaves 25% headroom."
-    return Choice(LENGTH, length, reason, Source.WORKLOAD, LONGER_REJECTED)
+    reason = (
+        f"No request took, or is known to ask for, more than {longest:,.0f} tokens, prompt and answer; this leaves 25% "
+        "headroom."
+    )
+    return Choice(LENGTH, length, reason, Source.WORKLOAD, MAX_TOKENS_REJECTED)
 
 
 def fitting_context(longest: float) -> int:

@@ -30,13 +30,13 @@ BUSY = EngineSample(
 
 def found(
     one: EngineSample, *, engines: int = 4, growth: float = 0.0, prompt: float = 150.0, answer: float = 300.0,
-    cache: int = 50_000, rare: float = 0.0, rare_since: float = 120.0, **known: Any,
+    cache: int = 50_000, rare: float = 0.0, rare_since: float = 120.0, max_tokens: float = 0.0, **known: Any,
 ) -> dict[str, Finding]:  # fmt: skip
     """Findings after two minutes with equal samples on each engine, whose queue grows by ``growth`` per sample.
 
     ``cache`` is each engine's KV cache in tokens; ``prompt`` and ``answer`` are the lengths of all requests, which are
-    unknown if ``answer`` is 0. One prompt in 200 has the length ``rare``, if given, since
-    ``rare_since`` seconds.
+    unknown if ``answer`` is 0, and ``max_tokens`` is what they ask for, if it is reported. One prompt in 200 has the
+    length ``rare``, if given, since ``rare_since`` seconds.
     """
     frames = Frames()
     for at in range(49):
@@ -44,6 +44,8 @@ def found(
         rarely = 0.05 * max(0.0, at - (48 - rare_since / 2.5))
         kinds = {"prompt_tokens": ((ended - rarely, prompt), (rarely, rare or prompt))}
         kinds["generation_tokens"] = ((ended, answer),)
+        if max_tokens:
+            kinds["max_tokens"] = ((ended, max_tokens),)
         lengths = {
             key: Histogram(
                 BOUNDS,
@@ -142,12 +144,29 @@ def test_shorter_context_holds_the_longest_request() -> None:
     usual: dict[str, Any] = {"prompt": 4000.0, "answer": 400.0, "max_model_len": 32_768}  # in buckets to 5,000 and 500
     finding = found(BUSY, **usual)["context_unused"]
     assert finding.fixes[0].changes.set == {"max-model-len": 7168}
-    assert "No request of the last half hour took more than 5,500 tokens" in finding.fixes[0].why
+    assert "took, or is known to ask for, more than 5,500 tokens; this leaves" in finding.fixes[0].why
     assert "17% of max-model-len" in finding.symptom
     assert "context_unused" not in found(BUSY, **usual, rare=20_000.0)
     assert "context_unused" not in found(BUSY, **usual, rare=20_000.0, rare_since=10.0), "ends at the first one"
     assert "context_unused" not in found(BUSY, **usual, longest_seen=20_000.0), "before a restart"
     assert found(BUSY, **usual, longest_seen=7000.0)["context_unused"].fixes[0].changes.set == {"max-model-len": 10_240}
+
+
+def test_shorter_context_holds_what_requests_are_known_to_ask_for() -> None:
+    """vLLM rejects a prompt with more ``max_tokens`` than remain, however short the answers are."""
+    usual: dict[str, Any] = {"prompt": 400.0, "answer": 90.0, "max_model_len": 32_768}  # in buckets to 500 and 100
+    unknown = found(BUSY, **usual)["context_unused"].fixes[0]
+    assert unknown.changes.set == {"max-model-len": 768}
+    assert unknown.tradeoff == "Requests that are longer, or whose max_tokens asks for more, are rejected."
+    asked = found(BUSY, **usual, max_tokens=4096)["context_unused"].fixes[0]
+    assert asked.changes.set == {"max-model-len": 7168}, "500 and 5,000, and a quarter more"
+    assert "or is known to ask for, more than 5,500 tokens" in asked.why
+    assert asked.tradeoff == "Longer requests are rejected."
+    unset = found(BUSY, **usual, max_tokens=32_768 - 400)["context_unused"].fixes[0]
+    assert (unset.changes, unset.tradeoff) == (unknown.changes, unknown.tradeoff), "clients that set none, or so many"
+    short = {**usual, "max_model_len": 9000}
+    assert "context_unused" in found(BUSY, **short)
+    assert "context_unused" not in found(BUSY, **short, max_tokens=4096)
 
 
 def test_one_full_context_is_a_share_of_one_engine() -> None:

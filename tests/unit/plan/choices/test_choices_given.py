@@ -142,7 +142,7 @@ def test_context_holds_the_longest_request(
     assert ("max-model-len" in found) == (length is not None)
     if length is not None:
         assert found["max-model-len"].value == length
-        assert f"No request took more than {longest:,}" in found["max-model-len"].reason
+        assert f"No request took, or is known to ask for, more than {longest:,}" in found["max-model-len"].reason
         assert "max_tokens" in found["max-model-len"].tradeoff
 
 
