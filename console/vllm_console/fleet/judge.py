@@ -371,9 +371,16 @@ class Judge:
         return hit_rate(frames) if looked_up >= ENOUGH_LOOKED_UP else None
 
     def _longest(self) -> float:
-        """The longest request of the last half hour, also of earlier runs and while this one compiled kernels."""
-        prompts, answers = (merged(self._frames.since(0.0), key) for key in LENGTHS)
-        return longest_request(prompts, answers) if prompts is not None and answers is not None else 0.0
+        """The longest request of the last half hour, also of earlier runs and while this one compiled kernels.
+
+        Each run counts by itself: with another context, its lengths have other buckets.
+        """
+        longest = 0.0
+        for generation in {frame.generation for frame in self._frames.since(0.0)}:
+            prompts, answers = (merged(self._frames.since(0.0, generation), key) for key in LENGTHS)
+            if prompts is not None and answers is not None:
+                longest = max(longest, longest_request(prompts, answers))
+        return longest
 
 
 class _Facts(msgspec.Struct, frozen=True):

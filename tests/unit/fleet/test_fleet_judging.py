@@ -161,13 +161,14 @@ def test_shorter_context_holds_requests_from_before_a_restart() -> None:
     second_run = values.replace(generation, number=2, ready_at=NOW - 300)
     restarted = values.replace(record(), generations=(generation, second_run))
 
-    def offered(before: float) -> set[object]:
+    def offered(before: float, bounds_before: tuple[float, ...] = bounds) -> set[object]:
         judge = Judge("chat")
         for second in range(0, 600, 2):
             number, length = (1, before) if second < 300 else (2, 800.0)
             count = float(second % 300)
-            counts = tuple(count if length <= bound else 0.0 for bound in bounds)
-            histogram = Histogram(bounds, counts, count * length)
+            ends = bounds_before if number == 1 else bounds
+            counts = tuple(count if length <= bound else 0.0 for bound in ends)
+            histogram = Histogram(ends, counts, count * length)
             one = sample(NOW - 600 + second)
             engine = replace(one.engines["0"], histograms={"prompt_tokens": histogram, "generation_tokens": histogram})
             judge.append(replace(one, engines={"0": engine}), number)
@@ -179,6 +180,7 @@ def test_shorter_context_holds_requests_from_before_a_restart() -> None:
     assert offered(800.0) == {2560}
     assert offered(1500.0) == {5120}
     assert offered(20_000.0) == set()
+    assert offered(400.0, (500.0, float("inf"))) == {2560}, "its context was shorter, and so are its buckets"
 
 
 def test_console_judges_every_server(folder: Path) -> None:
