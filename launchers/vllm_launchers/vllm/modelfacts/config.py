@@ -582,7 +582,10 @@ def kv_cache_quantization(settings: Config) -> str | None:
 
 
 def _group_weights(settings: Config) -> Config:
-    """Weights of the group with the fewest bits: in a mixed model, these are the linear layers."""
+    """Weights of the group with the fewest bits: in a mixed model, these are the linear layers.
+
+    Without a group size if the groups have different ones, since it is unknown which layers have which.
+    """
     found = [mapping(group, "weights") for group in objects(settings.get("config_groups"))]
     quark = mapping(mapping(settings, "global_quant_config"), "weight")
     if quark:
@@ -590,7 +593,9 @@ def _group_weights(settings: Config) -> Config:
         size = 4 if "4" in kind.replace("e4m3", "") else 8
         return {"num_bits": size, "group_size": quark.get("group_size")}
     sized = [weights for weights in found if number(weights, "num_bits")]
-    return min(sized, key=lambda weights: number(weights, "num_bits") or 0) if sized else {}
+    least = min(sized, key=lambda weights: number(weights, "num_bits") or 0) if sized else {}
+    mixed = len({str(weights.get("group_size")) for weights in sized}) > 1
+    return {name: value for name, value in least.items() if name != "group_size"} if mixed else least
 
 
 def _bits(settings: Config, method: str) -> int | None:

@@ -239,7 +239,7 @@ def split_problem(facts: ModelFacts, tensor: int) -> str:
     """Why a model cannot be split over this many GPUs, in a few words; empty if it can, or if unknown.
 
     vLLM splits attention by heads (``ModelConfig.verify_with_parallel_config``), and rows of quantized layers only by
-    whole groups or blocks (``awq.py``, ``gptq.py``, ``fp8.py``).
+    whole groups or blocks (``awq.py``, ``gptq.py``, ``compressed_tensors_wNa16.py``, ``fp8.py``).
     """
     heads, kv_heads = facts.heads, facts.kv_heads
     if heads and heads % tensor:
@@ -249,8 +249,7 @@ def split_problem(facts: ModelFacts, tensor: int) -> str:
     stored, inner = facts.quantization, facts.intermediate_size
     if stored is None or not inner or facts.experts or tensor == 1:
         return ""
-    group = stored.group_size if stored.group_size and stored.group_size > 0 else None
-    unit = stored.block[1] if stored.block else group if stored.method in _GROUPED else None
+    unit = stored.block[1] if stored.block else _split_group(stored)
     if unit and (inner % tensor or (inner // tensor) % unit):
         kind = "blocks" if stored.block else "groups"
         return f"its quantization {kind} of {unit} do not divide {inner} / {tensor} columns"
@@ -261,7 +260,8 @@ def expert_split_problem(facts: ModelFacts, ranks: int) -> str:
     """Why each expert cannot be split over this many GPUs, in a few words; empty if it can, or if unknown.
 
     vLLM splits each expert's columns evenly, and quantized ones only by whole groups or blocks
-    (``fused_moe/config.py``, ``fp8.py``). ``--enable-expert-parallel`` keeps experts whole instead.
+    (``fused_moe/config.py``, ``compressed_tensors_moe_wna16.py``, ``fp8.py``). ``--enable-expert-parallel`` keeps
+    experts whole instead.
     """
     width = facts.expert_intermediate_size or facts.intermediate_size
     if not facts.experts or ranks == 1 or not width:
@@ -269,12 +269,26 @@ def expert_split_problem(facts: ModelFacts, ranks: int) -> str:
     if width % ranks:
         return f"its experts of {width} columns can't be cut evenly over {ranks} GPUs"
     stored = facts.quantization
-    group = stored.group_size if stored and stored.group_size and stored.group_size > 0 else None
-    unit = stored.block[0] if stored and stored.block else group if stored and stored.method in _GROUPED else None
+    if stored is None:
+        return ""
+    unit = stored.block[0] if stored.block else _split_group(stored)
+    if unit and stored.method in _HALVED:
+        unit = min(unit, _SMALLEST_HALF)
     if unit and (width // ranks) % unit:
-        kind = "blocks" if stored and stored.block else "groups"
+        kind = "blocks" if stored.block else "groups"
         return f"its quantization {kind} of {unit} do not divide experts of {width} / {ranks} columns"
     return ""
 
 
-_GROUPED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
+_HALVED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
+"""Methods whose experts' groups vLLM halves until they divide their columns (``moe_wna16.py``)."""
+
+_SMALLEST_HALF = 32
+
+_GROUPED = _HALVED | {"compressed-tensors"}
+
+
+def _split_group(stored: Quantization) -> int | None:
+    """The number of rows that vLLM keeps together on a GPU because they share a scale; None if it splits any."""
+    size = stored.group_size
+    return size if stored.method in _GROUPED and size is not None and size > 0 else None

@@ -274,6 +274,15 @@ def test_yarn_lengthens_the_context_only_in_earlier_releases() -> None:
         ),
         ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, Quantization("compressed-tensors", 8)),
         (
+            {
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 4, "group_size": 128}},
+                    "group_1": {"weights": {"num_bits": 8, "group_size": None}},
+                },
+            },
+            Quantization("compressed-tensors", 4),
+        ),
+        (
             {"quant_method": "compressed_tensors", "format": "nvfp4-pack-quantized"},
             Quantization("compressed-tensors", 4),
         ),
