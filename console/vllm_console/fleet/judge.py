@@ -43,7 +43,7 @@ from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.engine_report import blocks_without_override
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.budget.memory_flags import batch_sizes, draft_model, max_tokens_per_mm_item
+from vllm_launchers.plan.budget.memory_flags import batch_sizes, cache_dtype, draft_model, max_tokens_per_mm_item
 from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
 from vllm_launchers.secrets import API_KEY
@@ -424,7 +424,7 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
         batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else shape),
         max_tokens_per_mm_item=max_tokens_per_mm_item(model_known, details.flags),
         quantized=_quantized(details, model_known),
-        own_fp8_cache=model_known is not None and is_fp8(model_known.kv_cache_quantization),
+        own_fp8_cache=model_known is not None and is_fp8(cache_dtype(model_known, {}, release)),
         mla=details.mla or (model_known is not None and model_known.mla),
         layers=frozenset(model_known.layers) if model_known is not None else frozenset(),
     )

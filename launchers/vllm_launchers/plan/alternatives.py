@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
+from vllm_launchers.plan.budget.memory_flags import cache_dtype
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, ChoiceInputs
 from vllm_launchers.plan.choices.layout import (
     LONG_AT_ONCE,
@@ -225,7 +226,7 @@ def _alternative(
     return Alternative(
         layout=option.layout,
         expert_parallel=option.formats.get(EXPERTS) is True,
-        kv_cache_dtype=str(option.formats.get(KV_DTYPE, row.facts.kv_cache_quantization or "auto")),
+        kv_cache_dtype=cache_dtype(row.facts, option.formats, inputs.release),
         quantization=str(method) if (method := option.formats.get(QUANTIZATION)) is not None else None,
         model=row.facts.model if row.sibling else None,
         weights_gib=budget.weights_gib,

@@ -16,11 +16,12 @@ from vllm_launchers.engine_model.roofline import Geometry, Roofline, Work
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import loaded_weights
-from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.budget.memory_flags import batch_sizes, cache_dtype
 from vllm_launchers.plan.budget.weights import bits_per_weight, offloads, parameters
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
 
 PIPELINE_FILL = 0.85
 """Share of the time that a pipeline stage computes under load: batches differ, so stages wait for each other."""
@@ -114,7 +115,7 @@ def timing_of(
     roofline = Roofline(
         gpu=gpu,
         model=geometry,
-        kv_element_bytes=1 if is_fp8(flags.get("kv-cache-dtype")) else 2,
+        kv_element_bytes=_cache_element(facts, flags, release),
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         eager=flags.get("enforce-eager") is True,
@@ -127,6 +128,11 @@ def timing_of(
     shape = GpuShape(gpu_name, gpu.memory_gib, usable_gib=max((one.total_gib for one in memory.per_gpu), default=None))
     _, step = batch_sizes(facts, flags, release, shape)
     return Timing(roofline, data, step)
+
+
+def _cache_element(facts: ModelFacts, flags: Flags, release: Release | None) -> int:
+    """Bytes of one number in the KV cache."""
+    return 1 if is_fp8(cache_dtype(facts, flags, release)) else 2
 
 
 def _is_part(gpu: GpuModel, memory: MemoryBudget) -> bool:
@@ -147,7 +153,7 @@ def geometry_of(
     experts, picked = facts.experts or 0, facts.experts_per_token or 0
     share = weights.experts if experts > 1 and picked else 0.0
     method = facts.quantization.method if facts.quantization is not None else flags.get("quantization")
-    element = 1 if is_fp8(flags.get("kv-cache-dtype")) else 2
+    element = _cache_element(facts, flags, release)
     return Geometry(
         name=facts.model,
         architecture=facts.architecture or "",

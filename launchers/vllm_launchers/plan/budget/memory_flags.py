@@ -10,7 +10,7 @@ import msgspec
 from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.flags import ASYNC, CHUNKED, PREFIX, QUANTIZATION, WHOLE_ITEMS, token_count
+from vllm_launchers.plan.flags import ASYNC, CHUNKED, KV_DTYPE, PREFIX, QUANTIZATION, WHOLE_ITEMS, token_count
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import draft_tokens, sequence_tokens, speculates
@@ -150,7 +150,7 @@ def effective_flags(
         block_size=whole(flags, "block-size", 16 if gpu is not None else 128),
         max_model_len=length,
         fit_length=fit,
-        kv_dtype=_kv_dtype(facts, flags),
+        kv_dtype=cache_dtype(facts, flags, release),
         dtype=_dtype(facts, flags, release, gpu),
         draft_layers=draft_layers,
         draft_tokens=draft_tokens,
@@ -370,9 +370,25 @@ def weight_method(facts: ModelFacts | None, flags: Flags) -> str:
     return facts.quantization.method if facts is not None and facts.quantization is not None else ""
 
 
-def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:
-    value = str(flags.get("kv-cache-dtype", "auto"))
-    return (facts.kv_cache_quantization or "auto") if value == "auto" else value
+_OWN_CACHE_SINCE: Mapping[str, Release] = {"modelopt": (0, 14, 0), "compressed-tensors": (0, 16, 0)}
+"""First releases that keep the KV cache in the format that a checkpoint has scales for. 0.15 was not examined.
+
+From ``resolve_kv_cache_dtype_string``, and ``kv_cache_scheme`` in ``Attention``.
+"""
+
+_FLAG_BEFORE_SCHEME: Release = (0, 22, 0)
+"""Earlier releases ignore the flag if a compressed-tensors checkpoint has scales."""
+
+
+def cache_dtype(facts: ModelFacts, flags: Flags, release: Release | None) -> str:
+    """The format of the KV cache: the flag's, or the checkpoint's; ``auto`` if it is that of the activations."""
+    asked, release = str(flags.get(KV_DTYPE, "auto")), release or NEWEST
+    own, method = facts.kv_cache_quantization, facts.quantization.method if facts.quantization is not None else ""
+    since = _OWN_CACHE_SINCE.get("modelopt" if method.startswith("modelopt") else method)
+    if own is None or since is None or release < since:
+        return asked
+    forced = method == "compressed-tensors" and release < _FLAG_BEFORE_SCHEME
+    return own if asked == "auto" or forced else asked
 
 
 def _prefix_caching(flags: Flags, release: Release) -> bool:

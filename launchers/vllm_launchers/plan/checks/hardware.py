@@ -11,7 +11,13 @@ from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import ADA, AMPERE, is_fp8, selected_backend
-from vllm_launchers.plan.budget.memory_flags import pools, refuses_float16, refuses_float32, weight_method
+from vllm_launchers.plan.budget.memory_flags import (
+    cache_dtype,
+    pools,
+    refuses_float16,
+    refuses_float32,
+    weight_method,
+)
 from vllm_launchers.plan.checks.architectures import is_plain
 from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -19,11 +25,11 @@ from vllm_launchers.plan.flags import KV_DTYPE, QUANTIZATION, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, apply_changes
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.flags.limits import FP8_COMPRESSED
 from vllm_launchers.vllm.flags.releases import releases_for
-from vllm_launchers.vllm.modelfacts.facts import LayerKind, Quantization
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 TURING = 7.5
 LEAST_COMPUTE_CAPABILITY = (7, 0)
@@ -263,17 +269,35 @@ def _float_cache(plan: Plan, inputs: PlanInputs, able: float) -> Iterator[PlanFi
 
 
 def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
-    asked = plan.flags.get(KV_DTYPE)
-    if not is_fp8(asked):
+    asked, facts = plan.flags.get(KV_DTYPE), inputs.facts
+    if not _keeps_fp8(plan, facts, Changes()):
         return
+    by_flag = is_fp8(asked)
+    what = f"--{KV_DTYPE} {asked}" if by_flag else f"the FP8 KV cache that {plan.model} has scales for"
+    fix = next((fix for fix in _cache_changes(plan, facts, able) if not _keeps_fp8(plan, facts, fix)), None)
     verdict = fp8_cache_of(plan, inputs)
     if not verdict.works:
         certain = able < AMPERE or verdict.anywhere
         # What works nowhere fails in a decode step, of which CUDA graphs may be captured at startup.
         when = ", at the latest in the first decode step" if verdict.anywhere else f" startup on {who}"
-        text = f"--{KV_DTYPE} {asked} {'will' if certain else 'may'} fail{when}: {verdict.why}"
+        text = f"{what} {'will' if certain else 'may'} fail{when}: {verdict.why}"
         level = Level.ERROR if certain else Level.WARNING
-        yield PlanFinding("fp8_unsupported", level, text, Changes(unset=(KV_DTYPE,)), surely=False)
-    elif verdict.why:
-        text = f"--{KV_DTYPE} {asked} on {who}: {verdict.why}; outputs can differ slightly"
+        yield PlanFinding("fp8_unsupported", level, text, fix, surely=False)
+    elif verdict.why and by_flag:
+        text = f"{what} on {who}: {verdict.why}; outputs can differ slightly"
         yield PlanFinding("fp8_kv_slow", Level.ADVICE, text)
+
+
+def _cache_changes(plan: Plan, facts: ModelFacts | None, able: float) -> Iterator[Changes]:
+    """Ways to a KV cache in the model's format, the simplest first."""
+    if KV_DTYPE in plan.flags:
+        yield Changes(unset=(KV_DTYPE,))
+    dtype = plan.flags.get("dtype", "auto")
+    if able >= AMPERE and "bfloat16" in (dtype, facts.dtype if facts is not None and dtype == "auto" else None):
+        yield Changes(set={KV_DTYPE: "bfloat16"})
+
+
+def _keeps_fp8(plan: Plan, facts: ModelFacts | None, changes: Changes) -> bool:
+    """Whether vLLM keeps the KV cache in FP8 after these changes."""
+    flags = apply_changes(plan.flags, changes)
+    return is_fp8(flags.get(KV_DTYPE) if facts is None else cache_dtype(facts, flags, plan.engine.release))

@@ -567,16 +567,12 @@ def _ordered(settings: Config) -> bool:
 
 
 def kv_cache_quantization(settings: Config) -> str | None:
-    """The KV cache format that vLLM uses because the checkpoint has scales for it: ``fp8`` or None."""
+    """The KV cache format that the checkpoint has scales for and vLLM reads from its config: ``fp8`` or None."""
     inner = mapping(settings, "quantization") or settings
     if (text(inner, "kv_cache_quant_algo") or "").upper() == "FP8":
         return "fp8"
     scheme = mapping(settings, "kv_cache_scheme")
     if number(scheme, "num_bits") == 8 and text(scheme, "type") == "float":
-        return "fp8"
-    quark = mapping(settings, "kv_cache_quant_config")
-    outputs = [mapping(entry, "output_tensors") for entry in objects(quark)]
-    if any((text(entry, "dtype") or "").startswith("fp8") for entry in outputs):
         return "fp8"
     return None
 

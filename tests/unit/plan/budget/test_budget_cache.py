@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from fakes.reported_cache import cache_tokens
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.budget.memory_flags import cache_dtype
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.release_defaults import Release
 
 FULL, SLIDING, CHUNKED, LINEAR = LayerKind.FULL, LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.LINEAR
 GPU = GpuShape("NVIDIA RTX A6000", usable_gib=47.4)
@@ -36,6 +38,9 @@ def dense(layers: int | tuple[LayerKind, ...] = 32, kv_heads: int = 8, **more: o
 LATENT = dense(61, 1, kv_lora_rank=512, qk_rope_head_dim=64, model_type="deepseek_v3", head_dim=576)
 
 
+WITH_SCALES = dense(32, quantization=Quantization("modelopt", 8), kv_cache_quantization="fp8")
+
+
 def token_bytes(facts: ModelFacts, **flags: FlagValue) -> float | None:
     named = {name.replace("_", "-"): value for name, value in flags.items()}
     budget = estimate(facts, named, [replace(GPU, usable_gib=2000.0)])
@@ -52,9 +57,9 @@ def token_bytes(facts: ModelFacts, **flags: FlagValue) -> float | None:
         (dense(80), {"tensor_parallel_size": 16}, 40960),
         (dense(32), {"kv_cache_dtype": "fp8"}, 65536),
         (dense(32), {"kv_cache_dtype": "fp8_e5m2", "tensor_parallel_size": 2}, 32768),
-        (dense(32, kv_cache_quantization="fp8"), {}, 65536),
-        (dense(32, kv_cache_quantization="fp8"), {"kv_cache_dtype": "bfloat16"}, 131072),
-        (dense(32, kv_cache_quantization="fp8"), {"kv_cache_dtype": "auto"}, 65536),
+        (WITH_SCALES, {}, 65536),
+        (WITH_SCALES, {"kv_cache_dtype": "bfloat16"}, 131072),
+        (WITH_SCALES, {"kv_cache_dtype": "auto"}, 65536),
         (dense(32), {"dtype": "float32"}, 262144),
         (dense(32, dtype="float32"), {}, 131072),
         (dense(32, head_dim=None), {}, 131072),
@@ -73,6 +78,26 @@ def token_bytes(facts: ModelFacts, **flags: FlagValue) -> float | None:
 )
 def test_bytes_per_token(facts: ModelFacts, flags: dict[str, FlagValue], expected: int) -> None:
     assert token_bytes(facts, **flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "release", "asked", "expected"),
+    [
+        ("modelopt", (0, 13, 0), "auto", "auto"),
+        ("modelopt_fp4", (0, 14, 0), "auto", "fp8"),
+        ("modelopt", (0, 14, 0), "bfloat16", "bfloat16"),
+        ("modelopt", None, "auto", "fp8"),
+        ("compressed-tensors", (0, 14, 1), "auto", "auto"),
+        ("compressed-tensors", (0, 16, 0), "auto", "fp8"),
+        ("compressed-tensors", (0, 21, 0), "bfloat16", "fp8"),
+        ("compressed-tensors", (0, 22, 0), "bfloat16", "bfloat16"),
+        ("quark", (0, 33, 0), "auto", "auto"),
+    ],
+)
+def test_cache_in_the_format_of_the_scales(method: str, release: Release | None, asked: str, expected: str) -> None:
+    """Releases before these ignore that a checkpoint has scales for an FP8 cache."""
+    facts = replace(WITH_SCALES, quantization=Quantization(method, 8))
+    assert cache_dtype(facts, {"kv-cache-dtype": asked}, release) == expected
 
 
 def given_cache(

@@ -471,6 +471,25 @@ def test_fp8_cache_is_judged_alike_whoever_set_it(find: Find, source: Source) ->
     assert "nvcc" in by_name[0].message
 
 
+@pytest.mark.parametrize(
+    ("method", "version", "asked", "fix"),
+    [
+        ("modelopt_fp4", "0.33.0", "auto", Changes(set={"kv-cache-dtype": "bfloat16"})),
+        ("modelopt_fp4", "0.33.0", "fp8", Changes(set={"kv-cache-dtype": "bfloat16"})),
+        ("compressed-tensors", "0.33.0", "auto", Changes(set={"kv-cache-dtype": "bfloat16"})),
+        ("compressed-tensors", "0.20.0", "bfloat16", None),
+    ],
+)
+def test_fp8_cache_of_the_checkpoint(find: Find, method: str, version: str, asked: str, fix: Changes | None) -> None:
+    scaled = replace(BF16, quantization=Quantization(method, 4), kv_cache_quantization="fp8")
+    (found,) = [one for one in find(facts=scaled, version=version, set={"kv-cache-dtype": asked})
+                if one.code == "fp8_unsupported" and "fail startup" in one.message]  # fmt: skip
+    assert (found.level, found.fix) == (Level.WARNING, fix)
+    assert ("has scales for" in found.message) is (asked != "fp8")
+    old = find(facts=scaled, version="0.13.0", set={"kv-cache-dtype": "auto"})
+    assert not [one for one in old if "fail startup" in one.message]
+
+
 def test_small_cache_takes_fp8_only_where_supported(find: Find) -> None:
     case: dict[str, Any] = {"preset": "long-document", "facts": BF16, "unset": ("kv-cache-dtype",)}
     for name, able, offered in (("NVIDIA RTX A6000", "8.6", False), ("NVIDIA L40S", "8.9", True)):
