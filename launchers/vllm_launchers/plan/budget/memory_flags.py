@@ -73,6 +73,8 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     data: int
     expert_parallel: bool
     """Whether experts are kept whole and distributed over the GPUs, rather than each split over all of them."""
+    pads_experts: bool
+    """Whether experts in MXFP4 are padded to the tiles of Marlin's kernel, as on GPUs before compute capability 9."""
     decode_context: int
     utilization: float
     max_num_seqs: int
@@ -142,6 +144,7 @@ def effective_flags(
         pipeline=pipeline,
         data=whole(flags, "data-parallel-size", 1),
         expert_parallel=flags.get("enable-expert-parallel") is True,
+        pads_experts=weight_method(facts, flags) in _PADDED and gpu is not None and (gpu.major_capability or 9) < 9,
         decode_context=whole(flags, "decode-context-parallel-size", 1),
         utilization=accepted_utilization(flags, release),
         max_num_seqs=seqs,
@@ -168,6 +171,7 @@ def effective_flags(
     )
 
 
+_PADDED = frozenset({"mxfp4", "gpt_oss_mxfp4"})
 _NO_ENCODER = ("skip-mm-profiling", "language-model-only")
 
 

@@ -26,6 +26,8 @@ _BITS_IN_NAME = (
     (lazy_pattern(r"fp8|int8|w8a\d+|8-?bit", re.IGNORECASE), 8.0),
 )
 _SCALED_GROUP = 128
+_TILE, _TILE_ROWS = 256, 128
+"""Marlin needs hidden sizes and widths of experts that are multiples of these."""
 _EXPERTS_SHARE = 0.9
 """Assumed if the experts' width is unknown; in published mixtures they are nine tenths or more."""
 
@@ -44,6 +46,8 @@ class LoadedWeights(msgspec.Struct, frozen=True):
     draft: float = 0.0
     """Bytes of a draft model on each GPU with the last layers."""
     expert_count: int = 0
+    expert_width: int = 0
+    hidden: int = 0
 
     def on_gpu(self, settings: EffectiveFlags, stage: range) -> float:
         """Bytes on each GPU of a pipeline stage, given as its layers; a draft's layers come after the model's own.
@@ -60,8 +64,15 @@ class LoadedWeights(msgspec.Struct, frozen=True):
         share = 1 / ranks
         if settings.expert_parallel and self.expert_count:
             share = math.ceil(self.expert_count / ranks) / self.expert_count
-        spread = self.experts * share + (1 - self.experts) / settings.tensor
+        spread = self.experts * share * self._padding(settings, ranks) + (1 - self.experts) / settings.tensor
         return part * spread + (self.draft if last else 0.0)
+
+    def _padding(self, settings: EffectiveFlags, ranks: int) -> float:
+        """How much larger experts are in memory (``mxfp4_round_up_hidden_size_and_intermediate_size``)."""
+        if not (settings.pads_experts and self.expert_width and self.hidden):
+            return 1.0
+        width = self.expert_width if settings.expert_parallel else self.expert_width / ranks
+        return math.ceil(width / _TILE_ROWS) * _TILE_ROWS / width * math.ceil(self.hidden / _TILE) * _TILE / self.hidden
 
 
 def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assumed: list[str]) -> LoadedWeights | None:
@@ -91,7 +102,13 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
         total = ends + body * (bits / 8 / own if bits is not None else loaded / own)
         embedding = ends / 2
     return LoadedWeights(
-        total, embedding, _experts_share(facts, total), len(facts.layers), expert_count=facts.experts or 0
+        total,
+        embedding,
+        _experts_share(facts, total),
+        len(facts.layers),
+        expert_count=facts.experts or 0,
+        expert_width=facts.expert_intermediate_size or 0,
+        hidden=facts.hidden_size or 0,
     )
 
 

@@ -18,6 +18,7 @@ from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.flag_table import ValueKind
 from vllm_launchers.vllm.flags.releases import assumed_table
 from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, Encoder, LayerKind, ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.modelfacts.read import from_name
 from vllm_launchers.vllm.release_defaults import Release
 
@@ -284,6 +285,24 @@ def test_experts_are_spread_over_all_ranks_and_the_rest_is_copied() -> None:
     assert budget.weights_gib == pytest.approx((experts / 4 + 60 * 10**9 - experts) / GIB)
     assert len(budget.per_gpu) == 4
     assert plan(data_parallel_size=2).weights_gib == plan().weights_gib
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "grown"),
+    [
+        ("NVIDIA L40S", {}, 3072 / 2880 * 2944 / 2880),
+        ("NVIDIA RTX A6000", {"tensor_parallel_size": 4}, 3072 / 2880 * 768 / 720),
+        ("NVIDIA L40S", {"tensor_parallel_size": 4, "enable_expert_parallel": True}, 3072 / 2880 * 2944 / 2880),
+        ("NVIDIA H100 80GB HBM3", {"tensor_parallel_size": 4}, 1.0),
+    ],
+)
+def test_marlin_pads_experts_in_mxfp4(gpu: str, flags: dict[str, FlagValue], grown: float) -> None:
+    facts = known_facts("openai/gpt-oss-20b")
+    assert facts is not None
+    shape, ranks = GpuShape(gpu, 80.0), int(str(flags.get("tensor_parallel_size", 1)))
+    experts = 3 * 2880 * 2880 * 32 * 24 * 4.25 / 8
+    expected = (13_761_264_768 - experts + experts * grown) / ranks / GIB
+    assert plan(facts, shape, **flags).weights_gib == pytest.approx(expected)
 
 
 def test_cpu_offload_frees_the_gpu() -> None:
