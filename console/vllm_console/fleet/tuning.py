@@ -93,6 +93,7 @@ def rank_changes(
     least = least_step(
         details.flags,
         release,
+        facts=facts,
         context=limits.scheduler.max_model_len,
         mm_item=max_tokens_per_mm_item(facts, details.flags),
         state_block=cache.block_size if states else 0,

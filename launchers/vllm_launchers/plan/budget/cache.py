@@ -24,14 +24,6 @@ _TWO_KINDS_ALIKE = 1.5
 """If kinds' layer counts differ by less than this factor, groups have the larger size, which pads fewer layers."""
 
 
-_ENCODERS = frozenset(
-    f"{family}{use}"
-    for family in ("Bert", "Roberta", "XLMRoberta", "ModernBert")
-    for use in ("Model", "ForSequenceClassification", "ForTokenClassification")
-)
-"""Architectures of encoders, whose attention keeps no keys and values (``EncoderOnlyAttention``)."""
-
-
 class Group(msgspec.Struct, frozen=True):
     """Layers with one block table. ``layers`` are their indices in the model, ``block_tokens`` the tokens per block."""
 
@@ -101,11 +93,6 @@ class CacheLayout(msgspec.Struct, frozen=True):
         if not length:
             return None
         return self.request_blocks(length) * self.block_bytes(stage) / length
-
-
-def is_encoder(facts: ModelFacts) -> bool:
-    """Whether vLLM is known to keep no KV cache for the model."""
-    return facts.architecture in _ENCODERS
 
 
 def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> CacheLayout | None:

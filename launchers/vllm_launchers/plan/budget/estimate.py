@@ -15,8 +15,15 @@ from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.budget.budget import CONTEXT_GIB, GpuBudget, GpuShape, MemoryBudget, shapes
-from vllm_launchers.plan.budget.cache import CacheLayout, is_encoder, layout
-from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, draft_tensor, effective_flags, whole
+from vllm_launchers.plan.budget.cache import CacheLayout, layout
+from vllm_launchers.plan.budget.memory_flags import (
+    EffectiveFlags,
+    decimal,
+    draft_tensor,
+    effective_flags,
+    is_encoder,
+    whole,
+)
 from vllm_launchers.plan.budget.weights import LoadedWeights, offloaded_bytes, pipeline_stages, weights_of
 from vllm_launchers.plan.flags import BLOCKS, BYTES
 from vllm_launchers.plan.inputs import EarlierReport

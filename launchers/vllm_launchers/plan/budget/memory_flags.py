@@ -257,7 +257,7 @@ def batch_sizes(
         length = facts.longest_context(release)
     if length is None:
         return seqs, batched
-    if whole_prompts(flags, release):
+    if whole_prompts(facts, flags, release):
         batched = max(batched, length)
     batched = max(1, min(batched, seqs * length))
     return asked or min(seqs, batched), batched
@@ -268,8 +268,23 @@ def pools(flags: Flags) -> bool:
     return flags.get("runner") == "pooling" or flags.get("task") in ("embed", "classify", "score", "reward")
 
 
-def whole_prompts(flags: Flags, release: Release | None) -> bool:
-    """Whether each prompt is computed in one step: chunked prefill is off, and the release honors that."""
+_ENCODERS = frozenset(
+    f"{family}{use}"
+    for family in ("Bert", "Roberta", "XLMRoberta", "ModernBert")
+    for use in ("Model", "ForSequenceClassification", "ForTokenClassification")
+)
+"""Architectures of encoders, whose attention keeps no keys and values (``EncoderOnlyAttention``)."""
+
+
+def is_encoder(facts: ModelFacts) -> bool:
+    """Whether vLLM is known to keep no KV cache for the model, nor chunks its prompts, whatever the flags say."""
+    return facts.architecture in _ENCODERS
+
+
+def whole_prompts(facts: ModelFacts | None, flags: Flags, release: Release | None) -> bool:
+    """Whether vLLM wants a step to hold any prompt: chunked prefill is off, and the release honors that."""
+    if facts is not None and is_encoder(facts):
+        return flags.get(CHUNKED) is not True
     if flags.get(CHUNKED) is not False:
         return False
     return release is None or release >= WHOLE_PROMPTS_SINCE or pools(flags)
@@ -294,6 +309,7 @@ def least_step(
     flags: Flags,
     release: Release | None,
     *,
+    facts: ModelFacts | None = None,
     sequences: int = 0,
     context: int | None = None,
     mm_item: int = 0,
@@ -305,7 +321,7 @@ def least_step(
     tokens without chunked prefill, a whole item of some multimodal models (see `max_tokens_per_mm_item`), and in some
     releases a block of tokens with one cached state of linear layers.
     """
-    prompt = context or 0 if whole_prompts(flags, release) else 0
+    prompt = context or 0 if whole_prompts(facts, flags, release) else 0
     return max(1, sequences * sequence_tokens(flags, release), prompt, mm_item, state_block)
 
 

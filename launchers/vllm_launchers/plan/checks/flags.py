@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.budget.memory_flags import (
+    is_encoder,
     least_step,
     max_tokens_per_mm_item,
     pools,
@@ -514,10 +515,13 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[Pla
     context, said = token_count(flags.get(LENGTH)), f"--{LENGTH}"
     if LENGTH not in flags and inputs.facts is not None:
         context, said = inputs.facts.longest_context(release), "the model's context"
-    cut = context is not None and batched < context and whole_prompts(flags, release)
-    chunked: dict[str, FlagValue] = {CHUNKED: True} if cut else {}
-    item = max_tokens_per_mm_item(inputs.facts, flags)
-    least = least_step({**flags, **chunked}, release, sequences=sequences or 0, context=context, mm_item=item)
+    facts, encoder = inputs.facts, inputs.facts is not None and is_encoder(inputs.facts)
+    cut = context is not None and batched < context and whole_prompts(facts, flags, release)
+    chunked: dict[str, FlagValue] = {CHUNKED: True} if cut and not encoder else {}
+    item = max_tokens_per_mm_item(facts, flags)
+    least = least_step(
+        {**flags, **chunked}, release, facts=facts, sequences=sequences or 0, context=context, mm_item=item
+    )
     larger = Changes(set={**chunked, BATCHED: max(ENOUGH_TOKENS, least)})
     if sequences is not None and batched < sequences:
         text = (
@@ -536,7 +540,17 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[Pla
             f"vLLM will refuse --{BATCHED} {batched} without chunked prefill: a whole prompt of up to "
             f"{context} tokens ({said}) must fit in one step"
         )
-        yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={CHUNKED: True}))
+        sure = not encoder or (facts is not None and facts.source != "table")
+        yield PlanFinding(
+            "batch_too_small", Level.ERROR, text, Changes(set=chunked) if chunked else larger, surely=sure
+        )
+    elif encoder and context is not None and batched < context:
+        text = (
+            f"--{CHUNKED} has no effect for an encoder: a prompt of more than --{BATCHED} {batched} tokens would wait "
+            f"forever, and all others behind it; {said} allows {context:,}"
+        )
+        whole = Changes(set={BATCHED: max(ENOUGH_TOKENS, least, context)}, unset=(CHUNKED,))
+        yield PlanFinding("prompts_not_chunked", Level.WARNING, text, whole)
 
 
 def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Changes:
@@ -570,9 +584,11 @@ def _chunks_off(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if plan.flags.get(CHUNKED) is not False or pools(plan.flags) or simulated(plan):
         return
     facts, release = inputs.facts, plan.engine.release
+    if facts is not None and is_encoder(facts):
+        return
     if facts is not None and any(CHUNKED in one.flags for one in broken_model_conditions(facts, plan.flags, release)):
         return
-    if not whole_prompts(plan.flags, release):
+    if not whole_prompts(facts, plan.flags, release):
         text = f"vLLM {plan.engine.public_version} ignores --no-{CHUNKED}: prompts are still chunked"
     else:
         text = (

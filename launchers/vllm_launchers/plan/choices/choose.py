@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.budget.memory_flags import is_encoder
 from vllm_launchers.plan.choices.choice import (
     PARALLEL_FLAGS,
     WORKLOAD_FLAGS,
@@ -81,6 +82,8 @@ def choose(
     given = _given(preset_flags, changes)
     _drop_refused_caching(given, inputs)
     before = {name: choice for name, choice in given.items() if choice.source is Source.PRESET}
+    if inputs.facts is not None and is_encoder(inputs.facts):
+        _drop_chunking(given, before)
     if over_preset:
         recomputed = [name for name in WORKLOAD_FLAGS if name not in keep]
         given = {name: c for name, c in given.items() if c.source is not Source.PRESET or name not in recomputed}
@@ -130,6 +133,13 @@ def _drop_refused_caching(given: dict[str, Choice], inputs: ChoiceInputs) -> Non
     flags = {name: choice.value for name, choice in given.items() if choice.value is not None}
     if any(broken_by_cached_states(facts, flags, inputs.release)):
         del given[PREFIX]
+
+
+def _drop_chunking(given: dict[str, Choice], before: dict[str, Choice]) -> None:
+    """Drop a preset's chunked prefill for a model whose prompts vLLM never chunks; its steps stay if they hold any."""
+    for name in before.keys() & {CHUNKED, BATCHED}:
+        del given[name]
+    before.pop(CHUNKED, None)
 
 
 def _keep_own_format(given: dict[str, Choice], inputs: ChoiceInputs) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item, whole_prompts
+from vllm_launchers.plan.budget.memory_flags import is_encoder, least_step, max_tokens_per_mm_item, whole_prompts
 from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
@@ -130,8 +130,8 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
     count = whole_number(flags, SEQUENCES)
     length = _longest_allowed(inputs, flags)
     mm_item = max_tokens_per_mm_item(inputs.facts, flags)
-    least = least_step(flags, inputs.release, sequences=count, context=length, mm_item=mm_item)
-    if whole_prompts(flags, inputs.release):
+    least = least_step(flags, inputs.release, facts=inputs.facts, sequences=count, context=length, mm_item=mm_item)
+    if whole_prompts(inputs.facts, flags, inputs.release):
         return Choice(
             BATCHED,
             least,
@@ -163,8 +163,8 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
 def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
     """Whether steps of this many tokens suffice for the traffic and are valid in vLLM, and so need no change."""
     length = _longest_allowed(inputs, flags)
-    mm_item = max_tokens_per_mm_item(inputs.facts, flags)
-    least = least_step(flags, inputs.release, sequences=whole_number(flags, SEQUENCES), context=length, mm_item=mm_item)
+    mm_item, count = max_tokens_per_mm_item(inputs.facts, flags), whole_number(flags, SEQUENCES)
+    least = least_step(flags, inputs.release, facts=inputs.facts, sequences=count, context=length, mm_item=mm_item)
     least = max(least, 2 * steady_step(inputs, flags))
     if inputs.workload.input_tokens_p95 >= LONG_PROMPT or speculates(flags):
         least = max(least, LARGE_STEP)
@@ -238,6 +238,8 @@ def chunked_prefill(inputs: ChoiceInputs) -> Choice:
 
     It is never turned off: vLLM warns that a generative model may then crash, and older releases ignore the setting.
     """
+    if inputs.facts is not None and is_encoder(inputs.facts):
+        return Choice(CHUNKED, None, "vLLM does not chunk the prompts of an encoder.", Source.MODEL)
     work = inputs.workload
     if work.input_tokens_p95 <= SHORT_PROMPT and work.concurrency <= IDLE_REQUESTS:
         reason = (

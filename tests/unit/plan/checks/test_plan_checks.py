@@ -445,6 +445,24 @@ def test_step_too_small_in_two_ways_is_enlarged_once(find: Find) -> None:
     assert "batch_too_small" not in [one.code for one in find(set=first.fix.set)]
 
 
+@pytest.mark.parametrize("version", ["0.10.2", "0.33.0"])
+@pytest.mark.parametrize("unset", [(), ("enable-chunked-prefill",)])
+def test_prompts_of_encoders_are_never_chunked(find: Find, version: str, unset: tuple[str, ...]) -> None:
+    encoder = replace(BF16, architecture="XLMRobertaModel", source="folder")
+    flags = {"max-model-len": 8192, "max-num-batched-tokens": 2048, "enable-chunked-prefill": False}
+    case: dict[str, Any] = {"facts": encoder, "version": version}
+    for name in unset:
+        del flags[name]
+    (found,) = [one for one in find(**case, set=flags, unset=unset) if "chunk" in one.message]
+    assert (found.code, found.level, found.surely) == ("batch_too_small", Level.ERROR, True)
+    assert found.fix == Changes(set={"max-num-batched-tokens": 8192})
+    asked = {**flags, "enable-chunked-prefill": True}
+    (found,) = [one for one in find(**case, set=asked) if "chunk" in one.message]
+    assert (found.code, found.level) == ("prompts_not_chunked", Level.WARNING)
+    assert found.fix == Changes(set={"max-num-batched-tokens": 8192}, unset=("enable-chunked-prefill",))
+    assert not [one for one in find(**case, set=found.fix.set, unset=found.fix.unset) if "chunk" in one.message]
+
+
 def test_release_that_always_chunks_accepts_a_small_step(find: Find) -> None:
     small = {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}
     assert [one.code for one in find(set=small, version="0.10.2") if "chunk" in one.message] == ["chunked_prefill_off"]

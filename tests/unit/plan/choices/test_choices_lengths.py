@@ -176,6 +176,15 @@ def test_unchunked_prompt_must_fit_a_step(chosen: Chosen) -> None:
     assert "whole prompt" in found.reason
 
 
+@pytest.mark.parametrize("over_preset", [False, True])
+def test_step_holds_any_prompt_of_an_encoder(chosen: Chosen, models: dict[str, ModelFacts], over_preset: bool) -> None:
+    encoder = replace(models["4b"], architecture="XLMRobertaModel", max_context=8194)
+    preset = {"max-num-batched-tokens": FlagSetting(1024, "r"), "enable-chunked-prefill": FlagSetting(True, "r")}
+    found = chosen(None, "h100", work(2000, 1), facts=encoder, preset=preset, over_preset=over_preset)
+    assert found["enable-chunked-prefill"].value is None
+    assert int(str(found["max-num-batched-tokens"].value)) >= int(str(found["max-model-len"].value))
+
+
 def test_image_must_fit_a_step(chosen: Chosen) -> None:
     facts = replace(ModelFacts(model="made/eyes"), multimodal=True, max_context=32_768)
     assert chosen(None, "a6000", facts=facts)["max-num-batched-tokens"].value == 8192
