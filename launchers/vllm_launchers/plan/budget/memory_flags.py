@@ -382,6 +382,14 @@ def refuses_float32(method: str) -> bool:
     return bool(method) and method not in _TAKE_FLOAT32
 
 
+def lacks_float32(method: str) -> bool:
+    """Whether vLLM refuses these weights in FP32, or accepts them and has no GPU kernel for that.
+
+    Marlin's and CUTLASS's kernels for compressed-tensors compute in 16 bits, which fails in the profile run.
+    """
+    return refuses_float32(method) or method == "compressed-tensors"
+
+
 def weight_method(facts: ModelFacts | None, flags: Flags) -> str:
     """The quantization method of the weights: the flag's, else the checkpoint's; empty if there is none."""
     asked = flags.get(QUANTIZATION)

@@ -13,6 +13,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import ADA, AMPERE, is_fp8, selected_backend
 from vllm_launchers.plan.budget.memory_flags import (
     cache_dtype,
+    lacks_float32,
     pools,
     refuses_float16,
     refuses_float32,
@@ -233,13 +234,14 @@ def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Pla
     asked, facts, method = plan.flags.get("dtype", "auto"), inputs.facts, weight_method(inputs.facts, plan.flags)
     only_wide = facts is not None and refuses_float16(facts, plan.engine.release)
     fix = Changes(set={"dtype": "float32" if only_wide else "float16"})
-    if facts is not None and only_wide and refuses_float32(method):
+    if facts is not None and only_wide and lacks_float32(method):
         unquantized = Changes(unset=(QUANTIZATION,)) if facts.quantization is None else None
         text = (
-            f"{who} has no BF16 (needs 8.0): vLLM runs the model type {facts.model_type} only in FP32 there, which it "
-            f"refuses with {method} weights; use a newer GPU or an unquantized checkpoint"
+            f"{who} has no BF16 (needs 8.0): vLLM runs the model type {facts.model_type} only in FP32 there, which "
+            f"does not work with {method} weights; use a newer GPU or an unquantized checkpoint"
         )
-        yield PlanFinding("bf16_unsupported", Level.ERROR, text, unquantized, surely=facts.source != "table")
+        sure = facts.source != "table" and refuses_float32(method)
+        yield PlanFinding("bf16_unsupported", Level.ERROR, text, unquantized, surely=sure)
     elif asked == "bfloat16":
         text = f"{who} has no BF16 (needs 8.0): vLLM will refuse --dtype bfloat16"
         yield PlanFinding("bf16_unsupported", Level.ERROR, text, fix)

@@ -12,7 +12,7 @@ from vllm_console.diagnosis.failure.literals import flags_in
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import AMPERE
-from vllm_launchers.plan.budget.memory_flags import refuses_float16, refuses_float32, weight_method
+from vllm_launchers.plan.budget.memory_flags import lacks_float32, refuses_float16, weight_method
 from vllm_launchers.plan.checks.hardware import TURING
 from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
@@ -277,7 +277,7 @@ def _other_dtypes(case: Case, listed: str) -> tuple[Fix, ...]:
         refused = {"float16": only_wide, "bfloat16": case.capability is not None and case.capability < AMPERE}
         dtypes = [one for one in re.findall(r"bfloat16|float16|float32", listed) if not refused.get(one)]
         return tuple(Fix(Changes({"dtype": one}), why, _TRADEOFFS.get(one, "")) for one in dtypes) or (_NEWER_GPU,)
-    if only_wide and refuses_float32(case.quantization or weight_method(case.facts, case.flags)):
+    if only_wide and lacks_float32(case.quantization or weight_method(case.facts, case.flags)):
         return (_NEWER_GPU,)
     if only_wide:
         why = "This GPU supports float16, not bfloat16, and vLLM does not run this model in float16."
