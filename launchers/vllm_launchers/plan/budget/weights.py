@@ -35,12 +35,13 @@ _EXPERTS_SHARE = 0.9
 class LoadedWeights(msgspec.Struct, frozen=True):
     """Bytes of all weights in GPU memory, and the parts that are distributed differently.
 
-    ``embedding`` is one matrix of token embeddings; the output layer is assumed to be a second one. ``experts`` is a
-    share.
+    ``embedding`` is one matrix of token embeddings. ``ends`` are embedding and output layer together: one such matrix
+    if they are tied, which stages of their own keep twice. ``experts`` is a share.
     """
 
     total: float
     embedding: float
+    ends: float
     experts: float
     layers: int
     draft: float = 0.0
@@ -59,7 +60,7 @@ class LoadedWeights(msgspec.Struct, frozen=True):
         last = stage.stop >= layers
         if settings.pipeline > 1:
             own = min(stage.stop, layers) - stage.start
-            part = (self.total - 2 * self.embedding) * own / layers + self.embedding * ((stage.start == 0) + last)
+            part = (self.total - self.ends) * own / layers + self.embedding * ((stage.start == 0) + last)
         ranks = settings.tensor * settings.data
         share = 1 / ranks
         if settings.expert_parallel and self.expert_count:
@@ -92,24 +93,30 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
         if facts.source != "table" and facts.parameters is not None and facts.parameters == facts.counted:
             assumed.append(f"the weights are not here: {count / 1e9:.2f} billion parameters, counted from the config")
         # Assume the checkpoint's precision; the flags' effect follows below.
-        kept = min(embedding / own * (1 if count < 2e9 else 2), count / 3) if _bits(facts) < 16 else 0.0
+        kept = min(embedding / own * _matrices(facts), count / 3) if _bits(facts) < 16 else 0.0
         stored = int(kept * 2 + (count - kept) * (_bits(facts) / 8 if facts.quantization else own))
     embedding = min(embedding, stored / 4)
-    total = float(stored)
+    total, ends = float(stored), embedding * _matrices(facts)
     if facts.quantization is None:
-        bits = _online_bits(flags)
-        body, ends = total - 2 * embedding, 2 * embedding * loaded / own
-        total = ends + body * (bits / 8 / own if bits is not None else loaded / own)
-        embedding = ends / 2
+        bits, grown = _online_bits(flags), loaded / own
+        total = ends * grown + (total - ends) * (bits / 8 / own if bits is not None else grown)
+        embedding, ends = embedding * grown, ends * grown
     return LoadedWeights(
         total,
         embedding,
+        ends,
         _experts_share(facts, total),
         len(facts.layers),
         expert_count=facts.experts or 0,
         expert_width=facts.expert_intermediate_size or 0,
         hidden=facts.hidden_size or 0,
     )
+
+
+def _matrices(facts: ModelFacts) -> int:
+    """The number of matrices that embedding and output layer are; small models of unknown kind are assumed to tie."""
+    tied = facts.tied if facts.tied is not None else (parameters(facts) or 2e9) < 2e9
+    return 1 if tied else 2
 
 
 def _assumed_precision(facts: ModelFacts) -> Iterator[str]:

@@ -132,6 +132,7 @@ def facts_from_config(model: str, config: Config, quant_config: Config | None = 
         hidden_size=number(merged, *_HIDDEN),
         intermediate_size=number(merged, *_INTERMEDIATE),
         vocabulary=number(merged, "vocab_size", "padded_vocab_size"),
+        tied=_tied(config, part, model_type),
         max_context=max_context(merged, model_type),
         stretched_context=max_context(merged, model_type, stretch_yarn=True),
         positions=_positions(merged),
@@ -644,8 +645,7 @@ def count_parameters(config: Config, part: Config, merged: Config, facts: ModelF
     written = number(part, "intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", *_EXPERT_WIDTH)
     if not (facts.hidden_size and facts.layers and facts.vocabulary and written):
         return None
-    tied = part.get("tie_word_embeddings", config.get("tie_word_embeddings", _text_type(kind) in _TIED)) is not False
-    total = facts.vocabulary * facts.hidden_size * (1 if tied else 2) + facts.hidden_size
+    total = facts.vocabulary * facts.hidden_size * (1 if facts.tied else 2) + facts.hidden_size
     for at, layer in enumerate(facts.layers):
         mixer = _mixer(facts, layer, merged, kind)
         network = _network(facts, at, merged, kind)
@@ -655,8 +655,8 @@ def count_parameters(config: Config, part: Config, merged: Config, facts: ModelF
     return total + sum(_tower(mapping(config, name), facts.hidden_size) for name in VISION_PARTS)
 
 
-def _text_type(kind: str) -> str:
-    return kind.removesuffix("_text")
+def _tied(config: Config, part: Config, kind: str) -> bool:
+    return part.get("tie_word_embeddings", config.get("tie_word_embeddings", kind in _TIED)) is not False
 
 
 def _mixer(facts: ModelFacts, layer: LayerKind, config: Config, kind: str) -> int | None:

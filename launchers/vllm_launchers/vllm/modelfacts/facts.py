@@ -108,6 +108,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     expert_intermediate_size: int | None = None
     """Width of one expert; ``intermediate_size`` is that of dense layers if a model has both."""
     vocabulary: int | None = None
+    tied: bool | None = None
+    """Whether its output layer is the embedding, so that weight files have it once."""
     max_context: int | None = None
     stretched_context: int | None = None
     """As ``max_context``, for releases that multiply the original length by YaRN's factor; see `longest_context`."""

@@ -261,6 +261,16 @@ def test_pipeline_stages_split_layers_like_vllm() -> None:
     assert sum(gpu.weights_gib for gpu in uneven.per_gpu) == pytest.approx(LLAMA.weight_bytes / GIB)  # type: ignore[operator]
 
 
+def test_tied_embeddings_are_stored_once_and_loaded_on_both_ends() -> None:
+    tied, embedding = replace(LLAMA, tied=True), 128256 * 4096 * 2
+    body = 16_060_522_496 - embedding
+    first, middle, last = (gpu.weights_gib for gpu in plan(tied, pipeline_parallel_size=3).per_gpu)
+    assert first == pytest.approx((body * 11 / 32 + embedding) / GIB)
+    assert middle == pytest.approx(body * 11 / 32 / GIB)
+    assert last == pytest.approx((body * 10 / 32 + embedding) / GIB)
+    assert plan(tied, quantization="fp8").weights_gib == pytest.approx((body / 2 + embedding) / GIB)
+
+
 def test_fullest_stage_decides() -> None:
     budget = plan(pipeline_parallel_size=3)
     assert budget.kv_bytes_per_token in (11 * 4096, 10 * 4096)

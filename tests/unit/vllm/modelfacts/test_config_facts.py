@@ -317,6 +317,14 @@ def test_quantization_from_a_separate_file_or_the_text_part() -> None:
     assert facts_from_config("org/some", nested).quantization == Quantization("fp8", 8)
 
 
+def test_tied_embeddings() -> None:
+    assert read().tied is False
+    assert read(tie_word_embeddings=True).tied is True
+    gemma = {"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text"}}
+    assert facts_from_config("org/gemma", gemma).tied is True
+    assert facts_from_config("org/gemma", {**gemma, "tie_word_embeddings": False}).tied is False
+
+
 def test_kv_cache_scales() -> None:
     scheme = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     assert read(quantization_config=scheme).kv_cache_quantization == "fp8"
