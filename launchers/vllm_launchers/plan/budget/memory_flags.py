@@ -10,7 +10,17 @@ import msgspec
 from vllm_launchers.engine_model.gpu_models import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.flags import ASYNC, CHUNKED, KV_DTYPE, PREFIX, QUANTIZATION, WHOLE_ITEMS, token_count
+from vllm_launchers.plan.flags import (
+    ASYNC,
+    CHUNKED,
+    DATA,
+    EXPERTS,
+    KV_DTYPE,
+    PREFIX,
+    QUANTIZATION,
+    WHOLE_ITEMS,
+    token_count,
+)
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import draft_tokens, sequence_tokens, speculates
@@ -47,13 +57,13 @@ LARGEST_MM_ITEM = max(max(kinds.values()) for kinds in _MAX_TOKENS_PER_MM_ITEM.v
 _LARGEST_NUMBER = 2**50
 
 MEMORY_FLAGS = frozenset(
-    {"block-size", "compilation-config", "cpu-offload-gb", "cudagraph-capture-sizes", "data-parallel-size",
-     "decode-context-parallel-size", "dtype", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype",
-     "kv-cache-memory-bytes", "kv-transfer-config", "limit-mm-per-prompt", "mamba-cache-mode",
+    {"all2all-backend", "block-size", "compilation-config", "cpu-offload-gb", "cudagraph-capture-sizes",
+     "data-parallel-size", "decode-context-parallel-size", "dtype", "gpu-memory-utilization", "hf-overrides",
+     "kv-cache-dtype", "kv-cache-memory-bytes", "kv-transfer-config", "limit-mm-per-prompt", "mamba-cache-mode",
      "max-cudagraph-capture-size", "max-lora-rank", "max-loras", "max-model-len", "max-num-batched-tokens",
      "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs", "num-gpu-blocks-override", "offload-backend",
-     "offload-group-size", "optimization-level", "performance-mode", "pipeline-parallel-size", "quantization", "runner",
-     "spec-method", "spec-model", "spec-tokens", "speculative-config", "task", "tensor-parallel-size"}
+     "offload-group-size", "optimization-level", "performance-mode", "pipeline-parallel-size", "quantization",
+     "runner", "spec-method", "spec-model", "spec-tokens", "speculative-config", "task", "tensor-parallel-size"}
 )  # fmt: skip
 """Flags with a value on which a memory budget depends."""
 
@@ -246,6 +256,8 @@ def batch_sizes(
         defaults = 128 * world, 2048 * world
     else:
         defaults = batch_defaults(gpu.name, gpu.total_gib, release or NEWEST)
+    if _batches_experts(flags, release or NEWEST):
+        defaults = defaults[0], _SMALL_STEP
     doubled = 2 if flags.get("performance-mode") == "throughput" else 1
     asked = whole(flags, "max-num-seqs", 0)
     seqs = asked or defaults[0] * doubled
@@ -261,6 +273,18 @@ def batch_sizes(
         batched = max(batched, length)
     batched = max(1, min(batched, seqs * length))
     return asked or min(seqs, batched), batched
+
+
+_BATCHED_EXPERTS, _BATCHED_EXPERTS_SINCE = ("deepep_low_latency", "nixl_ep"), (0, 20, 0)
+"""All-to-all backends whose buffers grow with the step, and the first release with smaller ones for them."""
+
+_SMALL_STEP = 256
+
+
+def _batches_experts(flags: Flags, release: Release) -> bool:
+    """Whether vLLM's default step is a small one (``ParallelConfig.use_batched_dp_moe``)."""
+    spread = flags.get(EXPERTS) is True and whole(flags, DATA, 1) > 1
+    return spread and flags.get("all2all-backend") in _BATCHED_EXPERTS and release >= _BATCHED_EXPERTS_SINCE
 
 
 def pools(flags: Flags) -> bool:

@@ -447,6 +447,23 @@ def test_step_too_small_in_two_ways_is_enlarged_once(find: Find) -> None:
     assert "batch_too_small" not in [one.code for one in find(set=first.fix.set)]
 
 
+@pytest.mark.parametrize(
+    ("version", "backend", "refused"),
+    [
+        ("0.19.0", "deepep_low_latency", False),
+        ("0.20.0", "deepep_low_latency", True),
+        ("0.33.0", "nixl_ep", True),
+        ("0.33.0", "deepep_high_throughput", False),
+    ],
+)
+def test_default_step_with_batched_experts_is_small(find: Find, version: str, backend: str, refused: bool) -> None:
+    flags = {"data-parallel-size": 2, "enable-expert-parallel": True, "all2all-backend": backend, "max-num-seqs": 512}
+    case: dict[str, Any] = {"facts": MOE, "host": FOUR, "version": version, "unset": ("max-num-batched-tokens",)}
+    errors = [one for one in find(**case, set=flags) if one.code == "batch_too_small"]
+    assert [one.level for one in errors] == [Level.ERROR] * refused
+    assert all("a step has 256 tokens here" in one.message for one in errors)
+
+
 @pytest.mark.parametrize("version", ["0.10.2", "0.33.0"])
 @pytest.mark.parametrize("unset", [(), ("enable-chunked-prefill",)])
 def test_prompts_of_encoders_are_never_chunked(find: Find, version: str, unset: tuple[str, ...]) -> None:
