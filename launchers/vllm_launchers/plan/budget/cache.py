@@ -13,6 +13,7 @@ import msgspec
 
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags
 from vllm_launchers.vllm.modelfacts.facts import BYTES, LayerKind, ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
 
 _PACKED_MLA = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _SPARSE_MLA = frozenset({"deepseek_v32", "glm_moe_dsa"})
@@ -20,7 +21,7 @@ _INDEXER_BYTES = 132
 """Sparse MLA: a 128-byte index key and its 4-byte scale, per token and layer."""
 _SCALED = {"int8_per_token_head": 1.0, "fp8_per_token_head": 1.0, "int4_per_token_head": 0.5}
 _STATE_ALIGNMENT = 16
-_TWO_KINDS_ALIKE = 1.5
+_TWO_KINDS_ALIKE: tuple[tuple[Release, float], ...] = (((0, 18, 0), 1.5), ((0, 12, 0), 1.25), ((0, 0, 0), 1.0))
 """If kinds' layer counts differ by less than this factor, groups have the larger size, which pads fewer layers."""
 
 
@@ -115,7 +116,8 @@ def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> C
         assumed += [f"unknown and not counted: {fact}" for fact in facts.missing if "KV cache" in fact]
     state = _state(facts, settings, assumed) if LayerKind.LINEAR in present else 0
     block, page = _page(settings, sizes, state)
-    groups = _groups(kinds, {kind: _block_tokens(block, page, sizes.get(kind)) for kind in present})
+    alike = next(factor for since, factor in _TWO_KINDS_ALIKE if settings.release >= since)
+    groups = _groups(kinds, {kind: _block_tokens(block, page, sizes.get(kind)) for kind in present}, alike)
     own = () if kinds == layers else _own_bytes(facts, settings, layers, block)
     return CacheLayout(tuple(groups), page, settings, facts.window or 1, sizes, own)
 
@@ -198,11 +200,11 @@ def _block_tokens(block: int, page: int, size: int | None) -> int:
     return block if size is None or page % (block * size) else page // size
 
 
-def _groups(kinds: Sequence[LayerKind], block_tokens: Mapping[LayerKind, int]) -> list[Group]:
+def _groups(kinds: Sequence[LayerKind], block_tokens: Mapping[LayerKind, int], alike: float) -> list[Group]:
     """Split the layers of each kind into groups of equal size, round-robin."""
     places = {kind: [at for at, known in enumerate(kinds) if known is kind] for kind in block_tokens}
     fewest, most = min(map(len, places.values())), max(map(len, places.values()))
-    size = most if most < fewest * _TWO_KINDS_ALIKE else fewest
+    size = most if most < fewest * alike else fewest
     groups: list[Group] = []
     for kind, layers in places.items():
         count = _ceil(len(layers), size)

@@ -176,12 +176,24 @@ def test_layers_are_padded_to_whole_groups() -> None:
     assert concurrency == pytest.approx(blocks / (1024 + 3 * (-(-(1023 + 2048) // 16) + 1)))
 
 
-def test_nearly_equal_kinds_share_the_longer_group() -> None:
+@pytest.mark.parametrize(
+    ("full", "release", "together"),
+    [
+        (13, (0, 25, 0), True),
+        (17, (0, 18, 0), True),
+        (18, (0, 18, 0), False),
+        (14, (0, 12, 0), True),
+        (15, (0, 17, 0), False),
+        (13, (0, 11, 2), False),
+    ],
+)
+def test_nearly_equal_kinds_share_the_longer_group(full: int, release: Release, together: bool) -> None:
     # 12 sliding and 13 full layers: two groups of 13, not two of 12 and a third.
-    alike = dense(layers=(FULL,) * 13 + (SLIDING,) * 12, window=128)
-    _, concurrency = given_cache(alike, 10.0, max_model_len=16384, max_num_batched_tokens=2048)
-    blocks = int(10 * GIB) // (13 * 16 * 4096)
-    assert concurrency == pytest.approx(blocks / (1024 + -(-(127 + 2048) // 16) + 1))
+    alike = dense(layers=(FULL,) * full + (SLIDING,) * 12, window=128)
+    _, concurrency = given_cache(alike, 10.0, release, max_model_len=16384, max_num_batched_tokens=2048)
+    blocks = int(10 * GIB) // ((full if together else 12) * 16 * 4096)
+    attending = 1024 if together else 2048
+    assert concurrency == pytest.approx(blocks / (attending + -(-(127 + 2048) // 16) + 1))
 
 
 def test_full_layers_with_their_own_heads_get_longer_blocks() -> None:
