@@ -58,12 +58,13 @@ _LARGEST_NUMBER = 2**50
 
 MEMORY_FLAGS = frozenset(
     {"all2all-backend", "block-size", "compilation-config", "cpu-offload-gb", "cudagraph-capture-sizes",
-     "data-parallel-size", "decode-context-parallel-size", "dtype", "gpu-memory-utilization", "hf-overrides",
-     "kv-cache-dtype", "kv-cache-memory-bytes", "kv-transfer-config", "limit-mm-per-prompt", "mamba-cache-mode",
-     "max-cudagraph-capture-size", "max-lora-rank", "max-loras", "max-model-len", "max-num-batched-tokens",
-     "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs", "num-gpu-blocks-override", "offload-backend",
-     "offload-group-size", "optimization-level", "performance-mode", "pipeline-parallel-size", "quantization",
-     "runner", "spec-method", "spec-model", "spec-tokens", "speculative-config", "task", "tensor-parallel-size"}
+     "data-parallel-size", "decode-context-parallel-size", "dtype", "eplb-config", "gpu-memory-utilization",
+     "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes", "kv-transfer-config", "limit-mm-per-prompt",
+     "mamba-cache-mode", "max-cudagraph-capture-size", "max-lora-rank", "max-loras", "max-model-len",
+     "max-num-batched-tokens", "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs", "num-gpu-blocks-override",
+     "offload-backend", "offload-group-size", "optimization-level", "performance-mode", "pipeline-parallel-size",
+     "quantization", "runner", "spec-method", "spec-model", "spec-tokens", "speculative-config", "task",
+     "tensor-parallel-size"}
 )  # fmt: skip
 """Flags with a value on which a memory budget depends."""
 
@@ -83,6 +84,8 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     data: int
     expert_parallel: bool
     """Whether experts are kept whole and distributed over the GPUs, rather than each split over all of them."""
+    redundant_experts: int
+    """Copies of experts that expert parallelism keeps in addition, to balance load (``eplb-config``)."""
     pads_experts: bool
     """Whether experts in MXFP4 are padded to the tiles of Marlin's kernel, as on GPUs before compute capability 9."""
     decode_context: int
@@ -154,6 +157,7 @@ def effective_flags(
         pipeline=pipeline,
         data=whole(flags, "data-parallel-size", 1),
         expert_parallel=flags.get("enable-expert-parallel") is True,
+        redundant_experts=whole(json_flag(flags, "eplb-config"), "num_redundant_experts", 0),
         pads_experts=weight_method(facts, flags) in _PADDED and gpu is not None and (gpu.major_capability or 9) < 9,
         decode_context=whole(flags, "decode-context-parallel-size", 1),
         utilization=accepted_utilization(flags, release),

@@ -64,7 +64,7 @@ class LoadedWeights(msgspec.Struct, frozen=True):
         ranks = settings.tensor * settings.data
         share = 1 / ranks
         if settings.expert_parallel and self.expert_count:
-            share = math.ceil(self.expert_count / ranks) / self.expert_count
+            share = math.ceil((self.expert_count + settings.redundant_experts) / ranks) / self.expert_count
         spread = self.experts * share * self._padding(settings, ranks) + (1 - self.experts) / settings.tensor
         return part * spread + (self.draft if last else 0.0)
 

@@ -294,6 +294,9 @@ def test_experts_are_spread_over_all_ranks_and_the_rest_is_copied() -> None:
     budget = plan(MIXTURE, LARGE, data_parallel_size=4, enable_expert_parallel=True)
     assert budget.weights_gib == pytest.approx((experts / 4 + 60 * 10**9 - experts) / GIB)
     assert len(budget.per_gpu) == 4
+    copies = '{"num_redundant_experts": 8}'
+    more = plan(MIXTURE, LARGE, data_parallel_size=4, enable_expert_parallel=True, eplb_config=copies)
+    assert more.weights_gib - budget.weights_gib == pytest.approx(experts * 2 / 64 / GIB)
     assert plan(data_parallel_size=2).weights_gib == plan().weights_gib
 
 
