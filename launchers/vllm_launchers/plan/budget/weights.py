@@ -90,7 +90,7 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assume
         if count is None:
             assumed.append("the size of the weights and the number of parameters are unknown")
             return None
-        if facts.source != "table" and facts.parameters is not None and facts.parameters == facts.counted:
+        if facts.certain and facts.parameters is not None and facts.parameters == facts.counted:
             assumed.append(f"the weights are not here: {count / 1e9:.2f} billion parameters, counted from the config")
         # Assume the checkpoint's precision; the flags' effect follows below.
         kept = min(embedding / own * _matrices(facts), count / 3) if _bits(facts) < 16 else 0.0

@@ -109,7 +109,7 @@ def _engine_facts(plan: Plan, inputs: PlanInputs) -> EngineFacts:
         plan.engine.release,
         plan.engine.plugins,
         multimodal=facts is not None and facts.multimodal,
-        own_draft=facts.own_draft if facts is not None and facts.source != "table" else None,
+        own_draft=facts.own_draft if facts is not None and facts.certain else None,
     )
 
 

@@ -540,7 +540,7 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> Iterator[Pla
             f"vLLM will refuse --{BATCHED} {batched} without chunked prefill: a whole prompt of up to "
             f"{context} tokens ({said}) must fit in one step"
         )
-        sure = not encoder or (facts is not None and facts.source != "table")
+        sure = not encoder or (facts is not None and facts.certain)
         yield PlanFinding(
             "batch_too_small", Level.ERROR, text, Changes(set=chunked) if chunked else larger, surely=sure
         )

@@ -188,9 +188,7 @@ def _gpu_block(plan: Plan, inputs: PlanInputs, size: int) -> Iterator[PlanFindin
         f"vLLM will refuse --{BLOCK} {size}: no attention backend supports it for {facts.model}; use a multiple of "
         f"{GPU_BLOCK}"
     )
-    yield PlanFinding(
-        "block_size", Level.ERROR, text, Changes(set={BLOCK: more}), surely=facts.source != "table", refused=BLOCK
-    )
+    yield PlanFinding("block_size", Level.ERROR, text, Changes(set={BLOCK: more}), surely=facts.certain, refused=BLOCK)
 
 
 def _cpu_block(plan: Plan, inputs: PlanInputs, size: int) -> Iterator[PlanFinding]:
@@ -240,7 +238,7 @@ def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Pla
             f"{who} has no BF16 (needs 8.0): vLLM runs the model type {facts.model_type} only in FP32 there, which "
             f"does not work with {method} weights; use a newer GPU or an unquantized checkpoint"
         )
-        sure = facts.source != "table" and refuses_float32(method)
+        sure = facts.certain and refuses_float32(method)
         yield PlanFinding("bf16_unsupported", Level.ERROR, text, unquantized, surely=sure)
     elif asked == "bfloat16":
         text = f"{who} has no BF16 (needs 8.0): vLLM will refuse --dtype bfloat16"

@@ -83,7 +83,7 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     facts = inputs.facts
     if facts is None:
         return
-    yield from context_findings(plan, inputs, facts, surely=_sure(facts))
+    yield from context_findings(plan, inputs, facts, surely=facts.certain)
     if simulated(plan):  # it needs no weights, tokenizer or license
         return
     yield from _there(plan, inputs, facts)
@@ -94,7 +94,7 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         yield from _limits_of_formats(plan, inputs, facts)
     yield from _attention(plan, inputs, facts)
     if facts.missing:
-        way = " ('plan --hub' queries the hub)" if facts.source == "table" else ""
+        way = " ('plan --hub' queries the hub)" if not facts.certain else ""
         memory = "; memory can't be estimated" if plan.memory is None else "; memory is an estimate"
         text = f"incomplete data on {facts.model}: {'; '.join(facts.missing)}{'' if plan.unestimated else memory}{way}"
         yield PlanFinding("facts_missing", Level.ADVICE, text)
@@ -110,11 +110,6 @@ def _no_token(inputs: PlanInputs) -> bool:
     return inputs.environment.has_hub_token is False
 
 
-def _sure(facts: ModelFacts) -> bool:
-    """Whether the facts come from the model's own files, not from a table or its name."""
-    return facts.source in (*HERE, "hub")
-
-
 def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
     settings = variables(plan, inputs)
     offline = on(settings, "HF_HUB_OFFLINE") or on(settings, "TRANSFORMERS_OFFLINE")
@@ -122,7 +117,7 @@ def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFi
         token = inputs.environment.has_hub_token
         way = "ask for access on its page" if token else "ask for access on its page and export HF_TOKEN"
         yield PlanFinding("model_gated", Level.ERROR, f"{facts.model} is gated and its files are not accessible; {way}")
-    elif facts.source not in (*HERE, "hub") and facts.model.startswith(GATED) and _no_token(inputs) and not offline:
+    elif not facts.certain and facts.model.startswith(GATED) and _no_token(inputs) and not offline:
         text = f"{facts.model} is gated on the hub and no token is set; export HF_TOKEN"
         yield PlanFinding("model_gated", Level.WARNING, text)
     elif offline and facts.source not in HERE:
@@ -153,7 +148,7 @@ def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Pl
         return
     text = f"vLLM will refuse the attention backend {backend} for {facts.model}: it {why}"
     fix = Changes(unset=(BACKEND_FLAG,)) if BACKEND_FLAG in plan.flags else None
-    yield PlanFinding("attention_backend", Level.ERROR, text, fix, surely=_sure(facts))
+    yield PlanFinding("attention_backend", Level.ERROR, text, fix, surely=facts.certain)
 
 
 def _without_tokenizer(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
@@ -187,7 +182,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
                 f"the flag out or use a model quantized as {asked}"
             )
             code = "quantization_without_checkpoint"
-            yield PlanFinding(code, Level.ERROR, text, fix, surely=_sure(facts), refused="quantization")
+            yield PlanFinding(code, Level.ERROR, text, fix, surely=facts.certain, refused="quantization")
         return
     stored = facts.quantization.method
     if stored == UNKNOWN_FORMAT or _reads(asked.lower(), stored, plan, facts):
@@ -200,7 +195,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     else:
         text = f"{detected}; vLLM detects it automatically"
         code = "quantization_mismatch"
-        yield PlanFinding(code, Level.ERROR, text, fix, surely=_sure(facts), refused="quantization")
+        yield PlanFinding(code, Level.ERROR, text, fix, surely=facts.certain, refused="quantization")
 
 
 def _described(flags: Flags, asked: str) -> bool:
@@ -224,11 +219,11 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
     if refused and plan.flags.get(_DEPRECATED_ALLOWED) is not True:
         text = f"vLLM will refuse the quantization {method}, which is deprecated, without --{_DEPRECATED_ALLOWED}"
         fix = Changes(set={_DEPRECATED_ALLOWED: True})
-        yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=_sure(facts))
+        yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=facts.certain)
     described = stored is not None or _described(plan.flags, asked)  # otherwise that is what vLLM refuses
     if method == TORCHAO and described:
         why = f"it reads weights in the format of {TORCHAO} with that package"
-        yield from package_findings(plan, inputs, TORCHAO, why, surely=_sure(facts))
+        yield from package_findings(plan, inputs, TORCHAO, why, surely=facts.certain)
     if stored is None or stored.method != "gptq" or (release is not None and release < _GPTQ_LIMITED):
         return
     if stored.ordered:
@@ -241,7 +236,7 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
         return
     text = f"{facts.model} has GPTQ weights that {why}, which vLLM no longer reads: use another checkpoint"
     level = Level.ERROR if release is not None else Level.WARNING
-    yield PlanFinding("quantization_dropped", level, text, surely=_sure(facts))
+    yield PlanFinding("quantization_dropped", level, text, surely=facts.certain)
 
 
 def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
@@ -260,7 +255,7 @@ def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         f"{facts.model} is stored as {stored.method}, which vLLM {reads}{',' if gone.plugin else ''} use a checkpoint "
         "in another format, such as AWQ or FP8, or an older vLLM"
     )
-    yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
+    yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=facts.certain)
 
 
 def _is_gpt_oss(facts: ModelFacts) -> bool:
@@ -311,7 +306,7 @@ def _modalities(plan: Plan, facts: ModelFacts | None) -> Iterator[PlanFinding]:
     fix = Changes(unset=tuple(name for name in plan.flags if name.partition(".")[0] == _OF_MODALITIES))
     if facts is not None and is_plain(facts) and not facts.multimodal:
         text = f"vLLM will refuse --{_OF_MODALITIES}: {facts.model} takes text only"
-        yield PlanFinding("adapters_of_modalities", Level.ERROR, text, fix, surely=_sure(facts))
+        yield PlanFinding("adapters_of_modalities", Level.ERROR, text, fix, surely=facts.certain)
     elif plan.flags.get(LORA) is not True:
         text = f"--{_OF_MODALITIES} has no effect without --{LORA}"
         yield PlanFinding("adapters_off", Level.WARNING, text, fix)

@@ -18,6 +18,6 @@ def model_condition_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFin
         return
     for broken in broken_model_conditions(facts, plan.flags, release):
         text = f"vLLM will not start: {broken.sentence}"
-        sure = broken.surely and release is not None and facts.source != "table"
+        sure = broken.surely and release is not None and facts.certain
         fix = Changes(unset=broken.flags) if broken.flags else None
         yield PlanFinding("flag_value", Level.ERROR, text, fix, surely=sure)

@@ -11,7 +11,6 @@ from vllm_launchers.plan.flags import DECODE_CONTEXT, PIPELINE, PREFIX
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, json_flag, whole_number
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import checked
 
 _PREFILL_CONTEXT = "prefill-context-parallel-size"
@@ -50,7 +49,7 @@ def _no_prefill_context(plan: Plan, inputs: PlanInputs) -> tuple[str, bool]:
     if why := _older_runner(plan, inputs):
         return why, True
     if facts is not None and is_plain(facts):
-        return f"it serves models with latent attention (MLA) only, unlike {facts.model}", _sure(facts)
+        return f"it serves models with latent attention (MLA) only, unlike {facts.model}", facts.certain
     return "", True
 
 
@@ -60,14 +59,10 @@ def _no_routed_experts(plan: Plan, inputs: PlanInputs) -> tuple[str, bool]:
     if why := _older_runner(plan, inputs):
         return why, True
     if facts is not None and is_dense(facts):
-        return f"{facts.model} has no experts", _sure(facts)
+        return f"{facts.model} has no experts", facts.certain
     if flags.get(PREFIX) is False:
         return f"it needs --{PREFIX}", True
     for name in (PIPELINE, DECODE_CONTEXT, _PREFILL_CONTEXT):
         if whole_number(flags, name) > 1:
             return f"it does not work with --{name} {flags[name]}", True
     return "", True
-
-
-def _sure(facts: ModelFacts) -> bool:
-    return facts.source != "table"

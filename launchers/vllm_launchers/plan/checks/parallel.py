@@ -88,13 +88,11 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         fitting = tensor_sizes(facts, plan.flags, min(tensor, MOST_TENSOR))
         would = f"; {', '.join(map(str, fitting[-3:]))} would work" if fitting else ""
         text = f"--{TENSOR} {tensor}: {problem}{would}"
-        sure = facts.source != "table"
-        yield PlanFinding("tp_not_divisor", Level.ERROR, text, _largest(fitting), surely=sure)
+        yield PlanFinding("tp_not_divisor", Level.ERROR, text, _largest(fitting), surely=facts.certain)
     shards = whole_number(plan.flags, DECODE_CONTEXT)
     if _rules_known(plan.engine.release) and (problem := decode_context_problem(facts, tensor, shards)):
         text = f"--{DECODE_CONTEXT} {shards} for {facts.model}: it {problem}; vLLM will refuse it"
-        sure = facts.source != "table"
-        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(DECODE_CONTEXT,)), surely=sure)
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(DECODE_CONTEXT,)), surely=facts.certain)
     spread = tensor * whole_number(plan.flags, DATA)
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         way = f"with --{EXPERTS} each GPU holds whole experts"
@@ -107,7 +105,7 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         yield PlanFinding("experts_not_divisible", Level.ERROR, text, fix, surely=False)
     if plan.flags.get(EXPERTS) is True and is_dense(facts):
         text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"
-        yield PlanFinding("no_experts", Level.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
+        yield PlanFinding("no_experts", Level.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.certain)
     external = plan.flags.get(RANK) is not None or plan.flags.get(BALANCED_OUTSIDE) is True
     if external and whole_number(plan.flags, DATA) > 1 and is_dense(facts):
         given = tuple(sorted(name for name in plan.flags if name.startswith("data-parallel-")))
@@ -118,8 +116,7 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         )
         release = plan.engine.release
         level = Level.ERROR if release is not None and release >= _RANKS_SINCE else Level.WARNING
-        sure = facts.source != "table"
-        yield PlanFinding("external_ranks_of_dense", level, text, Changes(unset=given), surely=sure)
+        yield PlanFinding("external_ranks_of_dense", level, text, Changes(unset=given), surely=facts.certain)
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"
         yield PlanFinding("pp_over_layers", Level.ERROR, text, Changes(unset=(PIPELINE,)))

@@ -57,7 +57,7 @@ def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts |
         f"vLLM will refuse the draft model {name} without a number of tokens per step, which its config does not "
         f"have: set {key}"
     )
-    yield PlanFinding("draft_uncounted", Level.ERROR, text, surely=draft.source != "table")
+    yield PlanFinding("draft_uncounted", Level.ERROR, text, surely=draft.certain)
 
 
 def _without_layers(
@@ -76,7 +76,7 @@ def _without_layers(
     lacks = "layers that predict further tokens (MTP)" if mtp else "an MLP speculator"
     text = f"vLLM will refuse the method {method}: {read.model} has no {lacks}"
     fix = Changes(unset=speculation_flags(plan.flags))
-    yield PlanFinding("no_mtp_layers", Level.ERROR, text, fix, surely=read.source != "table")
+    yield PlanFinding("no_mtp_layers", Level.ERROR, text, fix, surely=read.certain)
 
 
 def _unknown_head(plan: Plan, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:
@@ -89,4 +89,4 @@ def _unknown_head(plan: Plan, settings: Mapping[str, object], draft: ModelFacts 
         return
     text = f"vLLM will refuse {draft.model} with the method {method}: it has no such head for {draft.architecture}"
     fix = Changes(unset=speculation_flags(plan.flags))
-    yield PlanFinding("no_draft_head", Level.ERROR, text, fix, surely=draft.source != "table")
+    yield PlanFinding("no_draft_head", Level.ERROR, text, fix, surely=draft.certain)

@@ -144,6 +144,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()
 
     @property
+    def certain(self) -> bool:
+        """Whether they come from the model's own files, here or on the hub, not from a table or its name."""
+        return self.source != "table"
+
+    @property
     def mla(self) -> bool:
         """Whether it uses multi-head latent attention."""
         return self.kv_lora_rank is not None
