@@ -10,7 +10,12 @@ from collections.abc import Iterator
 import msgspec
 
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.memory_flags import batch_sizes, max_tokens_per_mm_item, needs_unknown_items_whole
+from vllm_launchers.plan.budget.memory_flags import (
+    batch_sizes,
+    is_encoder,
+    max_tokens_per_mm_item,
+    needs_unknown_items_whole,
+)
 from vllm_launchers.plan.flags import BATCHED, DECODE_CONTEXT, LENGTH, SEQUENCES, WHOLE_ITEMS, token_count
 from vllm_launchers.plan.model_conditions import broken_model_conditions
 from vllm_launchers.plan.tensor_sizes import tensor_problem
@@ -98,3 +103,6 @@ def _refused(target: Target, flags: Flags) -> Iterator[tuple[str, str]]:
     batched, item = token_count(flags.get(BATCHED)), max_tokens_per_mm_item(facts, flags)
     if batched is not None and batched < item:
         yield "", f"--{BATCHED} {batched} holds no whole image or video of up to {item} tokens"
+    length = token_count(flags.get(LENGTH)) or facts.longest_context(target.release)
+    if batched is not None and length is not None and is_encoder(facts) and batched < length:
+        yield "", f"--{BATCHED} {batched} holds no prompt of {length} tokens, and an encoder's are not chunked"

@@ -134,3 +134,11 @@ def test_nothing_is_judged_without_a_table_and_a_model() -> None:
 def test_sizes_divide_heads_experts_and_set_flags(facts: ModelFacts | None, flags: Flags, sizes: list[int]) -> None:
     assert tensor_sizes(facts, flags, 9) == sizes
     assert not any(tensor_problem(facts, {**flags, "tensor-parallel-size": size}) for size in sizes)
+
+
+@pytest.mark.parametrize("flags", [{}, {"enable-chunked-prefill": True}])
+def test_steps_of_an_encoder_hold_a_whole_prompt(flags: Flags) -> None:
+    target = Target(TABLE, replace(DENSE, architecture="BertModel", max_context=8192), release=(0, 33, 0))
+    assert acceptable(target, flags, Changes(set={"max-num-batched-tokens": 4096})) is None
+    shorter = Changes(set={"max-num-batched-tokens": 4096, "max-model-len": 4096})
+    assert acceptable(target, flags, shorter) == shorter
