@@ -21,6 +21,7 @@ from vllm_launchers.launch.place import AUTO, NONE, OFFERED, GpuFinder, kept_sli
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
+from vllm_launchers.plan.checks.request import local_ranks, visible_gpus
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choice import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
@@ -187,7 +188,7 @@ class Planner:
         )
         inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
         if freed:
-            inputs = replace(inputs, host=without_server(inputs.host, freed))
+            inputs = replace(inputs, host=without_server(inputs.host, freed, request.gpus))
         return plan_launch(resolved, inputs, self._reports)
 
     def plan_restart(
@@ -297,7 +298,7 @@ class Planner:
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "its record can't be read")
         resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())
-        inputs = self._restart_inputs(record.name, resolved, ())
+        inputs = self._restart_inputs(record, resolved, ())
         return suggestions(replace(resolved, workload=workload), inputs, room, longest, keep)
 
     def _in_place_of(
@@ -343,18 +344,18 @@ class Planner:
         self, record: ServerRecord, request: ResolvedRequest, starting: Sequence[str], own: StoredReport | None = None
     ) -> LaunchPlan:
         try:
-            return plan_launch(request, self._restart_inputs(record.name, request, starting), self._reports, own)
+            return plan_launch(request, self._restart_inputs(record, request, starting), self._reports, own)
         except NoPlaceError:
             self.refuse_other_host(record, host_needed=True)
             raise
 
-    def _restart_inputs(self, name: str, request: ResolvedRequest, starting: Sequence[str]) -> PlanInputs:
+    def _restart_inputs(self, record: ServerRecord, request: ResolvedRequest, starting: Sequence[str]) -> PlanInputs:
         """A restart's plan inputs: what the server holds now counts as free."""
-        inputs = self.inputs.gather(request, None, [other for other in starting if other != name])
+        inputs = self.inputs.gather(request, None, [other for other in starting if other != record.name])
         ray = inputs.ray
         if ray is not None:  # what it has reserved there can't be told from what others have
             ray = replace(ray, nodes=tuple(replace(node, free=None) for node in ray.nodes))
-        return replace(inputs, host=without_server(inputs.host, name), ray=ray)
+        return replace(inputs, host=without_server(inputs.host, record.name, _gpus_in_use(record, inputs)), ray=ray)
 
     def _engine(self, request: LaunchRequest, found: list[PlanFinding]) -> Engine:
         """The engine to launch, or a placeholder for a vLLM that is not installed here."""
@@ -409,6 +410,16 @@ class Planner:
             raise OperationError("its record does not say which engine ran it. Stop it, then start it again")
         # The simulated engine is part of this program: after an upgrade its path may differ.
         return simulated_engine() if engine.kind is EngineKind.SIMULATED else engine
+
+
+def _gpus_in_use(record: ServerRecord, inputs: PlanInputs) -> tuple[int, ...]:
+    """The GPUs of this machine that a server uses now, chosen or the first visible ones; empty if unknown."""
+    details, host = unpack(record.current.spec.details), inputs.host
+    if host is None or details.simulated or not record.state.alive:
+        return ()
+    devices = {**inputs.environment.variables, **details.environment}.get(VISIBLE)
+    visible = visible_gpus(host, devices)[: local_ranks(details.flags)]
+    return details.gpus or tuple(gpu.index for gpu in visible)
 
 
 def _own_preset(details: Details, problem: str, way: str = "") -> Preset:

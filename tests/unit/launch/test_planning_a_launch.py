@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from vllm_launchers.errors import OperationError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
-from vllm_launchers.host.gpu.sharing import without_server
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
@@ -234,18 +233,6 @@ def test_larger_gpus_are_taken_if_the_first_are_too_small(ask: Callable[..., Res
     assert plan.gpus == (1,)
     assert plan.memory is not None
     assert plan.memory.fits
-
-
-def test_servers_own_memory_is_free_for_its_restart() -> None:
-    held = Gpu(0, memory_gib=48.0, free_gib=4.0, used_gib=44.0,
-               used_by=(Holder(1, "me", 40.0, server="chat"), Holder(2, "anna", 3.0)))  # fmt: skip
-    seen = without_server(Host(gpus=(held,)), "chat")
-    assert seen is not None
-    (gpu,) = seen.gpus
-    assert (gpu.free_gib, gpu.used_gib) == (44.0, 4.0)
-    assert [holder.user for holder in gpu.holders] == ["anna"]
-    assert without_server(Host(gpus=(held,)), "other") == Host(gpus=(held,))
-    assert without_server(None, "chat") is None
 
 
 def ready(resolved: LaunchPlan, folder: Path) -> ServerRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -145,21 +145,38 @@ def parse_share(gpu: int, value: str | float) -> GpuShare:
     return GpuShare(gpu, fraction=number) if not unit and number <= 1 else GpuShare(gpu, gib=number)
 
 
-def without_server(host: Host | None, name: str) -> Host | None:
-    """The host as if one of our servers had ended: what it holds counts as free for its next start."""
+def without_server(host: Host | None, name: str, hidden_on: Collection[int] = ()) -> Host | None:
+    """The host as if one of our servers had ended: what it holds counts as free for its next start.
+
+    ``hidden_on``: GPUs that it is known to use. If the driver lists none of its processes (in some containers), what no
+    visible process holds there counts as its own.
+    """
     if host is None:
         return None
-    return replace(host, gpus=tuple(_freed(gpu, name) for gpu in host.gpus))
+    if any(holder.server == name for gpu in host.gpus for holder in gpu.holders):
+        hidden_on = ()
+    return replace(host, gpus=tuple(_freed(gpu, name, hidden=gpu.index in hidden_on) for gpu in host.gpus))
 
 
-def _freed(gpu: Gpu, name: str) -> Gpu:
+def _freed(gpu: Gpu, name: str, *, hidden: bool) -> Gpu:
+    parts = (_whole_freed(slice_gpu(gpu, part), name, hidden=hidden) for part in gpu.mig)
+    mig = tuple(replace(part, free_gib=freed.free_gib) for part, freed in zip(gpu.mig, parts, strict=True))
+    return replace(_whole_freed(gpu, name, hidden=hidden), mig=mig)
+
+
+def _whole_freed(gpu: Gpu, name: str, *, hidden: bool) -> Gpu:
     own = [holder for holder in gpu.holders if holder.server == name]
+    if not own and hidden:
+        own = [Holder(0), *(holder for holder in gpu.holders if not (holder.server or holder.seen))]
     if not own:
         return gpu
-    gib = sum(holder.gib or 0.0 for holder in own)
+    others = tuple(holder for holder in gpu.holders if holder not in own)
+    # Memory that no process reports is attributed to the first that reports no size: to this server, if it has one.
+    named = tuple(replace(holder, server=name) for holder in own)
+    gib = holdings(replace(gpu, used_by=(*named, *others))).ours[name]
     return replace(
         gpu,
-        used_by=tuple(holder for holder in gpu.holders if holder.server != name),
+        used_by=others,
         free_gib=gpu.free_gib + gib if gpu.free_gib is not None else None,
         used_gib=max(0.0, gpu.used_gib - gib) if gpu.used_gib is not None else None,
     )
