@@ -17,18 +17,22 @@ _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class ProcessStat(Value):
-    """Fields of ``/proc/PID/stat``. ``start_time`` is in clock ticks since boot; ``state`` is one letter."""
+    """Fields of ``/proc/PID/stat``. ``start_time``: clock ticks since boot. ``state``: a letter, of the main thread."""
 
     pid: int
     state: str
     parent: int
     session: int
     start_time: int
+    threads: int = 1
 
     @property
     def running(self) -> bool:
-        """Whether the process is running, i.e. not a zombie."""
-        return self.state not in "ZXx"
+        """Whether the process is running, i.e. not a zombie.
+
+        If only the main thread has ended, the others still hold files and GPU memory.
+        """
+        return self.state not in "ZXx" or self.threads > 1
 
 
 def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | None:
@@ -47,7 +51,7 @@ def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | Non
     words = text[text.rfind(b")") + 2 :].split()
     if len(words) < 20:
         return None
-    return ProcessStat(pid, words[0].decode(), int(words[1]), int(words[3]), int(words[19]))
+    return ProcessStat(pid, words[0].decode(), int(words[1]), int(words[3]), int(words[19]), int(words[17]))
 
 
 def started_at(start_time: int) -> float:

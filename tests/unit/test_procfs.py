@@ -23,10 +23,11 @@ def test_own_process() -> None:
 
 def test_process_name_may_contain_brackets_and_spaces(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
-    fields = " ".join(["Z", "1", "2", "3", *["0"] * 15, "99", "0"])
+    fields = " ".join(["Z", "1", "2", "3", *["0"] * 13, "1", "0", "99", "0"])
     (tmp_path / "7" / "stat").write_text(f"7 (a) Z (b) c) {fields}\n")
     assert procfs.stat(7, str(tmp_path)) == procfs.ProcessStat(7, "Z", 1, 3, 99)
     assert not procfs.ProcessStat(7, "Z", 1, 3, 99).running
+    assert procfs.ProcessStat(7, "Z", 1, 3, 99, 2).running, "only its main thread has ended"
 
 
 def test_descendants_are_listed_nearest_first() -> None:

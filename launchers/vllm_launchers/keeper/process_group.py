@@ -128,8 +128,11 @@ class ProcessGroup:
 
     @property
     def foreign(self) -> bool:
-        """Whether a process with the server's pid and start time runs but is not the server."""
-        return processes.alive(self.server) and not self.proven
+        """Whether a process with the server's pid and start time runs but is not the server.
+
+        A recorded server of which only threads are left shows no open files.
+        """
+        return processes.alive(self.server) and not self.proven and self.server not in self.known
 
     def poll(self, now: float, apart: Sequence[int] = ()) -> None:
         """Refresh the group if a poll is due, so that it stays known if this keeper dies; ``now`` is monotonic.

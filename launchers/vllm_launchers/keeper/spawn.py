@@ -233,11 +233,12 @@ class Sidecar:
         self._next_start = 0.0
         self._backoff = BACKOFF_SECONDS
         self._terminated_at: float | None = None
+        self._stuck = False
 
     @property
     def gone(self) -> bool:
-        """Whether no sidecar is running."""
-        return self.process is None
+        """Whether no sidecar is running, except for one that survives SIGKILL because a driver holds its threads."""
+        return self.process is None or self._stuck
 
     @property
     def busy(self) -> bool:
@@ -273,7 +274,7 @@ class Sidecar:
 
     def _ended(self, now: float) -> None:
         expected = self._terminated_at is not None
-        self.process = self._terminated_at = None
+        self.process, self._terminated_at, self._stuck = None, None, False
         if not expected and self._wanted is not None:
             if now - self._started_at >= STEADY_SECONDS:
                 self._backoff = BACKOFF_SECONDS
@@ -290,6 +291,7 @@ class Sidecar:
             processes.send(self.process, signal.SIGTERM)
         elif now - self._terminated_at >= TERMINATE_SECONDS:
             processes.send(self.process, signal.SIGKILL)
+            self._stuck = now - self._terminated_at >= 2 * TERMINATE_SECONDS
 
     def _start(self, wanted: SidecarCommand, now: float) -> None:
         self._fresh = False

@@ -30,8 +30,10 @@ from vllm_launchers.keeper.lifecycle import (
     next_state,
 )
 from vllm_launchers.keeper.loop import Keeper
+from vllm_launchers.keeper.process_group import ProcessGroup
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 from vllm_launchers.keeper.retry import retry_delay
+from vllm_launchers.keeper.spawn import TERMINATE_SECONDS, Sidecar
 from vllm_launchers.keeper.stop_sequence import StopSequence
 from vllm_launchers.keeper.supervisor import Supervisor
 from vllm_launchers.listeners import Owner, WrongProcessError
@@ -211,6 +213,50 @@ def test_process_identity_is_more_than_its_pid(wait_until):
         child.wait()
     assert processes.identity(child.pid) is None
     assert not processes.send(there, signal.SIGKILL)
+
+
+MAIN_THREAD_ENDS = """
+import ctypes, threading
+threading.Thread(target=threading.Event().wait).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_process_lives_until_its_last_thread_has_ended(tmp_path, wait_until):
+    child = subprocess.Popen([sys.executable, "-S", "-c", MAIN_THREAD_ENDS])
+    try:
+        there = processes.identity(child.pid)
+        wait_until(lambda: processes.stat(child.pid).state == "Z")
+        assert processes.stat(child.pid).threads == 2
+        assert child.poll() is None
+        assert processes.alive(there)
+        group = ProcessGroup(tmp_path / "server.output", there, os.getpid())
+        assert there in group.refresh()
+        inherited = ProcessGroup(tmp_path / "server.output", there, known=[there])
+        assert there in inherited.refresh()
+        assert not inherited.foreign
+        assert processes.send(there, signal.SIGKILL)
+        wait_until(lambda: not processes.alive(there))
+        assert processes.stat(child.pid).threads == 1, "a complete zombie"
+        assert there not in group.refresh()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_sidecar_that_survives_sigkill_delays_a_stop_only_briefly(tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(processes, "send", lambda process, number: sent.append(number))
+    me = processes.identity(os.getpid())
+    sidecar = Sidecar(tmp_path, lambda process: None, lambda text: None)
+    sidecar.adopt(me, None)
+    for now in (0.0, TERMINATE_SECONDS):
+        sidecar.tick(now)
+        assert not sidecar.gone
+    sidecar.tick(2 * TERMINATE_SECONDS)
+    assert sidecar.gone
+    assert sent == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
+    assert sidecar.process == me, "it is still no process of the server"
 
 
 def test_unverifiable_process_leaks_no_descriptor(monkeypatch):
