@@ -13,7 +13,7 @@ from vllm_console.metrics.parse import NotMetricsError, parse_metrics
 from vllm_console.metrics.window import combine
 from vllm_console.text import UNKNOWN, count, size
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
-from vllm_launchers.host.environment import memory_available_gib
+from vllm_launchers.host.main_memory import main_memory
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.keeper.server_client import Response, client_of
 from vllm_launchers.launch.details import unpack
@@ -185,7 +185,7 @@ class ServerAdapters:
                 else "vLLM supports no --max-lora-rank that high"
             )
             raise RefusedError(f"its rank is {adapter.rank}, and --max-lora-rank is {before.max_lora_rank}: {fix}")
-        workers, free = ranks(self._details.flags), memory_available_gib()
+        workers, free = ranks(self._details.flags), main_memory().available_gib
         if free is not None and adapter.size * workers > free * GIB:
             each = f" in each of {workers} workers" if workers > 1 else ""
             raise RefusedError(

@@ -130,7 +130,7 @@ class Sleeping:
         return found
 
     def _check_level(self, record: ServerRecord, level: int, say: Say) -> None:
-        from vllm_launchers.host.environment import memory_available_gib
+        from vllm_launchers.host.main_memory import main_memory
         from vllm_launchers.plan.checks.sleep import level_2_doubt, level_2_problem
 
         details = unpack(record.current.spec.details)
@@ -142,7 +142,7 @@ class Sleeping:
             if doubt := level_2_doubt(details.flags, facts):
                 say(f"{record.name}: level 2: {doubt}; the golden prompts will show it")
             return
-        needed, free = _host_gib(details), memory_available_gib()
+        needed, free = _host_gib(details), main_memory().available_gib
         if needed is not None and free is not None and needed > free and not details.simulated:
             raise RefusedError(
                 f"{record.name} can't sleep at level 1: its weights take about {needed:.1f} GiB of the machine's "

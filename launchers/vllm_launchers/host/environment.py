@@ -12,12 +12,12 @@ import msgspec
 
 from vllm_launchers.host.gpu.vendors import vendors_here
 from vllm_launchers.host.hub_folders import cache_folder, has_hub_token
+from vllm_launchers.host.main_memory import main_memory
 from vllm_launchers.host.ports import check_port
 from vllm_launchers.secrets import is_secret_name
 from vllm_launchers.units import GIB
 
 SHM = Path("/dev/shm")
-MEMINFO = Path("/proc/meminfo")
 _FIRST_UID, _NOBODY = 1000, 60000
 """Range of uids assigned to people."""
 MOST_FILES = 65535
@@ -72,7 +72,7 @@ def read_environment(
         starting=tuple(starting),
         open_files=open_files_limit(),
         shm_free_gib=_free_gib(SHM),
-        memory_free_gib=memory_available_gib(),
+        memory_free_gib=main_memory().available_gib,
         model_disk=str(folder),
         model_disk_free_gib=_free_gib(folder),
         has_hub_token=has_hub_token(environment),
@@ -107,19 +107,6 @@ def open_files_limit() -> int | None:
     if hard == resource.RLIM_INFINITY:
         return None
     return max(soft, min(hard, MOST_FILES))
-
-
-def memory_available_gib() -> float | None:
-    """RAM available without swapping, as estimated by the kernel."""
-    try:
-        text = MEMINFO.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable" and (words := rest.split()) and words[0].isdecimal():
-            return int(words[0]) / 2**20
-    return None
 
 
 def _free_gib(folder: Path) -> float | None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_launchers.host import environment
-from vllm_launchers.host.environment import memory_available_gib, open_files_limit, read_environment
+from vllm_launchers.host.environment import open_files_limit, read_environment
 from vllm_launchers.host.hub_folders import has_hub_token
 
 
@@ -68,14 +67,6 @@ def test_hub_token_stored_by_a_login(tmp_path: Path) -> None:
 def test_open_files_limit(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, limit: int | None) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     assert open_files_limit() == limit
-
-
-def test_unreported_memory_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(environment, "MEMINFO", tmp_path / "none")
-    assert memory_available_gib() is None
-    (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:    2097152 kB\n")
-    monkeypatch.setattr(environment, "MEMINFO", tmp_path / "meminfo")
-    assert memory_available_gib() == 2
 
 
 def test_absent_files_among_those_asked_about(tmp_path: Path) -> None:

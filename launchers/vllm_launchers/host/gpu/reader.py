@@ -30,6 +30,7 @@ from vllm_launchers.host.gpu.host import (
 )
 from vllm_launchers.host.gpu.nvml import GpuLostError, Nvml
 from vllm_launchers.host.gpu.topology import bandwidth, islands_of
+from vllm_launchers.host.main_memory import main_memory
 from vllm_launchers.secrets import redact_argv
 from vllm_launchers.units import GIB
 
@@ -534,14 +535,14 @@ class SystemReader:
 
     def host(self, at: float) -> Host:
         """The host without its GPUs, at ``at`` (Unix seconds). ``cpu_percent`` is None the first time."""
-        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        memory, swap = main_memory(), psutil.swap_memory()
         return Host(
             hostname=socket.gethostname(),
             cpu=_cpu_name(),
             cpu_cores=os.cpu_count(),
             cpu_percent=self._cpu_percent(),
-            memory_gib=round(memory.total / GIB, 1),
-            memory_free_gib=round(memory.available / GIB, 1),
+            memory_gib=_rounded(memory.total_gib),
+            memory_free_gib=_rounded(memory.available_gib),
             swap_gib=round(swap.total / GIB, 1),
             swap_used_gib=round(swap.used / GIB, 1),
             at=at,
@@ -552,6 +553,10 @@ class SystemReader:
         self._sampled_at = now
         percent = psutil.cpu_percent(interval=None)
         return None if before is None or now - before < LEAST_SECONDS else percent
+
+
+def _rounded(gib: float | None) -> float | None:
+    return None if gib is None else round(gib, 1)
 
 
 @functools.cache
