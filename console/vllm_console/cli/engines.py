@@ -76,15 +76,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _install(args: argparse.Namespace) -> int:
     """Plan, ask, install. Raises OperationError if it can't be installed."""
+    from vllm_launchers.host.gpu.host import DriverError
     from vllm_launchers.host.gpu.nvml import driver_version
     from vllm_launchers.vllm.engine_install import install_engine, plan_engine, refuse_while_installing
     from vllm_launchers.vllm.engines import MARKER
 
     if not args.dry_run:
         refuse_read_only(args)
-    driver = driver_version()
-    cpu = args.cpu or (not args.cuda and driver is None)
-    build: Build = "cpu" if cpu else "cuda"
+    driver = None
+    try:
+        driver = None if args.cpu else driver_version()
+    except DriverError as error:
+        if not args.cuda:
+            raise OperationError(f"{error}. For the CPU build use --cpu") from error
+    build: Build = "cuda" if args.cuda or driver is not None else "cpu"
     if args.version and not args.dry_run:
         refuse_while_installing(args.version, build)
     if sys.stderr.isatty() and not args.json:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from vllm_launchers.host.gpu.host import DriverError
+from vllm_launchers.host.gpu.host import DriverError, has_driver
 from vllm_launchers.host.gpu.vendors import no_driver
 
 _SENTENCES = {
@@ -147,15 +147,17 @@ def _text(error: pynvml.NVMLError) -> str:
 
 
 def driver_version() -> str | None:
-    """This machine's NVIDIA driver version, such as ``580.95.05``; None if no driver answers."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    """This machine's NVIDIA driver version, such as ``580.95.05``; None if there is no driver.
+
+    Raises:
+        DriverError: it is installed but can't be queried.
+    """
+    if not has_driver():
         return None
-    try:
-        found = pynvml.nvmlSystemGetDriverVersion()
-        return found.decode() if isinstance(found, bytes) else str(found)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    nvml = Nvml()
+    nvml.open()
+    version: str | None = nvml.call("nvmlSystemGetDriverVersion")
+    nvml.close()
+    if version is None:
+        raise DriverError("the NVIDIA driver does not report its version")
+    return version

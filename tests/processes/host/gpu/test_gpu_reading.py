@@ -284,6 +284,20 @@ def test_driver_that_cannot_be_opened_is_one_sentence(
     assert "\n" not in problem
 
 
+def test_build_is_not_chosen_without_the_driver_that_is_installed(
+    recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
+) -> None:
+    stub = make_stub(recorded("4xa6000"))
+    source = "import json; from vllm_launchers.host.gpu.nvml import driver_version; print(json.dumps(driver_version()))"
+    assert stub.run(source) == recorded("4xa6000").driver
+    for function, message in (("nvmlInitWithFlags", "differ in version"), ("nvmlSystemGetDriverVersion", "not report")):
+        stub.set(f"{function} -1 18 0")
+        refused = stub.command("engines", "install", "--dry-run")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert message in refused.stderr
+        assert refused.stderr.endswith("For the CPU build use --cpu\n")
+
+
 def test_without_a_driver_the_rest_of_the_machine_is_known() -> None:
     source = (
         "import json; from vllm_launchers.host.gpu.monitor import read_once\n"
