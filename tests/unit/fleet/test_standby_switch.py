@@ -41,7 +41,9 @@ class Keepers:
         self.asked: list[str] = []
         self.asleep = Sleep(1, 0.0, SleepStep.ASLEEP)
         self.awake = Sleep(1, 0.0, SleepStep.AWAKE, checked=4)
-        self.gpu = Gpu(0, name="A6000", memory_gib=48.0, free_gib=3.0, used_by=(Holder(1, server="chat", gib=44.0),))
+        self.gpu = Gpu(
+            0, name="A6000", memory_gib=48.0, free_gib=3.0, used_gib=45.0, used_by=(Holder(1, server="chat", gib=44.0),)
+        )
 
     def all(self) -> tuple[list[ServerRecord], list[str]]:
         return list(self.records.values()), []
@@ -162,7 +164,7 @@ def test_weights_above_host_memory_are_refused_at_level_1(keepers: Keepers) -> N
 
 
 def test_required_memory_is_the_share_minus_what_it_holds() -> None:
-    gpu = Gpu(0, memory_gib=48.0, free_gib=1.0, used_by=(Holder(1, server="coder", gib=0.6),))
+    gpu = Gpu(0, memory_gib=48.0, free_gib=1.0, used_gib=47.0, used_by=(Holder(1, server="coder", gib=0.6),))
     details = Details(gpus=(0,), flags={"gpu-memory-utilization": 0.9})
     assert wanted_gib(Host(gpus=(gpu,)), "coder", details) == {0: pytest.approx(48 * 0.9 - 0.6 - 0.5, abs=0.01)}
     fixed = Details(gpus=(0,), flags={"kv-cache-memory-bytes": "4G"})

@@ -13,7 +13,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_console.settings import Config, ConfigError, gpu_shares, read_settings
 from vllm_launchers.errors import RefusedError, UsageError
 from vllm_launchers.host.gpu.document import read_host
-from vllm_launchers.host.gpu.host import Gpu, Host
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.launch import planner
 from vllm_launchers.launch.errors import NoPlaceError
@@ -87,6 +87,13 @@ def test_required_memory_is_not_rounded_above_free_memory(more: float, fits: boo
     else:
         with pytest.raises(NoPlaceError, match=r"23\.5 GiB free.*23\.4 GiB available"):
             find_place(wanted, host, "auto", ())
+
+
+def test_memory_shared_with_the_cpu_is_enough_or_not() -> None:
+    gb10 = Gpu(0, "GPU-0", "NVIDIA GB10", 119.7, 66.0, used_by=(Holder(7, "anna", 30.0, command="python"),))
+    assert place(Host(gpus=(gb10,)), gpu_memory_utilization=0.5).gpus == (0,)
+    with pytest.raises(NoPlaceError, match=r"66\.0 GiB available"):
+        place(Host(gpus=(gb10,)), gpu_memory_utilization=0.92)
 
 
 def test_tensor_parallelism_across_the_interconnect_is_warned_about() -> None:

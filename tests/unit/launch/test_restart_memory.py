@@ -89,3 +89,10 @@ def test_what_another_user_is_seen_to_hold_stays_taken(held) -> None:
 
 def test_first_visible_gpu_is_its_own(held) -> None:
     assert not held(OTHER, L4, environment={"CUDA_VISIBLE_DEVICES": "1"})
+
+
+def test_of_memory_shared_with_the_cpu(held) -> None:
+    """The server's processes hold an unknown part of it outside the GPU."""
+    gb10 = Gpu(0, "GPU-0", "NVIDIA GB10", 119.7, 8.0, used_by=(Holder(1, "me", 90.0, server="chat"),))
+    assert held(gb10, state=State.STOPPED) == []
+    assert held(replace(gb10, used_by=(Holder(1, "anna", 90.0),)), state=State.STOPPED)

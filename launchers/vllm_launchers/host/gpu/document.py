@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.engine_model.gpu_models import GpuModel, find_model, near_names
+from vllm_launchers.engine_model.gpu_models import GpuModel, find_model, is_unified, near_names
 from vllm_launchers.host.gpu.host import MOST_GPUS, Gpu, Host, HostError, Link, with_claims
 from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, link_level, nvlinks_in
 from vllm_launchers.host.gpu.vendors import vendor_of
@@ -153,7 +153,7 @@ def _with_memory(gpu: Gpu) -> Gpu:
     total, free, used = gpu.memory_gib, gpu.free_gib, gpu.used_gib
     if total is not None and free is None and used is not None:
         free = round(max(0.0, total - used), 3)
-    if total is not None and used is None and free is not None:
+    if total is not None and used is None and free is not None and not is_unified(gpu.name or ""):
         used = round(max(0.0, total - free), 3)
     return replace(gpu, free_gib=free, used_gib=used)
 

@@ -113,7 +113,8 @@ class Gpu(msgspec.Struct, frozen=True):
 
     ``utilization`` and ``memory_utilization`` (memory bandwidth in use) are percentages, 0 to 100. ``lost``: why it no
     longer responds; its static facts are kept. ``throttle`` is None if not reported, and empty if nothing slows it
-    down. Counters run since the driver was loaded.
+    down. Counters run since the driver was loaded. If the memory is shared with the CPU, ``memory_gib`` and
+    ``free_gib`` are the machine's, and ``used_gib`` is None.
     """
 
     index: int

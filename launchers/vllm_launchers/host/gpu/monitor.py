@@ -166,13 +166,16 @@ def wait_until_freed(
 ) -> Release:
     """Poll until each GPU has as many GiB free as in ``wanted``, or name who holds the rest.
 
+    GPUs that share their memory with the CPU are left out: any process may take it.
+
     ``latest`` returns the newest host, such as ``lambda: watch.latest().host``. ``ours``: pids of the stopped server;
     if given, only these are named, because what others hold is theirs.
     """
     deadline = time.monotonic() + timeout
     while True:
         host = latest()
-        short = [gpu for gpu in host.gpus if gpu.free_gib is not None and gpu.free_gib < wanted.get(gpu.index, 0.0)]
+        own = [gpu for gpu in host.gpus if gpu.used_gib is not None]
+        short = [gpu for gpu in own if gpu.free_gib is not None and gpu.free_gib < wanted.get(gpu.index, 0.0)]
         if not short and not host.problem:
             return Release(True)
         if time.monotonic() >= deadline:

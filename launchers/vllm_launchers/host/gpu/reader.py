@@ -17,6 +17,7 @@ import psutil
 import pynvml
 from msgspec.structs import replace
 
+from vllm_launchers.engine_model.gpu_models import is_unified
 from vllm_launchers.host.gpu.host import (
     MOST_GPUS,
     DriverError,
@@ -369,16 +370,13 @@ class Device:
 
     def _changing(self) -> dict[str, Any]:
         call, handle = self._nvml.call, self.handle
-        memory = self._nvml.first(("memory_v2", "nvmlDeviceGetMemoryInfo"), handle)
         use = call("nvmlDeviceGetUtilizationRates", handle)
         power = call("nvmlDeviceGetPowerUsage", handle)
         reasons = self._nvml.first(
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), handle
         )
         return {
-            "memory_gib": to_gib(memory.total) if memory is not None else None,
-            "used_gib": to_gib(memory.used) if memory is not None else None,
-            "free_gib": to_gib(memory.free) if memory is not None else None,
+            **self._memory(),
             "utilization": use.gpu if use is not None else None,
             "memory_utilization": use.memory if use is not None else None,
             "temperature_c": self._temperature(),
@@ -393,6 +391,17 @@ class Device:
             "used_by": self._processes(),
             "mig": self._mig() if self._gpu.mig_mode else (),
         }
+
+    def _memory(self) -> dict[str, Any]:
+        memory = self._nvml.first(("memory_v2", "nvmlDeviceGetMemoryInfo"), self.handle)
+        if memory is not None:
+            sizes = {"memory_gib": memory.total, "used_gib": memory.used, "free_gib": memory.free}
+            return {name: to_gib(size) for name, size in sizes.items()}
+        if not is_unified(self._gpu.name or ""):
+            return dict.fromkeys(("memory_gib", "used_gib", "free_gib"))
+        # As vLLM measures it. What is in use belongs to the whole machine.
+        memory = psutil.virtual_memory()
+        return {"memory_gib": to_gib(memory.total), "used_gib": None, "free_gib": to_gib(memory.available)}
 
     def _processes(self) -> tuple[Holder, ...] | None:
         found: dict[int, Holder] = {}

@@ -174,12 +174,9 @@ def _whole_freed(gpu: Gpu, name: str, *, hidden: bool) -> Gpu:
     # Memory that no process reports is attributed to the first that reports no size: to this server, if it has one.
     named = tuple(replace(holder, server=name) for holder in own)
     gib = holdings(replace(gpu, used_by=(*named, *others))).ours[name]
-    return replace(
-        gpu,
-        used_by=others,
-        free_gib=gpu.free_gib + gib if gpu.free_gib is not None else None,
-        used_gib=max(0.0, gpu.used_gib - gib) if gpu.used_gib is not None else None,
-    )
+    if gpu.free_gib is None or gpu.used_gib is None:  # of memory shared with the CPU, it also has a part as a process
+        return replace(gpu, used_by=others, free_gib=None)
+    return replace(gpu, used_by=others, free_gib=gpu.free_gib + gib, used_gib=max(0.0, gpu.used_gib - gib))
 
 
 # -- MIG slices -------------------------------------------------------------------------------------------------------

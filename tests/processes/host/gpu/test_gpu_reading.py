@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.document import decode_host, encode_host, recorded_hosts
-from vllm_launchers.host.gpu.host import Holder, Host, NvLink
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host, NvLink
 from vllm_launchers.host.gpu.nvml import Nvml
 from vllm_launchers.host.gpu.reader import LinkReader
 
@@ -158,6 +159,15 @@ def test_failing_function_loses_only_its_own_values(
             allowed = allowed | FOLLOWS
         assert lost <= allowed, function
         assert len(answers[function]["gpus"]) == len(whole["gpus"])
+
+
+def test_memory_shared_with_the_cpu_is_the_machines(make_stub: Callable[[Host], Any]) -> None:
+    machine = psutil.virtual_memory().total / 2**30
+    for name, size in (("NVIDIA GB10", machine), ("NVIDIA L4", None)):
+        (gpu,) = make_stub(Host(driver="580.1", cuda="13.0", gpus=(Gpu(0, "GPU-0", name),))).sample().gpus
+        assert gpu.memory_gib == (size and pytest.approx(size, abs=0.001))
+        assert (gpu.free_gib is not None) is (size is not None)
+        assert gpu.used_gib is None
 
 
 def test_host_without_any_values_keeps_its_gpus(

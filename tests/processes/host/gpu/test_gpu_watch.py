@@ -267,7 +267,7 @@ def test_single_sample_of_a_hung_driver_ends_with_a_message(
 
 
 def holding(free: float, *holders: Holder) -> Host:
-    return Host(gpus=(Gpu(0, memory_gib=48.0, free_gib=free, used_by=holders),))
+    return Host(gpus=(Gpu(0, memory_gib=48.0, free_gib=free, used_gib=48.0 - free, used_by=holders),))
 
 
 def test_memory_being_freed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +284,11 @@ def test_unreleased_memory_names_its_holder(monkeypatch: pytest.MonkeyPatch) -> 
     assert "pid 7 of bob" in found.reason
     found = wait_until_freed(lambda: host, {0: 45.0}, timeout=0.01)
     assert "35.0 GiB were not freed; pid 42 of anna still holds 35.5 GiB" in found.reason
+
+
+def test_memory_shared_with_the_cpu_is_not_waited_for() -> None:
+    shared = Gpu(0, name="NVIDIA GB10", memory_gib=119.7, free_gib=10.0, used_by=(Holder(42, user="anna", gib=35.5),))
+    assert wait_until_freed(lambda: Host(gpus=(shared,)), {0: 45.0}, timeout=0.01).freed
 
 
 def test_recorded_host_names_the_servers_on_its_gpus(recorded: Callable[[str], Host]) -> None:
