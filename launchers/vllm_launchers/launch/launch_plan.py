@@ -6,7 +6,7 @@ Reads only the stored reports of earlier starts, and whether the home folder exi
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import NoPlaceError, WayOut
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes, with_lasting_way
-from vllm_launchers.launch.place import OFFERED, PRETENDS, GpuFinder, Place, kept_slice
+from vllm_launchers.launch.place import AUTO, OFFERED, PRETENDS, GpuFinder, Place, kept_slice
 from vllm_launchers.launch.plan_budget import FlagBudget, assumed_budget
 from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.alternatives import Alternative, alternatives_of
@@ -158,7 +158,9 @@ def plan_launch(
         launch = _planned(request, inputs, reports, own)
     except NoPlaceError as error:
         ways = [way for way in error.ways if request.beside not in way.stop]
-        raise with_lasting_way(NoPlaceError(error.problem, error.sets, ways), tried) from error
+        limited = _host_to_choose_from(request, inputs) != inputs.host
+        why = f" ({VISIBLE}={_visible_devices(request, inputs)} hides the other GPUs)" if limited else ""
+        raise with_lasting_way(NoPlaceError(f"{error.problem}{why}", error.sets, ways), tried) from error
     return replace(launch, plan=with_lasting_fixes(launch.plan, again))
 
 
@@ -171,6 +173,7 @@ def _planned(
     compared: bool = True,
 ) -> LaunchPlan:
     """One plan. Unless it is ``compared`` with alternatives, which takes most of the time, only its errors count."""
+    inputs = replace(inputs, host=_host_to_choose_from(request, inputs))
     request = _on_cluster(request, inputs)
     seen = replace(inputs, host=_seen_host(request, inputs))
     budget = assumed_budget(request, seen)
@@ -250,12 +253,32 @@ def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choic
     return plan
 
 
+def _host_to_choose_from(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:
+    """The host, without GPUs that ``CUDA_VISIBLE_DEVICES`` hides from an automatic choice (as on shared machines)."""
+    host, finder = inputs.host, request.gpu_finder
+    if host is None or finder is None or finder.recorded:
+        return host
+    if finder.place not in (AUTO, OFFERED) and not (finder.again and finder.chosen):
+        return host
+    visible = visible_gpus(host, _visible_devices(request, inputs))
+    # Slices are chosen from the GPUs that have them.
+    slices = {gpu.index: gpu.mig for gpu in reversed(visible)}
+    kept = (gpu for gpu in host.gpus if gpu.index in slices or gpu.index in request.gpus)
+    gpus = tuple(replace(gpu, mig=slices.get(gpu.index, gpu.mig)) for gpu in kept)
+    return replace(host, gpus=gpus) if visible else host
+
+
+def _visible_devices(request: ResolvedRequest, inputs: PlanInputs) -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` as requested or inherited; None if it is not set."""
+    return {**inputs.environment.variables, **request.environment}.get(VISIBLE)
+
+
 def _seen_host(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:
     """The host, reduced to the GPUs that a layout may use."""
     host, ray = inputs.host, inputs.ray is not None
     if host is None or not request.gpus_unnamed or request.engine.kind is not EngineKind.VLLM or ray:
         return host
-    devices = {**inputs.environment.variables, **request.environment}.get(VISIBLE)
+    devices = _visible_devices(request, inputs)
     if (devices or "").startswith("MIG-"):
         return host
     return first_visible(host, visible_gpus(host, devices), inputs.shares)
@@ -420,13 +443,28 @@ def _placed(
     if place.environment.get(VISIBLE, "").startswith("MIG-"):
         plan = make_plan(there, _choices(there, inputs, budget.on(plan)))
     message = "; ".join(filter(None, (place.reason, *place.warnings)))
-    moved = request.sources is not None and place.gpus != request.gpus
+    findings = [*plan.findings, *_devices_overridden(request, inputs, place.gpus)]
+    if request.sources is not None and place.gpus != request.gpus:
+        findings.append(PlanFinding("gpus_moved", Level.WARNING, message))
     return replace(
         plan,
-        findings=(*plan.findings, PlanFinding("gpus_moved", Level.WARNING, message)) if moved else plan.findings,
+        findings=tuple(findings),
         gpus=place.gpus,
         gpus_chosen=place.chosen,
         reasons={**plan.reasons, "gpus": message} if message and place.gpus else plan.reasons,
         placement=place.reason,
         sets=place.sets,
     )
+
+
+def _devices_overridden(request: ResolvedRequest, inputs: PlanInputs, gpus: Sequence[int]) -> Iterator[PlanFinding]:
+    """GPUs that a user named outside of an inherited ``CUDA_VISIBLE_DEVICES``."""
+    host, devices = inputs.host, inputs.environment.variables.get(VISIBLE)
+    if host is None or devices is None or VISIBLE in request.environment:
+        return
+    if request.sources is not None or request.recorded_host is not None:
+        return  # the server's own environment counts, or another machine's
+    if not {*gpus} <= {gpu.index for gpu in visible_gpus(host, devices)}:
+        named = ",".join(map(str, gpus))
+        text = f"{VISIBLE}={devices} of this environment is overridden by the selected GPUs, {named}"
+        yield PlanFinding("devices_overridden", Level.WARNING, text)

@@ -11,12 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_launchers.errors import OperationError
+from vllm_launchers.host.environment import HostEnvironment
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
-from vllm_launchers.launch.errors import UnfitError
+from vllm_launchers.launch.errors import NoPlaceError, UnfitError
 from vllm_launchers.launch.launch_plan import LaunchPlan, plan_launch
 from vllm_launchers.launch.place import GpuFinder
 from vllm_launchers.launch.planner import Planner
@@ -421,3 +422,40 @@ def test_fixed_cache_size_is_judged_by_the_start_that_suggested_it(
         assert worse is not None
         assert worse.level is Level.WARNING
         assert worse.fix == Changes(unset=("kv-cache-memory-bytes",))
+
+
+def inputs_with(name: str, devices: str, facts: ModelFacts | None = EIGHT) -> PlanInputs:
+    """A host on which a server inherits ``CUDA_VISIBLE_DEVICES``."""
+    return PlanInputs(facts, host=host(name), environment=HostEnvironment(variables={"CUDA_VISIBLE_DEVICES": devices}))
+
+
+@pytest.mark.parametrize("place", ["auto", "offered"])
+def test_gpus_are_chosen_among_the_visible_ones(ask: Callable[..., ResolvedRequest], place: str) -> None:
+    assert plan_launch(ask(place), PlanInputs(EIGHT, host=host("8xh100"))).plan.gpus != (5,)
+    plan = plan_launch(ask(place), inputs_with("8xh100", "5")).plan
+    assert plan.gpus == (5,)
+    assert "devices_overridden" not in [found.code for found in plan.findings]
+    plan = plan_launch(ask(place, model="/models/seventy"), inputs_with("8xh100", "6,7", SEVENTY)).plan
+    assert (plan.gpus, plan.flags["tensor-parallel-size"]) == ((6, 7), 2)
+
+
+def test_refused_choice_names_the_variable_that_limits_it(ask: Callable[..., ResolvedRequest]) -> None:
+    inputs = inputs_with("4xa6000", "0")
+    with pytest.raises(NoPlaceError, match=r"\(CUDA_VISIBLE_DEVICES=0 hides the other GPUs\)"):
+        plan_launch(ask("auto", set={"gpu-memory-utilization": 0.9}), inputs)
+
+
+def test_slice_is_chosen_among_the_visible_ones(ask: Callable[..., ResolvedRequest]) -> None:
+    for part in host("1xa100-mig").gpus[0].mig:
+        inputs = inputs_with("1xa100-mig", part.uuid, None)
+        plan = plan_launch(ask(set={"gpu-memory-utilization": 0.1}), inputs).plan
+        assert plan.environment["CUDA_VISIBLE_DEVICES"] == part.uuid
+
+
+@pytest.mark.parametrize(("devices", "warned"), [("5", True), ("0,1", False), ("", True)])
+def test_named_gpus_that_are_not_visible_are_warned_about(
+    ask: Callable[..., ResolvedRequest], devices: str, warned: bool
+) -> None:
+    plan = plan_launch(ask("", gpus=(0,)), inputs_with("8xh100", devices)).plan
+    assert plan.gpus == (0,)
+    assert ("devices_overridden" in [found.code for found in plan.findings]) is warned
