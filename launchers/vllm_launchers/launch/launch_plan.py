@@ -38,7 +38,7 @@ from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_a
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_layout, check_nodes, node_choices
 from vllm_launchers.plan.choices.pool import first_visible, pool_of
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
-from vllm_launchers.plan.flags import BLOCKS, VISIBLE
+from vllm_launchers.plan.flags import BLOCKS, DEVICE_ORDER, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
@@ -174,7 +174,7 @@ def _planned(
 ) -> LaunchPlan:
     """One plan. Unless it is ``compared`` with alternatives, which takes most of the time, only its errors count."""
     inputs = replace(inputs, host=_host_to_choose_from(request, inputs))
-    request = _on_cluster(request, inputs)
+    request = _in_bus_order(_on_cluster(request, inputs), inputs)
     seen = replace(inputs, host=_seen_host(request, inputs))
     budget = assumed_budget(request, seen)
     if request.nodes is not None:
@@ -271,6 +271,35 @@ def _host_to_choose_from(request: ResolvedRequest, inputs: PlanInputs) -> Host |
 def _visible_devices(request: ResolvedRequest, inputs: PlanInputs) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` as requested or inherited; None if it is not set."""
     return {**inputs.environment.variables, **request.environment}.get(VISIBLE)
+
+
+def _in_bus_order(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedRequest:
+    """The request with GPUs numbered as in nvidia-smi, if they differ and nobody chooses any or sets their order.
+
+    By default, CUDA numbers the fastest GPU first, which may not be the one that is planned for. vLLM itself assumes
+    this order, and asks for it in its log.
+    """
+    host, devices = inputs.host, _visible_devices(request, inputs)
+    if host is None or not request.gpus_unnamed or inputs.ray is not None:
+        return request
+    if request.engine.kind is not EngineKind.VLLM or request.engine.build == "cpu":
+        return request
+    if DEVICE_ORDER in {**inputs.environment.variables, **request.environment}:
+        return request
+    if (devices or "").startswith(("GPU-", "MIG-")):
+        return request  # it uses no numbers
+    visible = visible_gpus(host, devices)
+    if len({gpu.name for gpu in host.gpus}) < 2 or not visible:
+        return request
+    text = (
+        f"the GPUs differ, so {DEVICE_ORDER}=PCI_BUS_ID is set: they are numbered as in nvidia-smi, and vLLM takes "
+        f"{visible[0].label} first; --gpus chooses others, --gpus auto those with room"
+    )
+    return replace(
+        request,
+        environment={**request.environment, DEVICE_ORDER: "PCI_BUS_ID"},
+        found=(*request.found, PlanFinding("gpu_order", Level.ADVICE, text)),
+    )
 
 
 def _seen_host(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:

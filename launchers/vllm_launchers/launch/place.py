@@ -19,7 +19,7 @@ from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget,
 from vllm_launchers.plan.budget.memory_flags import accepted_utilization
 from vllm_launchers.plan.checks.request import local_ranks, on_ray
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS
-from vllm_launchers.plan.flags import BYTES, QUANTIZATION, TENSOR, UTILIZATION, VISIBLE, token_count
+from vllm_launchers.plan.flags import BYTES, DEVICE_ORDER, QUANTIZATION, TENSOR, UTILIZATION, VISIBLE, token_count
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import SLACK_GIB, Need, Placement, format_needs, rank_placements, takes_uuids
 from vllm_launchers.units import GIB, counted
@@ -335,4 +335,4 @@ def kept_slice(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that keep a server on its MIG slice at a restart; empty for one on whole GPUs."""
     if not environment.get(VISIBLE, "").startswith("MIG-"):
         return {}
-    return {name: value for name, value in environment.items() if name in (VISIBLE, "CUDA_DEVICE_ORDER")}
+    return {name: value for name, value in environment.items() if name in (VISIBLE, DEVICE_ORDER)}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_launchers.plan.checks.sleep import DEVELOPERS
 from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
-from vllm_launchers.plan.flags import SLEEP_MODE, flag_words, spellings
+from vllm_launchers.plan.flags import DEVICE_ORDER, SLEEP_MODE, VISIBLE, flag_words, spellings
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.secrets import holds_secret
@@ -182,10 +182,10 @@ def _place(draft: _Draft, gpus: Sequence[int], engine: Engine) -> None:
         draft.find("cpu_no_gpu", Level.WARNING, "CPU build: it uses no GPU, so the selected GPUs are ignored")
         return
     devices = ",".join(map(str, gpus))
-    before = draft.environment.get("CUDA_VISIBLE_DEVICES")
+    before = draft.environment.get(VISIBLE)
     if before is not None and before != devices:
-        text = f"CUDA_VISIBLE_DEVICES={before} is overridden by the selected GPUs, {devices}"
+        text = f"{VISIBLE}={before} is overridden by the selected GPUs, {devices}"
         draft.find("devices_overridden", Level.WARNING, text)
-    draft.environment["CUDA_VISIBLE_DEVICES"] = devices
+    draft.environment[VISIBLE] = devices
     # By default, CUDA numbers the fastest GPU first; the indices that users see are in PCI bus order.
-    draft.environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    draft.environment.setdefault(DEVICE_ORDER, "PCI_BUS_ID")

@@ -34,7 +34,7 @@ LORA = "enable-lora"
 SLEEP_MODE = "enable-sleep-mode"
 SERVED_NAME = "served-model-name"
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE, DEVICE_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 SHORT_NAMES: Mapping[str, str] = {
     "q": "quantization",

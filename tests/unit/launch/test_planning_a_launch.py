@@ -459,3 +459,37 @@ def test_named_gpus_that_are_not_visible_are_warned_about(
     plan = plan_launch(ask("", gpus=(0,)), inputs_with("8xh100", devices)).plan
     assert plan.gpus == (0,)
     assert ("devices_overridden" in [found.code for found in plan.findings]) is warned
+
+
+SLOW = Gpu(0, "GPU-0", "NVIDIA RTX A2000", 6.0, 5.9, used_gib=0.1, compute_capability="8.6")
+FAST = Gpu(1, "GPU-1", "NVIDIA H100 80GB HBM3", 79.6, 79.1, used_gib=0.5, compute_capability="9.0")
+
+
+def ordered(plan: Plan) -> tuple[str | None, list[str]]:
+    return plan.environment.get("CUDA_DEVICE_ORDER"), [one.message for one in plan.findings if one.code == "gpu_order"]
+
+
+@pytest.mark.parametrize(("variables", "first"), [({}, SLOW), ({"CUDA_VISIBLE_DEVICES": "1"}, FAST)])
+def test_different_gpus_are_numbered_as_planned(
+    ask: Callable[..., ResolvedRequest], variables: dict[str, str], first: Gpu
+) -> None:
+    inputs = PlanInputs(EIGHT, host=Host(gpus=(SLOW, FAST)), environment=HostEnvironment(variables=variables))
+    launch = plan_launch(ask("", gpus_unnamed=True), inputs)
+    order, found = ordered(launch.plan)
+    assert (order, launch.details.gpu_kind) == ("PCI_BUS_ID", first.name)
+    assert (
+        f"CUDA_DEVICE_ORDER=PCI_BUS_ID is set: they are numbered as in nvidia-smi, and vLLM takes {first.label}"
+        in found[0]
+    )
+
+
+def test_order_is_left_to_those_who_set_it_or_need_none(ask: Callable[..., ResolvedRequest]) -> None:
+    def order(*gpus: Gpu, set: dict[str, str] | None = None, **request: Any) -> tuple[str | None, list[str]]:
+        inputs = PlanInputs(EIGHT, host=Host(gpus=gpus), environment=HostEnvironment(variables=set or {}))
+        return ordered(plan_launch(ask("", gpus_unnamed=True, **request), inputs).plan)
+
+    assert order(SLOW, FAST, set={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == (None, [])
+    assert order(SLOW, FAST, set={"CUDA_VISIBLE_DEVICES": "GPU-1"}) == (None, [])
+    assert order(SLOW, FAST, set={"CUDA_VISIBLE_DEVICES": ""}) == (None, [])
+    assert order(FAST, replace(FAST, index=2)) == (None, [])
+    assert order(SLOW, FAST, engine=replace(VLLM, build="cpu")) == (None, [])
