@@ -232,17 +232,21 @@ def check(state: Path, *, fix: bool) -> list[str]:
     return sentences + (_fixed(state, wide) if fix else _open(state, wide, "not changed while read-only"))
 
 
-def not_ours(state: Path) -> str:
-    """Why a state folder must not be used, as a sentence: it is another user's, or their link. Else empty.
+def not_ours(folder: Path) -> str:
+    """Why a folder must not be used, as a sentence: it is another user's, their link, or a file. Else empty.
 
     Raises:
         OSError: it does not exist or can't be read.
     """
-    link = state.lstat()
+    link, status = folder.lstat(), folder.stat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
-        return f"{state} is a link that another user made (uid {link.st_uid}): choose a folder of your own with --state"
-    if (owner := state.stat().st_uid) != os.geteuid():
-        return f"{state} belongs to another user (uid {owner}): choose a folder of your own with --state"
+        return (
+            f"{folder} is a link that another user made (uid {link.st_uid}): choose a folder of your own with --state"
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{folder} is not a folder; move it away, or choose another with --state"
+    if status.st_uid != os.geteuid():
+        return f"{folder} belongs to another user (uid {status.st_uid}): choose a folder of your own with --state"
     return ""
 
 

@@ -38,7 +38,7 @@ from vllm_launchers.keeper.errors import (
 from vllm_launchers.keeper.files import LOCK, RECORD
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.private import make_folder, open_file, replace_file, user_folder
+from vllm_launchers.private import make_folder, not_ours, open_file, replace_file, user_folder
 
 STATE_VARIABLE = "VLLMCONSOLE_STATE"
 """Overrides the records folder. Not named ``VLLM_…``, because vLLM warns about unknown names with that prefix."""
@@ -103,21 +103,15 @@ def prepare(root: Path, name: str) -> Path:
 def check_ours(path: Path) -> None:
     """Raise `NotOursError` unless a folder, or the target of a link, belongs to this user. A missing one is fine."""
     try:
-        link, status = path.lstat(), path.stat()
+        why = not_ours(path)
     except FileNotFoundError:
         return
-    except PermissionError as error:
-        raise NotOursError(f"no access to {path}: it belongs to another user") from error
+    except PermissionError:
+        why = f"no access to {path}: it belongs to another user"
     except NotADirectoryError as error:
-        raise NotOursError(f"can't use {path}: {error.strerror}; set {STATE_VARIABLE} to another folder") from error
-    if stat_bits.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
-        raise NotOursError(f"{path} is a link made by another user (uid {link.st_uid})")
-    if not stat_bits.S_ISDIR(status.st_mode):
-        raise NotOursError(f"{path} is not a folder; move it away, or set {STATE_VARIABLE} to another folder")
-    if status.st_uid != os.geteuid():
-        raise NotOursError(
-            f"{path} belongs to another user (uid {status.st_uid}); set {STATE_VARIABLE} to a folder of your own"
-        )
+        why = f"can't use {path}: {error.strerror}; choose another with --state"
+    if why:
+        raise NotOursError(why)
 
 
 def check_own_folder(folder: Path) -> None:
