@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.context import StopTimeouts
 from vllm_launchers.keeper.process_group import ProcessGroup
-from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
+from vllm_launchers.keeper.records import ProcessIdentity
 from vllm_launchers.values import Value
 
 POLL_SECONDS, STUCK_POLL_SECONDS = 0.1, 2.0
@@ -104,7 +104,7 @@ def _rest(timeouts: StopTimeouts) -> tuple[StopStep, ...]:
 class Stop:
     """A stop in progress.
 
-    ``requested``: a console requested it. ``next_spec``: what to start afterwards. ``retry``: the policy may restart.
+    ``requested``: a console requested it. ``retry``: the policy may restart. The record says what to start afterwards.
     """
 
     def __init__(
@@ -113,12 +113,10 @@ class Stop:
         note: Callable[[str], None],
         *,
         requested: bool,
-        next_spec: LaunchSpec | None = None,
         retry: bool = False,
     ) -> None:
         self.sequence = sequence
         self.requested = requested
-        self.next_spec = next_spec
         self.retry = retry
         self.restart_reason = ""
         """Why the current generation is started again; empty if it is not, or if that is a pending start."""

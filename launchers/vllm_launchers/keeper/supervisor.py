@@ -259,7 +259,7 @@ class Supervisor:
             unserved, self._node_lost = failed_warm_up(record), lost_node(record)
             sequence = self._new_stop_sequence(serving=unserved)
             requested = not unserved and not self._node_lost
-            self._stop = Stop(sequence, self.note, requested=requested, next_spec=record.next_spec, retry=unserved)
+            self._stop = Stop(sequence, self.note, requested=requested, retry=unserved)
             self._sidecar.want(None)
         elif record.current.spec.node is not None:
             self._end_with_nodes(LINK_LOST)
@@ -288,10 +288,9 @@ class Supervisor:
         self._adopt_sidecar()
         self._sidecar.want(None)
         sequence = StopSequence.leftover(time.monotonic(), self._context.tuning.stop_timeouts)
-        self._stop = Stop(
-            sequence, self.note, requested=found.exit.requested, next_spec=found.next_spec, retry=found.retry
-        )
-        self._write_exit(found.exit, **_this_keeper(), start_pending=found.start_pending)
+        self._stop = Stop(sequence, self.note, requested=found.exit.requested, retry=found.retry)
+        fields = {"next_spec": found.next_spec, "start_pending": found.start_pending}
+        self._write_exit(found.exit, **_this_keeper(), **fields)
 
     def _adopt_sidecar(self) -> None:
         sidecar = self.record.sidecar
@@ -652,9 +651,9 @@ class Supervisor:
 
     def _keep_port(self) -> None:
         """Hold the port for the next start as soon as the server releases it."""
-        policy, stop = self.record.current.spec.restart, self._stop
-        if stop is not None and stop.next_spec is not None:
-            self._reservation.hold(stop.next_spec.host, stop.next_spec.port)
+        policy, stop, following = self.record.current.spec.restart, self._stop, self.record.next_spec
+        if stop is not None and following is not None:
+            self._reservation.hold(following.host, following.port)
         elif self._retry_at is not None or (stop is not None and stop.retry and policy.mode is not RestartMode.NEVER):
             self._reservation.hold(self.record.current.spec.host, self.record.current.spec.port)
 
@@ -688,7 +687,7 @@ class Supervisor:
                 self.record_writer.change(insist=insist, reason=reason, next_spec=next_spec)
             else:
                 self.record_writer.change(insist=insist, next_spec=next_spec, start_pending=False)
-            stop.next_spec, stop.retry = next_spec, False
+            stop.retry = False
         elif record.state in LIVE:
             self.record_writer.move(
                 Transition.STOP_REQUESTED, reason, insist=insist, next_spec=next_spec, start_pending=False
@@ -700,7 +699,7 @@ class Supervisor:
             if record.state is not State.STARTING:
                 since = self._health.since if record.state is State.UNRESPONSIVE else time.monotonic()
                 self._left_ready_at = since
-            self._stop = Stop(self._new_stop_sequence(), self.note, requested=True, next_spec=next_spec)
+            self._stop = Stop(self._new_stop_sequence(), self.note, requested=True)
             self.health_checker.aim(None)
             self._end_warm_up()
             self._sleeper.end("a stop was requested")
@@ -732,8 +731,8 @@ class Supervisor:
             unknown = exit_unknown(stop.requested, "its keeper failed to record its end", time.time())
             self._write_exit(unknown)
         self._group = None
-        if stop.next_spec is not None:
-            self.start_next(stop.next_spec, start_pending=True)
+        if record.next_spec is not None:
+            self.start_next(record.next_spec, start_pending=True)
         elif self.record.start_pending:
             self._start_process(stop.restart_reason or START_PENDING, attempt=self.record.attempt)
         else:
@@ -904,7 +903,6 @@ class Supervisor:
             return {"start_pending": False}
         stop.retry = False
         if waits:
-            stop.next_spec = spec
             return {"next_spec": spec}
         stop.restart_reason = f"restarted without preparation, because the prepared process could not be used: {why}"
         return {"start_pending": True}
@@ -937,7 +935,7 @@ class Supervisor:
     def _go_on_stopping(self, stop: Stop, now: float) -> None:
         clean = stop.advance(self._group, self._other_children(), self._ended, now)
         if clean and self._sidecar.gone:
-            if stop.next_spec is None or not self.record_writer.trouble:  # else wait until it can be written
+            if self.record.next_spec is None or not self.record_writer.trouble:  # else wait until it can be written
                 with contextlib.suppress(UnwrittenError):
                     self._continue_after_end(stop)
         elif stop.stuck:
