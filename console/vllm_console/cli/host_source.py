@@ -98,7 +98,7 @@ def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None
     watch.start()
     watch.wait(FIRST_SAMPLE_SECONDS)
     try:
-        yield lambda: watch.latest().host
+        yield watch.latest
     finally:
         watch.close()
 

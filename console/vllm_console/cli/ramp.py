@@ -228,7 +228,7 @@ def _meter(target: Target) -> Iterator[EnergyMeter | None]:
     watch = GpuMonitor()
     watch.start()
     try:
-        yield EnergyMeter(server.pid, server.gpus, lambda: watch.latest().host, target.fleet.tariff)
+        yield EnergyMeter(server.pid, server.gpus, watch.latest, target.fleet.tariff)
     finally:
         watch.close()
 

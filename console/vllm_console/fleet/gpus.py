@@ -103,8 +103,8 @@ class FleetGpus:
             return KnownGpus(occupied(self._recorded, self._occupants))
         if self._watch is None:
             return KnownGpus(None, self._problem)
-        watched = self._watch.latest()
-        return KnownGpus(with_claims(watched.host, self.claims), watched.problem or watched.host.problem)
+        host = with_claims(self._watch.latest(), self.claims)
+        return KnownGpus(host, host.problem)
 
     def host(self) -> Host | None:
         """The newest host, or None while none is known."""

@@ -67,7 +67,7 @@ class GpuSampleStore:
         try:
             if self._vain or (self._watch is None and not self._begin()):
                 return
-            host = self._watch.latest().host if self._watch is not None else None
+            host = self._watch.latest() if self._watch is not None else None
             if host is None or host.problem or not host.gpus or host.at in (None, self._newest):
                 return
             self._newest = host.at

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from vllm_console.history.gpu_history import GPU_HISTORY, last_cards
 from vllm_console.history.gpu_samples import GPU_SAMPLES, GpuSampleStore, read_gpu_samples
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link
-from vllm_launchers.host.gpu.monitor import GpuReading
 
 TAKES_TURNS = """
 import json, sys, time
@@ -49,8 +48,8 @@ class Watching:
     def start(self) -> None:
         """Nothing to start."""
 
-    def latest(self) -> GpuReading:
-        return GpuReading(self.hosts.pop(0) if len(self.hosts) > 1 else self.hosts[0])
+    def latest(self) -> Host:
+        return self.hosts.pop(0) if len(self.hosts) > 1 else self.hosts[0]
 
     def close(self) -> None:
         """Nothing to end."""

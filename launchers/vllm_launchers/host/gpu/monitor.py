@@ -38,14 +38,6 @@ class HostReader(Protocol):
         """Release the driver."""
 
 
-class GpuReading(msgspec.Struct, frozen=True):
-    """The latest sample. ``problem``: why it is not fresh; ``since``: since when (Unix seconds)."""
-
-    host: Host
-    problem: str = ""
-    since: float | None = None
-
-
 class GpuMonitor:
     """After `start`, samples once per ``interval`` seconds. `latest` never blocks and is thread-safe."""
 
@@ -61,7 +53,7 @@ class GpuMonitor:
         self._interval = interval
         self._deadline = deadline
         self._system = SystemReader()
-        self._state = GpuReading(Host(hostname=socket.gethostname()))
+        self._latest = Host(hostname=socket.gethostname())
         self._call: tuple[float, float] | None = None
         """Start of the pending call, on the monotonic clock and the wall clock."""
         self._sampled = threading.Event()
@@ -82,17 +74,17 @@ class GpuMonitor:
         """Wait up to ``seconds`` for the first result, good or bad; returns whether it arrived."""
         return self._sampled.wait(seconds)
 
-    def latest(self) -> GpuReading:
-        """The latest sample; never blocks."""
-        state, call = self._state, self._call
+    def latest(self) -> Host:
+        """The latest sample; ``problem`` says why it is not fresh. Never blocks."""
+        latest, call = self._latest, self._call
         if call is not None and time.monotonic() - call[0] > self._deadline:
             text = f"driver not answering since {time.strftime('%H:%M:%S', time.localtime(call[1]))}"
-            return GpuReading(replace(state.host, problem=state.host.problem or text), text, call[1])
-        return state
+            return replace(latest, problem=text)
+        return latest
 
     def _run(self) -> None:
         # CPU and memory are known even if the driver never answers.
-        self._state = GpuReading(self._system.host(time.time()))
+        self._latest = self._system.host(time.time())
         while not self._ended.is_set():
             self._call = (time.monotonic(), time.time())
             delay = self._sample()
@@ -110,7 +102,7 @@ class GpuMonitor:
             if self._reader is None:
                 self._reader = self._open_reader()
                 self._reader.open()
-            self._state = GpuReading(self._reader.sample(at))
+            self._latest = self._reader.sample(at)
         except DriverError as error:
             return self._failed(str(error), at)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and tried again
@@ -119,8 +111,7 @@ class GpuMonitor:
         return self._interval
 
     def _failed(self, problem: str, at: float) -> float:
-        since = self._state.since if self._state.problem == problem else at
-        self._state = GpuReading(replace(self._system.host(at), problem=problem), problem, since)
+        self._latest = replace(self._system.host(at), problem=problem)
         self._drop_reader()
         self._backoff = min(self._backoff * 2, MOST_BACKOFF_SECONDS)
         return self._backoff
@@ -142,9 +133,9 @@ def read_once(servers: Callable[[], Mapping[int, str]] | None = None, deadline: 
     if not watch.wait(deadline):
         watch.close()
         found = watch.latest()
-        return replace(found.host, problem=found.problem or "the NVIDIA driver does not answer")
+        return replace(found, problem=found.problem or "the NVIDIA driver does not answer")
     watch.close()
-    return watch.latest().host
+    return watch.latest()
 
 
 # -- after a stop: whether the memory was really freed, and if not, who holds it --------------------------------------
@@ -168,7 +159,7 @@ def wait_until_freed(
 
     GPUs that share their memory with the CPU are left out: any process may take it.
 
-    ``latest`` returns the newest host, such as ``lambda: watch.latest().host``. ``ours``: pids of the stopped server;
+    ``latest`` returns the newest host, such as ``watch.latest``. ``ours``: pids of the stopped server;
     if given, only these are named, because what others hold is theirs.
     """
     deadline = time.monotonic() + timeout
