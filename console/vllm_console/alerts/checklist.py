@@ -25,9 +25,9 @@ LEAST_FREE_GIB = 5.0
 _ITEMS: Mapping[str, Collection[str]] = {
     "context": ("context_over_model", "context_below_traffic", "context_not_limited", "workload_not_held"),
     "memory": (
-        "weights_do_not_fit", "kv_too_small", "kv_cache_too_large", "memory_held", "gpu_shared", "gpu_claimed",
-        "gpu_lost", "no_gpus", "gpus_too_few", "cpu_utilization", "cpu_kv_cache",
-        "weights_offloaded", "offload_over_memory",
+        "weights_do_not_fit", "kv_too_small", "kv_cache_too_large", "states_too_few", "memory_held", "gpu_shared",
+        "gpu_claimed", "gpu_lost", "no_gpus", "gpus_too_few", "cpu_utilization", "cpu_kv_cache", "weights_offloaded",
+        "offload_over_memory",
     ),
     "links": ("tp_over_pcie", "gpus_differ", "gpus_left_idle", "gpus_unused", "tensor_parallel_faster", "shm_small"),
     "port": ("port_taken", "unwatchable"),

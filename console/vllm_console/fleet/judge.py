@@ -40,13 +40,14 @@ from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details
 from vllm_launchers.launch.earlier_starts import start_of_log
 from vllm_launchers.plan.attention import is_fp8
-from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.engine_report import blocks_without_override
+from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
+from vllm_launchers.plan.budget.engine_report import as_reported, blocks_without_override, read_report
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, cache_dtype, draft_model, max_tokens_per_mm_item
 from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
 from vllm_launchers.secrets import API_KEY
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
 
@@ -322,6 +323,7 @@ class Judge:
             linear_layers=LayerKind.LINEAR in facts.layers,
             sliding_layers=bool(facts.layers & {LayerKind.SLIDING, LayerKind.CHUNKED}),
             attention_free=LayerKind.LINEAR in facts.layers and facts.layers <= {LayerKind.LINEAR, LayerKind.NONE},
+            most_sequences=facts.most_sequences,
             batch_sizes=facts.batch_sizes,
             max_tokens_per_mm_item=facts.max_tokens_per_mm_item,
             quantized=facts.quantized,
@@ -360,8 +362,9 @@ class Judge:
         key = (record.current.number, gpu.name if gpu else None)
         if self._facts is None or self._facts[0] != key:
             facts = _facts(details, gpu)
-            if BLOCKS in details.flags and self._log is not None:
-                facts = replace(facts, blocks_without_override=blocks_without_override(start_of_log(self._log, record)))
+            linear = LayerKind.LINEAR in facts.layers
+            if self._log is not None and (linear or BLOCKS in details.flags):
+                facts = _with_log(facts, details, start_of_log(self._log, record))
             self._facts = (key, facts)
         return self._facts[1]
 
@@ -389,6 +392,7 @@ class _Facts(msgspec.Struct, frozen=True):
     """One of its GPUs, if its model is known."""
     cache_free_gib: float | None = None
     blocks_without_override: float | None = None
+    most_sequences: int | None = None
     max_context: int | None = None
     compute_capability: tuple[int, int] | None = None
     batch_sizes: tuple[int, int] = SMALL_BATCHES
@@ -438,8 +442,25 @@ def _cache_free(details: Details, facts: ModelFacts | None, gpu: GpuShape) -> fl
     flags = {name: value for name, value in details.flags.items() if name not in (BLOCKS, BYTES)}
     if facts is None or len(flags) == len(details.flags):
         return None
+    found = _estimated(details, facts, gpu, flags)
+    return found.kv_gib if found is not None else None
+
+
+def _with_log(facts: _Facts, details: Details, start: Sequence[str]) -> _Facts:
+    """The facts with what the log of its start tells about blocks of the KV cache."""
+    limited = BLOCKS in details.flags
+    if limited:
+        facts = replace(facts, blocks_without_override=blocks_without_override(start))
+    if facts.model is None or facts.gpu is None:
+        return facts
+    if (found := _estimated(details, facts.model, facts.gpu, details.flags)) is None:
+        return facts
+    return replace(facts, most_sequences=as_reported(found, read_report(start), limited=limited).most_sequences)
+
+
+def _estimated(details: Details, facts: ModelFacts, gpu: GpuShape, flags: Flags) -> MemoryBudget | None:
     engine, draft = details.engine, draft_model(flags)
-    found = estimate(
+    return estimate(
         facts,
         flags,
         [gpu],
@@ -448,7 +469,6 @@ def _cache_free(details: Details, facts: ModelFacts | None, gpu: GpuShape) -> fl
         environment=details.variables,
         draft=_model_facts(draft) if draft else None,
     )
-    return found.kv_gib if found is not None else None
 
 
 def _model_facts(model: str) -> ModelFacts | None:

@@ -206,7 +206,11 @@ def limits_after(
     then = _cache_after(cache, before, after, changed)
     if then.blocks < _FEWEST_BLOCKS:
         return f"It would not start: its KV cache would have {counted(then.blocks, 'block')}."
-    return limits_of(after.flags, details, facts, then)
+    limits = limits_of(after.flags, details, facts, then)
+    sequences = limits.scheduler.max_num_seqs
+    if after.memory is not None and after.memory.most_sequences is not None and sequences > then.blocks:
+        return f"It would not start: its KV cache has {then.blocks:,} blocks for the states of {sequences:,} sequences."
+    return limits
 
 
 def reported_cache(record: ServerRecord) -> CacheConfig:

@@ -20,7 +20,7 @@ from vllm_console.diagnosis.finding import Severity
 from vllm_console.fleet import judge
 from vllm_console.fleet.board import SharedBoard
 from vllm_console.fleet.gpus import FleetGpus
-from vllm_console.fleet.judge import Judge, OneToken, _facts, slowest_link
+from vllm_console.fleet.judge import Judge, OneToken, _facts, _with_log, slowest_link
 from vllm_console.fleet.watched_server import JudgeContext, WatchedServer
 from vllm_console.history.exact import exact_value
 from vllm_console.history.gpu_samples import GPU_SAMPLES
@@ -405,6 +405,22 @@ def test_cache_without_its_limit_has_the_planned_size(flag: Any, release: str) -
     assert rest == pytest.approx(plan.overhead_gib - CONTEXT_GIB + graphs)
     unlimited = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind="H100 80GB", flags=others)
     assert _facts(unlimited, None).cache_free_gib is None
+
+
+def test_sequences_with_states_follow_the_log() -> None:
+    engine = Engine(EngineKind.VLLM, (), "0.33.0", "cuda", "")
+    flags = {"max-num-seqs": 64, "max-model-len": 8192}
+    details = Details(model="Qwen/Qwen3.5-27B-FP8", engine=engine, gpu_kind="H100 80GB", flags=flags)
+    facts = _facts(details, None)
+    plan = estimate(model_facts(details.model), flags, [GpuShape("H100 80GB")], release=engine.release)
+    assert plan is not None
+    assert plan.most_sequences is not None
+    assert plan.kv_tokens is not None
+    assert _with_log(facts, details, []).most_sequences == plan.most_sequences
+    logged = [f"INFO GPU KV cache size: {round(plan.kv_tokens * 0.9):,} tokens"]
+    assert _with_log(facts, details, logged).most_sequences == pytest.approx(0.9 * plan.most_sequences, abs=1)
+    eager = replace(details, flags={**flags, "enforce-eager": True})
+    assert _with_log(facts, eager, logged).most_sequences is None
 
 
 def test_reserve_comes_from_the_settings() -> None:

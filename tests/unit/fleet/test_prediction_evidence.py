@@ -111,6 +111,19 @@ def blocks_after(facts: ModelFacts, before: dict[str, Any], change: dict[str, An
     return (found if isinstance(found, str) else found.blocks), other / one
 
 
+@pytest.mark.parametrize(("sequences", "starts"), [(512, True), (1000, True), (1001, False)])
+def test_more_sequences_than_blocks_for_their_states_would_not_start(sequences: int, starts: bool) -> None:
+    flags: list[dict[str, Any]] = [{"max-num-seqs": count, "max-model-len": 8192} for count in (256, sequences)]
+    plans: list[Any] = [
+        SimpleNamespace(findings=(), flags=one, memory=estimate(STATES, one, [GpuShape(A100, 80.0)])) for one in flags
+    ]
+    details: Any = SimpleNamespace(flags=flags[0], engine=None, gpu_name=A100)
+    blocks = round(1000 * plans[0].memory.kv_gib / plans[1].memory.kv_gib)
+    found = limits_after(details, STATES, CacheConfig(blocks, 16, False), *plans)
+    assert isinstance(found, str) is not starts
+    assert starts or found == ("It would not start: its KV cache has 1,000 blocks for the states of 1,001 sequences.")
+
+
 def test_length_changes_no_cache_blocks() -> None:
     for length in (8192, 100_000, 100_001):
         assert blocks_after(PLAIN, {}, {"max-model-len": length})[0] == 20_000

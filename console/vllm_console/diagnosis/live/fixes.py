@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import SECOND_SERVER, Finding, Fix, title_of_code
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, surely_slow
-from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.diagnosis.live.rule import HELD_SHARE, Evidence
 from vllm_console.history.frames import merged
 from vllm_console.history.workload import seen_room
 from vllm_console.text import percent, round_duration, seconds
@@ -276,7 +276,19 @@ def fitting_sequences(evidence: Evidence, growth: float = 1.0) -> int:
     fitting = int(limit * min(4.0, growth * objective / max(usage, 0.01)))
     if _enough_ended(evidence) and (room := seen_room(evidence.frames, objective)) is not None:
         fitting = min(fitting, int(growth * max(room.fitting, room.ran)))
-    return fitting
+    states = startable_sequences(evidence, growth)
+    return fitting if states is None else min(fitting, states)
+
+
+def startable_sequences(evidence: Evidence, growth: float = 1.0) -> int | None:
+    """The largest ``max-num-seqs`` with which vLLM surely starts again with a KV cache ``growth`` times as large.
+
+    None if no linear layer needs a block for the state of each. The next start may measure a little less memory.
+    """
+    if evidence.most_sequences is None:
+        return None
+    # The present number may be more than estimated: it did start.
+    return int(HELD_SHARE * growth * max(evidence.most_sequences, evidence.max_num_seqs))
 
 
 def no_more_sequences(evidence: Evidence) -> str:
@@ -285,11 +297,14 @@ def no_more_sequences(evidence: Evidence) -> str:
     if fitting >= max(evidence.max_num_seqs + 1, WORTH_MORE * evidence.max_num_seqs):
         return ""
     held = max(fitting, evidence.max_num_seqs)
+    room = f"The KV cache holds about {held} of these within its objective"
+    if fitting == startable_sequences(evidence):
+        room = f"The KV cache has a block for the state of about {held}, without which vLLM does not start"
     if (free := free_size(evidence)) is not None:
         flags = " and ".join(f"--{name}" for name in free.changes.unset)
-        return f" The KV cache holds about {held} of these within its objective, because {flags} limits it."
+        return f" {room}, because {flags} limits it."
     alone = " alone" if more_sequences(evidence) is not None else ""
-    return f" The KV cache holds about {held} of these within its objective, so a higher limit{alone} would not help."
+    return f" {room}, so a higher limit{alone} would not help."
 
 
 SLOW_STEPS = 0.8
@@ -351,6 +366,8 @@ def _more_sequences(evidence: Evidence, growth: float = 1.0) -> Fix | None:
         return None
     then = " then" if growth > 1 else ""
     why = f"{wanted} sequences of the current length{then} fit into the KV cache{evidence.each}."
+    if fitting == startable_sequences(evidence, growth):
+        why = f"The KV cache{then} has a block for the state of each of {wanted} sequences{evidence.each}."
     if in_step < fitting:
         why = f"{wanted} sequences{then} fit into the KV cache{evidence.each} and leave room for prompts in a step."
     tradeoff = "Slower streams (ITL) and a fuller KV cache."

@@ -46,7 +46,7 @@ ELSEWHERE = (
 """With one of these flags, only some of the ``data-parallel-size`` engines, or one, are behind the server's port."""
 
 HELD_SHARE = 0.95
-"""At most this share of the KV cache is proposed as the context length."""
+"""At most this share of the KV cache is proposed as the context length, or of its blocks as sequences with a state."""
 
 CONTEXT_ROUND = 16
 """Context lengths are proposed in steps of this many tokens, a usual block size."""
@@ -166,6 +166,9 @@ class Evidence(msgspec.Struct, frozen=True):
     """Whether the model has layers with sliding-window or chunked attention."""
     attention_free: bool = False
     """Whether all its layers have such a state, or none at all."""
+    most_sequences: int | None = None
+    """The largest ``max-num-seqs`` with which vLLM would start, by its log or an estimate; None if blocks for states do
+    not limit it."""
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     """vLLM's defaults of ``max-num-seqs`` and ``max-num-batched-tokens`` for this server."""
     max_tokens_per_mm_item: int = 0

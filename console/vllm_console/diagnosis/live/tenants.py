@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
-from vllm_console.diagnosis.live.fixes import present, setting
+from vllm_console.diagnosis.live.fixes import present, setting, startable_sequences
 from vllm_console.diagnosis.live.frame_sums import MINUTE
 from vllm_console.diagnosis.live.gpus import Judge, by_gpu, newest
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgment, Rule, moments_within
@@ -77,17 +77,25 @@ class GpuMemoryBelowReserve(Rule):
         now = evidence.flags.get("gpu-memory-utilization")
         if not isinstance(now, float) or "kv-cache-memory-bytes" in evidence.flags:
             return None
-        missing = 0.0
+        missing = most = 0.0
         for gpu in short:
             if gpu.memory_gib is None or gpu.free_gib is None:
                 return None
             lacking = evidence.reserve_gib.get(gpu.index, 0.0) + self.MARGIN - gpu.free_gib
             missing = max(missing, math.ceil(100 * lacking / gpu.memory_gib) / 100)
+            most = max(most, gpu.memory_gib)
         less = round(now - missing, 2)
         if missing <= 0 or less < 0.5 * now:
             return None
         why = f"Gives {percent(missing)} of the GPU's memory back to the reserve."
-        return setting("gpu-memory-utilization", less, why, "Smaller KV cache.")
+        shrunk = 1 - missing * most / evidence.cache_gib if evidence.cache_gib else 1.0
+        states = startable_sequences(evidence, shrunk)
+        if states is None or states >= evidence.max_num_seqs:
+            return setting("gpu-memory-utilization", less, why, "Smaller KV cache.")
+        if states < 1:
+            return None
+        fewer = Changes({"gpu-memory-utilization": less, "max-num-seqs": states})
+        return Fix(fewer, f"{why} It then has a KV cache block for the state of each sequence.", "Smaller KV cache.")
 
 
 class GpuMemoryContended(Rule):

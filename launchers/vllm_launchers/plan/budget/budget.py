@@ -64,6 +64,9 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     """Whether vLLM keeps a KV cache for the model. If not, ``kv_gib`` is 0, or missing memory."""
     fixed: bool = False
     """Whether the KV cache's size was set, in bytes or blocks, so that no share of the GPU limits it."""
+    most_sequences: int | None = None
+    """The largest ``max-num-seqs`` with which vLLM starts: the number of blocks, if each sequence needs one for the
+    state of its linear layers. None if blocks do not limit it."""
     source: str = "estimate"
     assumed: tuple[str, ...] = ()
 

@@ -146,6 +146,7 @@ def as_reported(budget: MemoryBudget, report: EngineReport, *, limited: bool = F
         concurrency_p95=None if budget.concurrency_p95 is None else budget.concurrency_p95 * more,
         max_concurrency=budget.max_concurrency if report.max_concurrency is None else report.max_concurrency,
         per_gpu=per_gpu,
+        most_sequences=None if budget.most_sequences is None else round(budget.most_sequences * more),
         source="engine",
     )
 

@@ -31,7 +31,7 @@ from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.encoder import with_pixels
-from vllm_launchers.vllm.modelfacts.facts import Encoder, ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import Encoder, LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import Release
 
 _WORKSPACES_GIB = 0.1
@@ -339,7 +339,7 @@ def _with_tokens(budget: MemoryBudget, ratio: float | None) -> MemoryBudget:
     """The budget with ``ratio`` times the tokens per GiB of KV cache; None leaves it unchanged."""
     if ratio is None:
         return budget
-    per_token, tokens = budget.kv_bytes_per_token, budget.kv_tokens
+    per_token, tokens, sequences = budget.kv_bytes_per_token, budget.kv_tokens, budget.most_sequences
     most, p95 = budget.max_concurrency, budget.concurrency_p95
     return replace(
         budget,
@@ -347,6 +347,7 @@ def _with_tokens(budget: MemoryBudget, ratio: float | None) -> MemoryBudget:
         kv_tokens=tokens if tokens is None else round(tokens * ratio),
         max_concurrency=most and most * ratio,
         concurrency_p95=p95 and p95 * ratio,
+        most_sequences=sequences if sequences is None else round(sequences * ratio),
     )
 
 
@@ -426,7 +427,19 @@ def _budget(
         concurrency_p95=p95,
         per_gpu=() if on_cpu else tuple(per_gpu),
         fixed=not on_cpu and bool(override or _fixed_bytes(flags, settings)),
+        most_sequences=blocks if _need_states(cache, settings) else None,
     )
+
+
+_STATES_CHECKED_SINCE: Release = (0, 20, 0)
+"""First release that refuses to start with more sequences than blocks for their states."""
+
+
+def _need_states(cache: CacheLayout | None, settings: EffectiveFlags) -> bool:
+    """Whether each sequence needs a block for its state (``resolve_cudagraph_mode_and_sizes``)."""
+    if cache is None or not settings.whole_graphs or settings.release < _STATES_CHECKED_SINCE:
+        return False
+    return any(group.kind is LayerKind.LINEAR for group in cache.groups)
 
 
 def _blocks(rank: _Rank, cache: CacheLayout) -> int:

@@ -104,6 +104,8 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     lora_ranks: int
     """Sum of the ranks of all LoRA adapters that one batch may use; 0 without LoRA."""
     capture_sizes: int
+    whole_graphs: bool
+    """Whether CUDA graphs of whole decode steps are captured, attention included."""
     graphs_in_share: bool
     """Whether CUDA graphs count against the share of ``gpu-memory-utilization`` (0.20 and later)."""
     hybrid_cache: bool
@@ -147,6 +149,7 @@ def effective_flags(
     length, fit = _length(facts, flags, release, assumed)
     pipeline = whole(flags, "pipeline-parallel-size", 1)
     draft_layers, draft_tokens = _draft(facts, flags, assumed, draft)
+    captured = captured_batches(flags, seqs, batched, gpu, release, draft_tokens)
     kept = _prefix_caching(flags, release)
     mode = flags.get("mamba-cache-mode", "none")
     if mode == "none" and kept and caches_every_state(facts, release) and not speculates(flags):
@@ -172,7 +175,8 @@ def effective_flags(
         draft_layers=draft_layers,
         draft_tokens=draft_tokens,
         lora_ranks=_lora_ranks(flags),
-        capture_sizes=len(captured_batches(flags, seqs, batched, gpu, release, draft_tokens)),
+        capture_sizes=len(captured),
+        whole_graphs=bool(captured) and _whole_graphs(flags),
         graphs_in_share=_graphs_in_share(release, environment),
         hybrid_cache=release >= (0, 9, 2) and flags.get("disable-hybrid-kv-cache-manager") is not True,
         keep_states=kept and mode != "all",
@@ -570,6 +574,23 @@ def _uniform(seqs: int, draft_tokens: int, release: Release) -> set[int]:
     if not draft_tokens:
         return {seqs}
     return {count * (1 + draft_tokens) for count in (*_USUAL_BATCHES, seqs) if count <= seqs}
+
+
+def _whole_graphs(flags: Flags) -> bool:
+    """Whether CUDA graphs are of whole decode steps, as by default, rather than only of the parts between attention.
+
+    Not if another compilation mode may change that.
+    """
+    config = json_flag(flags, "compilation-config")
+    if pools(flags) or config.get("mode", _COMPILES) != _COMPILES:
+        return False
+    if asked := str(config.get("cudagraph_mode", "")).upper():
+        return asked.startswith("FULL")
+    return decimal(flags.get("optimization-level", 2)) in (2, 3)
+
+
+_COMPILES = 3
+"""vLLM's default compilation mode (``CompilationMode.VLLM_COMPILE``)."""
 
 
 def _graphs_in_share(release: Release, environment: Mapping[str, str]) -> bool:

@@ -21,6 +21,7 @@ from vllm_launchers.plan.budget.budget import (
 from vllm_launchers.plan.budget.memory_flags import whole
 from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import (
+    default_sequences,
     fewer_sequences,
     fixed_size,
     fp8_cache_of,
@@ -35,9 +36,21 @@ from vllm_launchers.plan.checks.request import (
     way_without_flags,
     without_fixed_size,
 )
-from vllm_launchers.plan.choices.choice import BudgetFor, fits_with
+from vllm_launchers.plan.choices.choice import BudgetFor, fits_with, in_eights
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, OFFLOAD, PIPELINE, TENSOR, UTILIZATION
+from vllm_launchers.plan.flags import (
+    BLOCKS,
+    DATA,
+    KV_DTYPE,
+    LENGTH,
+    OFFLOAD,
+    PIPELINE,
+    SEQUENCES,
+    TENSOR,
+    TRANSFER,
+    UTILIZATION,
+    token_count,
+)
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import SLACK_GIB, UUID_SINCE, format_held, format_needs, takes_uuids
@@ -45,6 +58,7 @@ from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Changes, Flags, apply_changes, whole_number
+from vllm_launchers.vllm.flags.speculation import speculates
 
 TOO_LITTLE = frozenset({"memory_held", "weights_do_not_fit", "kv_cache_too_large", "kv_too_small"})
 """Codes of the findings with which a launch does not fit into the memory of its GPUs."""
@@ -165,12 +179,31 @@ def _room(
         yield found
         return
     if memory.fits:
+        yield from _states(plan, inputs, memory)
         return
     asked = f"{memory.max_model_len:,} tokens" if memory.max_model_len else "the full context"
     has = f"{memory.kv_tokens:,} tokens" if memory.kv_tokens is not None else f"{memory.kv_gib:.1f} GiB"
     fix, words = _smaller(plan, inputs, memory, workload, budget)
     text = f"the KV cache holds {has}, not enough for one request of {asked}{words}"
     yield PlanFinding("kv_too_small", Level.ERROR, text, fix, surely=False)
+
+
+def _states(plan: Plan, inputs: PlanInputs, memory: MemoryBudget) -> Iterator[PlanFinding]:
+    """More sequences than blocks, of which each sequence of a model with linear layers needs one for its state."""
+    given, most = token_count(plan.flags.get(SEQUENCES)), memory.most_sequences
+    asked = given or default_sequences(plan, inputs)
+    if most is None or asked is None or asked <= most:
+        return
+    # With these, vLLM may capture no graphs of whole steps, and then accepts the number.
+    drafts = speculates(plan.flags) or (inputs.facts is not None and inputs.facts.own_draft)
+    unsure = drafts or any(name.partition(".")[0] == TRANSFER for name in plan.flags)
+    what = f"--{SEQUENCES} {asked}" if given else f"its own default of {asked} sequences (--{SEQUENCES})"
+    text = (
+        f"vLLM {'may' if unsure else 'will'} refuse {what}: each sequence needs a KV cache block for its Mamba or "
+        f"linear-attention state, and about {most:,} blocks fit"
+    )
+    fix = Changes(set={SEQUENCES: in_eights(most)})
+    yield PlanFinding("states_too_few", Level.WARNING if unsure else Level.ERROR, text, fix, surely=False)
 
 
 def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: BudgetFor) -> PlanFinding | None:

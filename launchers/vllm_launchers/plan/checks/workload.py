@@ -9,7 +9,7 @@ from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, ranks, spread, way_without_flags, without_fixed_size
-from vllm_launchers.plan.choices.choice import BudgetFor, fits_with
+from vllm_launchers.plan.choices.choice import BudgetFor, fits_with, in_eights
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
 from vllm_launchers.plan.choices.lengths import rounded_up
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -54,7 +54,9 @@ def _held(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor)
     fix = more.changes if more is not None else None
     fitting = _sequences_held(held / copies, workload)
     if limit is not None and limit > fitting:
-        fitting -= fitting % 8 if fitting >= 16 else 0
+        if plan.memory is not None and plan.memory.most_sequences is not None:
+            fitting = min(fitting, plan.memory.most_sequences)
+        fitting = in_eights(fitting)
         fix = Changes(set={SEQUENCES: fitting})
         known = (
             f"the KV cache holds about {fitting * copies:,} of {counted(flight, 'request')}, or {int(held):,} if "

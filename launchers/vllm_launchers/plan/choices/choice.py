@@ -99,6 +99,11 @@ def fits_with(budget: BudgetFor, flags: Flags) -> bool | None:
     return found.fits if found is not None else None
 
 
+def in_eights(count: int) -> int:
+    """A number of sequences, from 16 on rounded down to a multiple of eight: CUDA graphs are captured for those."""
+    return count - count % 8 if count >= 16 else count
+
+
 class SeenRoom(msgspec.Struct, frozen=True):
     """How much one engine's KV cache was observed to hold.
 
@@ -116,8 +121,7 @@ class SeenRoom(msgspec.Struct, frozen=True):
     @property
     def fitting(self) -> int:
         """Concurrent requests that fit, in steps of eight from 16 on; never fewer than were observed to run."""
-        held = math.floor(self.objective / self.each)
-        return max(1, self.ran, held - held % 8 if held >= 16 else held)
+        return max(1, self.ran, in_eights(math.floor(self.objective / self.each)))
 
     @property
     def reason(self) -> str:

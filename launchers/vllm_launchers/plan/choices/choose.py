@@ -33,6 +33,7 @@ from vllm_launchers.plan.choices.lengths import (
     prefix_caching,
     sequences,
     shorter_context,
+    within_states,
 )
 from vllm_launchers.plan.choices.nodes import layout_on_cpu, layout_over_nodes
 from vllm_launchers.plan.choices.pool import Pool, pool_of
@@ -53,6 +54,7 @@ from vllm_launchers.plan.flags import (
 from vllm_launchers.plan.model_conditions import broken_by_cached_states
 from vllm_launchers.presets.model import FlagSetting
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
+from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 _Maker = Callable[[], Choice | None]
 
@@ -90,6 +92,8 @@ def choose(
     _keep_own_format(given, inputs)
     picked = _Picked(inputs, given, before)
     picked.run()
+    if not over_preset:
+        _keep_to_states(given, inputs, picked.flags)
     everything = picked.chosen | given
     order = dict.fromkeys((*before, *given, *picked.chosen))
     listed = [everything[name] for name in order if name in everything]
@@ -151,6 +155,18 @@ def _keep_own_format(given: dict[str, Choice], inputs: ChoiceInputs) -> None:
     pool = pool_of(inputs.host, inputs.gpus, inputs.shares)
     if (other := own_format(inputs, flags, pool)) is not None:
         given[KV_DTYPE] = other
+
+
+def _keep_to_states(given: dict[str, Choice], inputs: ChoiceInputs, flags: Flags) -> None:
+    """Lower a preset's number of sequences to those for which there are states. A user's value stays, with an error."""
+    asked = given.get(SEQUENCES)
+    linear = inputs.facts is not None and LayerKind.LINEAR in inputs.facts.layers
+    if asked is None or asked.source is not Source.PRESET or not linear:
+        return
+    found, count = inputs.budget(flags), token_count(asked.value)
+    most = found.most_sequences if found is not None and found.fits else None
+    if most is not None and count is not None and most < count:
+        given[SEQUENCES] = within_states(most)
 
 
 _CHOSEN = frozenset((*WORKLOAD_FLAGS, *PARALLEL_FLAGS, KV_DTYPE, QUANTIZATION, EXPERTS))

@@ -6,7 +6,7 @@ import math
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.budget.memory_flags import is_encoder, least_step, max_tokens_per_mm_item, whole_prompts
-from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source, in_eights
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
 from vllm_launchers.plan.model_conditions import broken_by_cached_states, caches_states
@@ -105,8 +105,14 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
     in_flight = f"{counted(inputs.workload.concurrency, 'request')} in flight" + (
         f" on {copies} replicas" if copies > 1 else ""
     )
+    states = budget.most_sequences if budget is not None else None
+    if states is not None and seen is not None:
+        states = max(states, seen.ran)  # an estimate, and so many were observed to run
+    startable = wanted if states is None else min(wanted, states)
     held = float(seen.fitting) if seen is not None else held_at_p95(budget)
-    if held is None or held >= wanted:
+    if held is None or held >= startable:
+        if startable < wanted:
+            return within_states(startable)
         reason = f"{in_flight}, with headroom for bursts; requests beyond that queue instead of slowing all."
         if capped:
             reason = f"vLLM allows at most as many sequences as tokens per step: {batched:,} ({in_flight})."
@@ -114,7 +120,7 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
                 reason = f"A step of {batched:,} tokens holds no more sequences with their drafts ({in_flight})."
         return Choice(SEQUENCES, wanted, reason, Source.WORKLOAD)
     most = max(1, math.floor(held))
-    most = most - most % 8 if most >= 16 and seen is None else most
+    most = in_eights(most) if seen is None else most
     waiting = asked - most
     tradeoff = f"About {waiting:,} of {asked:,} queue." if waiting > 0 else "Bursts queue."
     number = counted(int(held), "request")
@@ -122,6 +128,15 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
     if seen is not None:
         reason = f"As observed: {seen.reason}"
     return Choice(SEQUENCES, most, reason, Source.MACHINE, tradeoff)
+
+
+def within_states(most: int) -> Choice:
+    """``max-num-seqs`` if the number of blocks, which each sequence takes one of for its state, limits it."""
+    reason = (
+        f"vLLM starts with at most as many sequences as the KV cache has blocks, about {most:,} here: each takes one "
+        "for its Mamba or linear-attention state."
+    )
+    return Choice(SEQUENCES, max(1, in_eights(most)), reason, Source.MACHINE, "Bursts queue.")
 
 
 def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None, gpu_name: str = "") -> Choice:

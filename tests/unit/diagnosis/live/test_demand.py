@@ -142,6 +142,20 @@ def test_larger_cache_makes_room_for_more_sequences() -> None:
     assert waiting.fixes[0].changes == finding.fixes[0].changes
 
 
+def test_no_more_sequences_are_offered_than_there_are_states() -> None:
+    for states, sequences in ((None, 136), (100, 88)):
+        finding = found(FAST, linear_layers=True, most_sequences=states)["oversubscribed_sequences"]
+        assert finding.fixes[0].changes.set == {"max-num-seqs": sequences}
+    assert finding.fixes[0].why == "The KV cache has a block for the state of each of 88 sequences."
+    for states, held in ((72, 68), (50, 64)):  # 64 run, although only 50 were estimated
+        finding = found(FAST, linear_layers=True, most_sequences=states)["oversubscribed_sequences"]
+        assert all(fix.changes.empty for fix in finding.fixes)
+        assert finding.cause.endswith(
+            f"The KV cache has a block for the state of about {held}, without which vLLM does not start, so a higher "
+            "limit would not help."
+        )
+
+
 @pytest.mark.parametrize(("tokens", "sequences"), [(8192, 136), (256, 128), (192, None)])
 def test_more_sequences_leave_room_for_prompts_in_a_step(tokens: int, sequences: int | None) -> None:
     """As many sequences as a step has tokens would leave next to nothing for prompts."""

@@ -235,6 +235,15 @@ def test_memory_below_the_reserve_offers_what_the_server_can_free() -> None:
     assert "gpu_memory_below_reserve" not in codes(evidence(flags={"gpu-memory-utilization": 0.9}))
 
 
+def test_smaller_cache_still_has_a_block_for_each_state() -> None:
+    flags = {"gpu-memory-utilization": 0.9, "max-num-seqs": 64}
+    smaller = {"gpu-memory-utilization": 0.87}
+    # 3% of 45 GiB are 1.35 of 13.5: of 64 blocks 57.6 are left, 54 of them surely.
+    for states, changes in ((None, smaller), (100, smaller), (64, {**smaller, "max-num-seqs": 54})):
+        short = evidence(flags=flags, cache_gib=13.5, linear_layers=True, most_sequences=states, **RESERVE)
+        assert find(short, "gpu_memory_below_reserve").fixes[0].changes.set == changes
+
+
 @pytest.mark.parametrize(
     "known",
     [{}, {"flags": {"tensor-parallel-size": 2}}, SPLIT | {"link": "NV4"}, {"flags": {}, "link": "SYS"}],

@@ -280,6 +280,36 @@ def test_speculative_tokens_take_states_too() -> None:
     assert concurrency == pytest.approx(blocks / (-(-8192 // block) + 3 * (1 + 3)))
 
 
+@pytest.mark.parametrize(
+    ("release", "flags", "limited"),
+    [
+        ((0, 20, 0), {}, True),
+        ((0, 33, 0), {}, True),
+        ((0, 33, 0), {"optimization-level": 3}, True),
+        ((0, 33, 0), {"compilation-config": '{"cudagraph_mode": "FULL_DECODE_ONLY"}'}, True),
+        ((0, 33, 0), {"compilation-config.cudagraph_mode": "PIECEWISE"}, False),
+        ((0, 33, 0), {"compilation-config": '{"mode": 2}'}, False),
+        ((0, 33, 0), {"optimization-level": 1}, False),
+        ((0, 33, 0), {"enforce-eager": True}, False),
+        ((0, 33, 0), {"runner": "pooling"}, False),
+        ((0, 19, 0), {}, False),
+    ],
+)
+def test_each_sequence_needs_a_block_for_its_state(
+    release: tuple[int, int, int], flags: dict[str, FlagValue], limited: bool
+) -> None:
+    given = {"kv-cache-memory-bytes": 10 * GIB, "max-model-len": 8192, **flags}
+    budget = estimate(STATES, given, [GPU], release=release)
+    assert budget is not None
+    assert budget.most_sequences == (10 * GIB // (8 * 528 * 4096) if limited else None)
+    overridden = estimate(STATES, {**given, "num-gpu-blocks-override": 100}, [GPU], release=release)
+    assert overridden is not None
+    assert overridden.most_sequences == (100 if limited else None)
+    plain = estimate(dense(), given, [GPU], release=release)
+    assert plain is not None
+    assert plain.most_sequences is None
+
+
 def test_decode_context_parallelism_splits_the_tokens() -> None:
     _, one = given_cache(dense(), 10.0, max_model_len=32768)
     _, two = given_cache(dense(), 10.0, max_model_len=32768, decode_context_parallel_size=2)

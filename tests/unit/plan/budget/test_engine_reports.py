@@ -130,6 +130,12 @@ def test_reported_values_replace_the_estimate() -> None:
     assert after.overhead_gib == pytest.approx(1.5 + 2.0 - 0.5 - 0.2)
 
 
+def test_reported_tokens_correct_the_number_of_blocks() -> None:
+    limited = replace(BUDGET, most_sequences=200)
+    assert as_reported(limited, EngineReport(kv_tokens=147456)).most_sequences == 180
+    assert as_reported(limited, EngineReport(15.5, 18.0)).most_sequences == 200
+
+
 def test_block_override_that_started_fits() -> None:
     tight = replace(BUDGET.per_gpu[0], kv_gib=BUDGET.per_gpu[0].kv_gib + 200)
     budget = replace(BUDGET, fixed=True, per_gpu=(tight,))

@@ -982,8 +982,49 @@ def test_adapters_on_whole_experts_of_both_sizes(
 
 
 HYBRID = replace(BF16, model_type="qwen3_next", layers=(LayerKind.LINEAR, LayerKind.LINEAR, LayerKind.FULL) * 10)
+STATES = replace(HYBRID, state_bytes=32 * 2**20)
 DRAFTS = {"speculative-config": '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}'}
 WHOLE_PROMPTS = {"enable-chunked-prefill": False, "max-num-batched-tokens": 16384}
+
+
+@pytest.mark.parametrize(
+    ("flags", "unset", "asked"),
+    [
+        ({"max-num-seqs": 256}, (), "--max-num-seqs 256"),
+        ({}, ("max-num-seqs",), "its own default of 256 sequences (--max-num-seqs)"),
+    ],
+)
+def test_more_sequences_than_states_prevent_the_start(
+    find: Find, flags: dict[str, Any], unset: tuple[str, ...], asked: str
+) -> None:
+    (found,) = [one for one in find(set=flags, unset=unset, facts=STATES) if one.code == "states_too_few"]
+    assert (found.level, found.surely) == (Level.ERROR, False)
+    assert f"vLLM will refuse {asked}: each sequence needs a KV cache block" in found.message
+    assert found.fix is not None
+    (fewer,) = found.fix.set.values()
+    assert isinstance(fewer, int)
+    assert 16 <= fewer < 256
+    for sequences, refused in ((fewer, False), (fewer + 8, True)):
+        again = find(set={"max-num-seqs": sequences}, facts=STATES)
+        assert ("states_too_few" in [one.code for one in again]) is refused
+
+
+@pytest.mark.parametrize("flags", [DRAFTS, {"kv-transfer-config": '{"kv_connector": "NixlConnector"}'}])
+def test_more_sequences_than_states_may_be_accepted_without_graphs_of_whole_steps(
+    find: Find, flags: dict[str, Any]
+) -> None:
+    found = find(set={"max-num-seqs": 256, "enable-prefix-caching": False, **flags}, facts=STATES)
+    (few,) = [one for one in found if one.code == "states_too_few"]
+    assert few.level is Level.WARNING
+    assert "vLLM may refuse --max-num-seqs 256" in few.message
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.33.0"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_more_sequences_than_states_are_accepted_without_the_check(find: Find, version: str, eager: bool) -> None:
+    flags: dict[str, Any] = {"max-num-seqs": 256, **({"enforce-eager": True} if eager else {})}
+    codes = [one.code for one in find(set=flags, facts=STATES, version=version)]
+    assert ("states_too_few" in codes) is (version == "0.33.0" and not eager)
 
 
 @pytest.mark.parametrize(

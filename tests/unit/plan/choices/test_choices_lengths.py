@@ -280,6 +280,31 @@ def test_linear_layer_prefixes_of_unique_prompts_are_never_cached(
     assert (found.value, found.source) == (False, Source.WORKLOAD)
 
 
+def test_sequences_of_a_preset_are_no_more_than_there_are_states(chosen: Chosen, models: dict[str, ModelFacts]) -> None:
+    linear = replace(models["8b"], layers=(LayerKind.LINEAR, LayerKind.FULL) * 16, state_bytes=32 * 2**20)
+    preset = {"max-num-seqs": FlagSetting(value=512, why="throughput")}
+    found = chosen(None, "a6000", facts=linear, preset=preset)["max-num-seqs"]
+    assert found.source is Source.MACHINE
+    assert isinstance(found.value, int)
+    assert found.value < 64
+    assert "each takes one for its Mamba or linear-attention state" in found.reason
+    asked = chosen(None, "a6000", facts=linear, preset=preset, set={"max-num-seqs": 256})["max-num-seqs"]
+    assert (asked.value, asked.source) == (256, Source.YOU)
+    older = chosen(None, "a6000", facts=linear, preset=preset, release=(0, 19, 0))["max-num-seqs"]
+    assert (older.value, older.source) == (512, Source.PRESET)
+
+
+@pytest.mark.parametrize(("ran", "value", "words"), [(0, 40, "about 44"), (48, 48, "48")])
+def test_sequences_are_no_more_than_there_are_states(chosen: Chosen, ran: int, value: int, words: str) -> None:
+    def budget(flags: Any, /) -> MemoryBudget:
+        return replace(holds(1000)(flags), most_sequences=44)
+
+    seen = SeenRoom(objective=0.85, each=0.001, ran=ran)
+    found = chosen("8b", "h100", budget=budget, seen=seen)["max-num-seqs"]
+    assert found.value == value
+    assert words in found.reason
+
+
 def test_prefixes_of_models_without_attention_are_not_cached_by_default(
     chosen: Chosen, models: dict[str, ModelFacts]
 ) -> None:
