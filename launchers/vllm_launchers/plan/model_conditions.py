@@ -12,6 +12,8 @@ import msgspec
 
 from vllm_launchers.plan.budget.memory_flags import (
     EVERY_STATE,
+    EXPERT_ADAPTERS_SINCE,
+    TARGETS,
     caches_every_state,
     pools,
     refuses_float16,
@@ -72,16 +74,11 @@ def _drafts_beside_states(facts: ModelFacts, flags: Flags, release: Release) -> 
 # -- LoRA adapters on whole experts -----------------------------------------------------------------------------------
 
 
-_EXPERT_ADAPTERS_SINCE: Release = (0, 11, 1)
-"""First release that puts LoRA adapters on experts, which are then wrapped whatever the adapters contain."""
-
 _WHOLE_EXPERT_ADAPTERS_SINCE: Release = (0, 21, 0)
 """First release that can do that with expert parallelism (``FusedMoEWithLoRA._ep_check``)."""
 
 _ALL_TO_ALL, _GATHERED = "all2all-backend", ("allgather_reducescatter", "pplx", "naive")
 """The only all-to-all backend that works with it, and those that vLLM replaces by it."""
-
-_TARGETS = "lora-target-modules"
 
 _SAME_TOKENS = frozenset(
     {"AfmoeForCausalLM", "BailingMoeForCausalLM", "Ernie4_5_MoeForCausalLM", "Ernie4_5_VLMoeForConditionalGeneration",
@@ -98,7 +95,7 @@ def _adapters_of_whole_experts(facts: ModelFacts, flags: Flags, release: Release
     if problem := adapter_problem(facts, flags, release, tensor=tensor, data=data):
         text = f"--{EXPERTS} does not work with --{LORA} {problem}"
         # Experts may not be among the targets, and models that were not examined may not be sequence parallel.
-        sure = _TARGETS not in flags and not (tensor > 1 and data > 1)
+        sure = TARGETS not in flags and not (tensor > 1 and data > 1)
         yield BrokenCondition((EXPERTS,), text, sure)
 
 
@@ -108,7 +105,7 @@ def adapter_problem(facts: ModelFacts | None, flags: Flags, release: Release | N
     Not with sequence parallelism, which most models use if both sizes are above 1.
     """
     release = release or NEWEST
-    if flags.get(LORA) is not True or tensor * data == 1 or release < _EXPERT_ADAPTERS_SINCE:
+    if flags.get(LORA) is not True or tensor * data == 1 or release < EXPERT_ADAPTERS_SINCE:
         return ""
     if release < _WHOLE_EXPERT_ADAPTERS_SINCE:
         return "in this release"

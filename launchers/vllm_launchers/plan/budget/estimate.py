@@ -8,6 +8,7 @@ on shapes (CUDA context, one CUDA graph, NCCL buffers) were reported at startup 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -128,16 +129,60 @@ def _unpacked_context(facts: ModelFacts, settings: EffectiveFlags) -> float:
 
 
 def adapters(facts: ModelFacts, settings: EffectiveFlags) -> float:
-    """Bytes of LoRA adapters, which vLLM preallocates in full: two low-rank matrices per linear layer.
+    """Bytes of LoRA adapters, which vLLM preallocates in full: two low-rank matrices per linear layer and expert.
 
-    The first is replicated on each GPU, the second is split like the layer.
+    The first is replicated on each GPU, unless it is sharded; the second is split like the layer.
     """
     hidden, wide = facts.hidden_size or 0, facts.intermediate_size or 4 * (facts.hidden_size or 0)
     own = (facts.heads or 0) * (facts.head_dim or 0)
     shared = (facts.kv_heads or 0) * (facts.head_dim or 0)
-    inputs = 5 * hidden + own + wide
-    outputs = own + 2 * shared + 2 * hidden + 2 * wide
-    return settings.lora_ranks * len(facts.layers) * 2.0 * (inputs + outputs / settings.tensor) / settings.pipeline
+    inputs = 3 * hidden + own
+    outputs = own + 2 * shared + hidden
+    if not facts.experts:
+        inputs += 2 * hidden + wide
+        outputs += 2 * wide + hidden
+    each = inputs / (settings.tensor if settings.sharded_adapters else 1) + outputs / settings.tensor
+    values = len(facts.layers) * each + _expert_adapters(facts, settings)
+    return settings.lora_ranks * 2.0 * values / settings.pipeline
+
+
+_UNGATED = frozenset({"nemotron_h"})
+"""Types of models whose experts have no gate projection."""
+_UNGATED_SINCE = (0, 16, 0)
+"""First release seen to need no adapter for it."""
+_GATE_WITH_UP = frozenset(
+    {"GptOssForCausalLM", "InternS1ProForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration",
+     "Qwen3VLMoeForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
+)  # fmt: skip
+"""Models with one adapter for gate and up projection together (``is_3d_moe_weight``)."""
+_GATE_WITH_UP_SINCE = (0, 12, 0)
+
+
+def _expert_adapters(facts: ModelFacts, settings: EffectiveFlags) -> float:
+    """Values of the adapters of all experts on one GPU, for a rank of 1 (``FusedMoEWithLoRA``).
+
+    With expert parallelism a GPU has those of its own experts, else a part of each. Sharding splits only the matrices
+    that are as long as the model is wide.
+    """
+    width = facts.expert_intermediate_size or facts.intermediate_size
+    if not facts.experts or not settings.expert_adapters or width is None:
+        return 0.0
+    ranks = settings.tensor * settings.data
+    count, narrow = float(facts.experts), width / ranks
+    if settings.expert_parallel:
+        count, narrow = float(math.ceil((facts.experts + settings.redundant_experts) / ranks)), float(width)
+    ungated = facts.model_type in _UNGATED and settings.release >= _UNGATED_SINCE
+    together = facts.architecture in _GATE_WITH_UP and settings.release >= _GATE_WITH_UP_SINCE
+    first = 1 if ungated or (together and not settings.mixed_adapters) else 2
+    hidden = (facts.hidden_size or 0) / (settings.tensor if settings.sharded_adapters else 1)
+    each = (first + 1) * hidden + (2 if ungated else 3) * narrow
+    return count * each * _expert_layers(facts)
+
+
+def _expert_layers(facts: ModelFacts) -> int:
+    """Number of layers with experts: all, unless experts are layers of their own."""
+    alone = facts.layers.count(LayerKind.NONE) if facts.model_type in _UNGATED else 0
+    return alone or len(facts.layers)
 
 
 def graphs_gib(facts: ModelFacts, settings: EffectiveFlags) -> float:

@@ -60,11 +60,11 @@ MEMORY_FLAGS = frozenset(
     {"all2all-backend", "block-size", "compilation-config", "cpu-offload-gb", "cudagraph-capture-sizes",
      "data-parallel-size", "decode-context-parallel-size", "dtype", "eplb-config", "gpu-memory-utilization",
      "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes", "kv-transfer-config", "limit-mm-per-prompt",
-     "mamba-cache-mode", "max-cudagraph-capture-size", "max-lora-rank", "max-loras", "max-model-len",
-     "max-num-batched-tokens", "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs", "num-gpu-blocks-override",
-     "offload-backend", "offload-group-size", "optimization-level", "performance-mode", "pipeline-parallel-size",
-     "quantization", "runner", "spec-method", "spec-model", "spec-tokens", "speculative-config", "task",
-     "tensor-parallel-size"}
+     "lora-target-modules", "mamba-cache-mode", "max-cudagraph-capture-size", "max-lora-rank", "max-loras",
+     "max-model-len", "max-num-batched-tokens", "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs",
+     "num-gpu-blocks-override", "offload-backend", "offload-group-size", "optimization-level", "performance-mode",
+     "pipeline-parallel-size", "quantization", "runner", "spec-method", "spec-model", "spec-tokens",
+     "speculative-config", "task", "tensor-parallel-size"}
 )  # fmt: skip
 """Flags with a value on which a memory budget depends."""
 
@@ -103,6 +103,12 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     draft_tokens: int
     lora_ranks: int
     """Sum of the ranks of all LoRA adapters that one batch may use; 0 without LoRA."""
+    expert_adapters: bool
+    """Whether LoRA adapters may also change experts."""
+    mixed_adapters: bool
+    """Whether adapters may change gate and up projections of experts separately in any model."""
+    sharded_adapters: bool
+    """Whether both of an adapter's matrices are split by tensor parallelism, not only the second."""
     capture_sizes: int
     whole_graphs: bool
     """Whether CUDA graphs of whole decode steps are captured, attention included."""
@@ -175,6 +181,9 @@ def effective_flags(
         draft_layers=draft_layers,
         draft_tokens=draft_tokens,
         lora_ranks=_lora_ranks(flags),
+        expert_adapters=release >= EXPERT_ADAPTERS_SINCE and _targets_experts(flags),
+        mixed_adapters=flags.get("enable-mixed-moe-lora-format") is True,
+        sharded_adapters=flags.get("fully-sharded-loras") is True,
         capture_sizes=len(captured),
         whole_graphs=bool(captured) and _whole_graphs(flags),
         graphs_in_share=_graphs_in_share(release, environment),
@@ -195,6 +204,21 @@ _NO_ENCODER = ("skip-mm-profiling", "language-model-only")
 
 def _lora_ranks(flags: Flags) -> int:
     return whole(flags, "max-loras", 1) * whole(flags, "max-lora-rank", 16) if flags.get("enable-lora") is True else 0
+
+
+EXPERT_ADAPTERS_SINCE: Release = (0, 11, 1)
+"""First release that puts LoRA adapters on experts, which are then wrapped whatever the adapters contain."""
+
+TARGETS = "lora-target-modules"
+
+
+def _targets_experts(flags: Flags) -> bool:
+    """Whether experts are among the modules that adapters may change: all of them by default."""
+    given = flags.get(TARGETS)
+    if given is None:
+        return True
+    words = several_words(TARGETS, given) or (str(given),)
+    return any(word.startswith("experts.") or word.rpartition(".")[2] == "experts" for word in words)
 
 
 def _encoder_is_tried(facts: ModelFacts, flags: Flags) -> bool:

@@ -519,6 +519,66 @@ def test_adapters_are_reserved_in_full() -> None:
     assert many.overhead_gib - plan().overhead_gib == pytest.approx(8 * 4 * 16 * 32 * 2 * widths / GIB)
 
 
+A3B = ModelFacts(
+    model="someone/moe-30B-A3B", architecture="Qwen3MoeForCausalLM", layers=(LayerKind.FULL,) * 48, hidden_size=2048,
+    intermediate_size=6144, heads=32, kv_heads=4, head_dim=128, experts=128, experts_per_token=8,
+    expert_intermediate_size=768, vocabulary=151936, max_context=8192, dtype="bfloat16", weight_bytes=61_100_000_000,
+)  # fmt: skip
+"""Like Qwen3-30B-A3B."""
+
+
+def adapters(facts: ModelFacts, release: tuple[int, int, int] = (0, 33, 0), **flags: FlagValue) -> float:
+    """GiB of adapters of rank 64 on one GPU."""
+    given = {"max_lora_rank": 64, "gpu_memory_utilization": 0.95, **flags}
+    one, other = (plan(facts, LARGE, release, **given, **more) for more in ({"enable_lora": True}, {}))
+    return one.overhead_gib - other.overhead_gib
+
+
+def test_adapters_of_all_experts_are_reserved() -> None:
+    # Of attention: q and o have 2048 and 4096 values, k and v 2048 and 512.
+    attention = 48 * 2 * 64 * (2 * (2048 + 4096) + 2 * (2048 + 512)) / GIB
+    experts = 48 * 128 * 2 * 64 * 3 * (2048 + 768) / GIB
+    assert experts == pytest.approx(24.75 / 4)
+    assert adapters(A3B) == pytest.approx(attention + experts)
+    assert adapters(A3B, max_loras=4) == pytest.approx(4 * (attention + experts))
+    assert adapters(A3B, (0, 11, 1)) == pytest.approx(attention + experts)
+    assert adapters(A3B, (0, 11, 0)) == pytest.approx(attention)
+    assert adapters(A3B, lora_target_modules='["q_proj", "v_proj"]') == pytest.approx(attention)
+    assert adapters(A3B, lora_target_modules="experts") == pytest.approx(attention + experts)
+
+
+def test_adapters_of_experts_are_split_like_the_experts() -> None:
+    attention = 48 * 2 * 64 * (3 * 2048 + 4096 + (2048 + 4096 + 2 * 512) / 4) / GIB
+    split = 48 * 128 * 2 * 64 * 3 * (2048 + 768 / 4) / GIB
+    whole = 48 * 32 * 2 * 64 * 3 * (2048 + 768) / GIB
+    assert adapters(A3B, tensor_parallel_size=4) == pytest.approx(attention + split)
+    assert adapters(A3B, tensor_parallel_size=4, enable_expert_parallel=True) == pytest.approx(attention + whole)
+    sharded = 48 * 2 * 64 * (3 * 2048 + 4096 + 2048 + 4096 + 2 * 512 + 128 * 3 * (2048 + 768)) / 4 / GIB
+    assert adapters(A3B, tensor_parallel_size=4, fully_sharded_loras=True) == pytest.approx(sharded)
+
+
+@pytest.mark.parametrize(
+    ("known", "release", "flags", "values"),
+    [
+        ({"architecture": "GptOssForCausalLM"}, (0, 33, 0), {}, 2 * 2048 + 3 * 768),
+        ({"architecture": "GptOssForCausalLM"}, (0, 33, 0), {"enable_mixed_moe_lora_format": True}, 3 * (2048 + 768)),
+        ({"architecture": "GptOssForCausalLM"}, (0, 11, 2), {}, 3 * (2048 + 768)),
+        ({"model_type": "nemotron_h"}, (0, 33, 0), {}, 2 * (2048 + 768)),
+        ({"model_type": "nemotron_h"}, (0, 14, 0), {}, 3 * (2048 + 768)),
+    ],
+)
+def test_adapters_of_experts_follow_their_projections(
+    known: dict[str, str], release: tuple[int, int, int], flags: dict[str, FlagValue], values: int
+) -> None:
+    facts = replace(A3B, **known)
+    without = adapters(facts, release, lora_target_modules="q_proj", **flags)
+    assert adapters(facts, release, **flags) - without == pytest.approx(48 * 128 * 2 * 64 * values / GIB)
+    if "model_type" in known:
+        alone = replace(facts, layers=(LayerKind.FULL, LayerKind.NONE) * 24)
+        half = adapters(alone, release, **flags) - adapters(alone, release, lora_target_modules="q_proj", **flags)
+        assert half == pytest.approx(24 * 128 * 2 * 64 * values / GIB)
+
+
 def test_latent_attention_unpacks_long_contexts() -> None:
     latent = replace(LLAMA, kv_lora_rank=512, qk_rope_head_dim=64, heads=128, v_head_dim=128)
     common: dict[str, FlagValue] = {"max_num_seqs": 1, "max_num_batched_tokens": 512}
