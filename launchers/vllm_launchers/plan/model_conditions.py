@@ -11,16 +11,20 @@ from collections.abc import Iterator
 import msgspec
 
 from vllm_launchers.plan.budget.memory_flags import (
+    CONNECTORS_KEEP_SINCE,
     EVERY_STATE,
     EXPERT_ADAPTERS_SINCE,
+    HYBRID_OFF,
+    KEPT_ON_REQUEST,
     TARGETS,
     caches_every_state,
+    hybrid_cache_off,
     pools,
     refuses_float16,
     refuses_float32,
     weight_method,
 )
-from vllm_launchers.plan.flags import ASYNC, CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, WHOLE_ITEMS
+from vllm_launchers.plan.flags import ASYNC, CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, TRANSFER, WHOLE_ITEMS
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates, speculation_flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
@@ -50,7 +54,29 @@ def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | 
     if dtype in ("float32", "float") and refuses_float32(method := weight_method(facts, flags)):
         yield BrokenCondition(("dtype",), f"--dtype {dtype} does not work with {method} weights")
     yield from _drafts_beside_states(facts, flags, release or NEWEST)
+    yield from _states_beside_attention(facts, flags, release or NEWEST)
     yield from broken_by_cached_states(facts, flags, release)
+
+
+# -- linear layers beside attention -----------------------------------------------------------------------------------
+
+
+_ONE_KIND_REFUSED_SEEN: Release = (0, 11, 0)
+"""First release that surely refuses that (``unify_hybrid_kv_cache_specs``); earlier ones may have used engine V0."""
+
+
+def _states_beside_attention(facts: ModelFacts, flags: Flags, release: Release) -> Iterator[BrokenCondition]:
+    kinds = {*facts.layers} - {LayerKind.NONE}
+    if LayerKind.LINEAR not in kinds or kinds == {LayerKind.LINEAR} or not (off := hybrid_cache_off(flags, release)):
+        return
+    heads = list(dict.fromkeys(name.partition(".")[0] for name in off))
+    text = (
+        f"{' and '.join(f'--{name}' for name in heads)} turns off the hybrid KV cache manager, which a model with both "
+        "attention and Mamba or linear-attention layers needs"
+    )
+    if heads == [TRANSFER] and KEPT_ON_REQUEST <= release < CONNECTORS_KEEP_SINCE:
+        text += f"; --no-{HYBRID_OFF} keeps it on if the connector supports it"
+    yield BrokenCondition(off, text, surely=release >= _ONE_KIND_REFUSED_SEEN)
 
 
 # -- speculative decoding with linear layers --------------------------------------------------------------------------

@@ -18,13 +18,14 @@ from vllm_launchers.plan.flags import (
     KV_DTYPE,
     PREFIX,
     QUANTIZATION,
+    TRANSFER,
     WHOLE_ITEMS,
     token_count,
 )
 from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import draft_tokens, sequence_tokens, speculates
-from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import UNKNOWN_FORMAT, LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
     WHOLE_PROMPTS_SINCE,
@@ -59,12 +60,12 @@ _LARGEST_NUMBER = 2**50
 MEMORY_FLAGS = frozenset(
     {"all2all-backend", "block-size", "compilation-config", "cpu-offload-gb", "cudagraph-capture-sizes",
      "data-parallel-size", "decode-context-parallel-size", "dtype", "eplb-config", "gpu-memory-utilization",
-     "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes", "kv-transfer-config", "limit-mm-per-prompt",
-     "lora-target-modules", "mamba-cache-mode", "max-cudagraph-capture-size", "max-lora-rank", "max-loras",
-     "max-model-len", "max-num-batched-tokens", "max-num-seqs", "mm-encoder-tp-mode", "mm-processor-kwargs",
-     "num-gpu-blocks-override", "offload-backend", "offload-group-size", "optimization-level", "performance-mode",
-     "pipeline-parallel-size", "quantization", "runner", "spec-method", "spec-model", "spec-tokens",
-     "speculative-config", "task", "tensor-parallel-size"}
+     "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes", "kv-events-config", "kv-transfer-config",
+     "limit-mm-per-prompt", "lora-target-modules", "mamba-cache-mode", "max-cudagraph-capture-size", "max-lora-rank",
+     "max-loras", "max-model-len", "max-num-batched-tokens", "max-num-seqs", "mm-encoder-tp-mode",
+     "mm-processor-kwargs", "num-gpu-blocks-override", "offload-backend", "offload-group-size", "optimization-level",
+     "performance-mode", "pipeline-parallel-size", "quantization", "runner", "spec-method", "spec-model",
+     "spec-tokens", "speculative-config", "task", "tensor-parallel-size"}
 )  # fmt: skip
 """Flags with a value on which a memory budget depends."""
 
@@ -115,6 +116,7 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     graphs_in_share: bool
     """Whether CUDA graphs count against the share of ``gpu-memory-utilization`` (0.20 and later)."""
     hybrid_cache: bool
+    """Whether vLLM's hybrid KV cache manager is on, so that windowed layers keep no more than their window."""
     keep_states: bool
     """Whether states of linear layers are also kept for the prefix cache (``mamba-cache-mode align``)."""
     states_per_block: bool
@@ -187,7 +189,7 @@ def effective_flags(
         capture_sizes=len(captured),
         whole_graphs=bool(captured) and _whole_graphs(flags),
         graphs_in_share=_graphs_in_share(release, environment),
-        hybrid_cache=release >= (0, 9, 2) and flags.get("disable-hybrid-kv-cache-manager") is not True,
+        hybrid_cache=_hybrid_cache(facts, flags, release, environment),
         keep_states=kept and mode != "all",
         states_per_block=kept and mode == "all",
         pooling=pools(flags),
@@ -479,6 +481,55 @@ def _prefix_caching(flags: Flags, release: Release) -> bool:
     """Whether prefix caching is on for models with linear layers: on request, or by default since 0.28."""
     wanted = flags.get(PREFIX)
     return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
+
+
+_HYBRID_SINCE: Release = (0, 9, 2)
+HYBRID_OFF = "disable-hybrid-kv-cache-manager"
+KEPT_ON_REQUEST: Release = (0, 13, 0)
+"""First release in which the flag's negation differs from leaving it out."""
+_EVENTS, _EVENTS_KEEP_SINCE = "kv-events-config", (0, 20, 0)
+"""Turned the manager off in all earlier releases."""
+CONNECTORS_KEEP_SINCE: Release = (0, 22, 0)
+"""First release in which only connectors that do not support the manager turn it off, rather than all."""
+_CONNECTORS_WITHOUT = frozenset(
+    {"ExampleConnector", "FlexKVConnectorV1", "HF3FSKVConnector", "LMCacheConnectorV1", "P2pNcclConnector"}
+)
+"""Connectors that do not. ``LMCacheMPConnector`` depends on the version of LMCache."""
+_CHUNKED_VARIABLE, _CHUNKED_SINCE = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", (0, 14, 0)
+"""Whether the manager stays on for chunked attention, and the first release in which it does by default."""
+
+
+def _hybrid_cache(facts: ModelFacts, flags: Flags, release: Release, environment: Mapping[str, str]) -> bool:
+    if release < _HYBRID_SINCE or hybrid_cache_off(flags, release):
+        return False
+    if LayerKind.CHUNKED not in facts.layers:
+        return True
+    config = json_flag(flags, "speculative-config")
+    eagle = str(config.get("method", flags.get("spec-method", ""))).startswith("eagle")
+    allowed = environment.get(_CHUNKED_VARIABLE, "1" if release >= _CHUNKED_SINCE else "0")
+    return not eagle and allowed != "0"
+
+
+def hybrid_cache_off(flags: Flags, release: Release) -> tuple[str, ...]:
+    """The flags that surely turn off the hybrid KV cache manager, whatever the model (``VllmConfig``)."""
+    asked = flags.get(HYBRID_OFF)
+    if asked is True:
+        return (HYBRID_OFF,)
+    found = [name for name in flags if name.partition(".")[0] == _EVENTS and release < _EVENTS_KEEP_SINCE]
+    kept = asked is False and release >= KEPT_ON_REQUEST
+    connectors = _connectors(json_flag(flags, TRANSFER))
+    if not kept and (release < CONNECTORS_KEEP_SINCE or not _CONNECTORS_WITHOUT.isdisjoint(connectors)):
+        found += [name for name in flags if name.partition(".")[0] == TRANSFER]
+    return tuple(found)
+
+
+def _connectors(config: Mapping[str, object]) -> list[str]:
+    """Names of the KV connectors in a ``kv-transfer-config``: one, or those that ``MultiConnector`` combines."""
+    more = config.get("kv_connector_extra_config")
+    parts = more.get("connectors") if isinstance(more, dict) else None
+    parts = parts if isinstance(parts, list) and config.get("kv_connector") == "MultiConnector" else [config]
+    plain = [part for part in parts if isinstance(part, dict) and not part.get("kv_connector_module_path")]
+    return [str(part.get("kv_connector")) for part in plain]
 
 
 EVERY_STATE = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba2"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
@@ -124,6 +126,73 @@ def test_tokens_were_blocks_times_block_size_before_0_21() -> None:
 
 
 WINDOWED = dense(layers=(SLIDING, SLIDING, SLIDING, FULL) * 8, kv_heads=32, window=4096)
+
+
+def connector(*names: str) -> str:
+    """The configuration of a KV connector, or of several together."""
+    parts: list[dict[str, object]] = [{"kv_connector": name, "kv_role": "kv_both"} for name in names]
+    several = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": parts}}
+    return json.dumps(parts[0] if len(parts) == 1 else several)
+
+
+@pytest.mark.parametrize(
+    ("release", "flags", "separate"),
+    [
+        ((0, 33, 0), {}, True),
+        ((0, 33, 0), {"disable_hybrid_kv_cache_manager": True}, False),
+        ((0, 10, 2), {"kv_transfer_config": connector("NixlConnector")}, False),
+        ((0, 21, 0), {"kv_transfer_config": connector("NixlConnector")}, False),
+        ((0, 22, 0), {"kv_transfer_config": connector("NixlConnector")}, True),
+        ((0, 33, 0), {"kv_transfer_config": connector("LMCacheConnectorV1")}, False),
+        ((0, 33, 0), {"kv_transfer_config.kv_connector": "LMCacheConnectorV1"}, False),
+        ((0, 33, 0), {"kv_transfer_config": connector("OwnConnector")}, True),
+        ((0, 33, 0), {"kv_transfer_config": connector("NixlConnector", "LMCacheConnectorV1")}, False),
+        ((0, 33, 0), {"kv_transfer_config": connector("NixlConnector", "OffloadingConnector")}, True),
+        ((0, 12, 0), {"kv_transfer_config": connector("X"), "disable_hybrid_kv_cache_manager": False}, False),
+        ((0, 13, 0), {"kv_transfer_config": connector("X"), "disable_hybrid_kv_cache_manager": False}, True),
+        ((0, 19, 0), {"kv_events_config": '{"enable_kv_cache_events": true}'}, False),
+        ((0, 20, 0), {"kv_events_config": '{"enable_kv_cache_events": true}'}, True),
+    ],
+)
+def test_windows_are_kept_only_with_the_hybrid_cache_manager(
+    release: tuple[int, int, int], flags: dict[str, FlagValue], separate: bool
+) -> None:
+    default, found, full = (
+        given_cache(facts, 20.0, release, max_model_len=65536, **more)[1]
+        for facts, more in ((WINDOWED, {}), (WINDOWED, flags), (dense(kv_heads=32), {}))
+    )
+    assert default > 1.5 * full
+    assert found == (default if separate else full)
+
+
+@pytest.mark.parametrize(
+    ("release", "variable", "flags", "separate"),
+    [
+        ((0, 13, 0), {}, {}, False),
+        ((0, 13, 0), {"VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "1"}, {}, True),
+        ((0, 14, 0), {}, {}, True),
+        ((0, 33, 0), {"VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "0"}, {}, False),
+        ((0, 33, 0), {}, {"speculative-config": '{"method": "eagle", "num_speculative_tokens": 2}'}, False),
+    ],
+)
+def test_chunks_are_kept_only_with_the_hybrid_cache_manager(
+    release: tuple[int, int, int], variable: dict[str, str], flags: dict[str, FlagValue], separate: bool
+) -> None:
+    facts = dense((CHUNKED, CHUNKED, CHUNKED, FULL) * 8, window=8192)
+    given = {"kv-cache-memory-bytes": 20 * GIB, "max-model-len": 131072, "max-num-batched-tokens": 2048, **flags}
+    one, full = (
+        estimate(known, given, [GPU], release=release, environment=variable)
+        for known in (facts, replace(facts, layers=(FULL,) * 32))
+    )
+    assert one is not None
+    assert full is not None
+    assert full.max_concurrency is not None
+    assert one.max_concurrency is not None
+    assert (
+        one.max_concurrency > 1.5 * full.max_concurrency
+        if separate
+        else (one.max_concurrency == pytest.approx(full.max_concurrency))
+    )
 
 
 def test_sliding_layers_hold_their_window_and_a_step() -> None:

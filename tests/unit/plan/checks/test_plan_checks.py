@@ -1028,6 +1028,38 @@ def test_more_sequences_than_states_are_accepted_without_the_check(find: Find, v
 
 
 @pytest.mark.parametrize(
+    ("flags", "version", "unset"),
+    [
+        ({"disable-hybrid-kv-cache-manager": True}, "0.33.0", "disable-hybrid-kv-cache-manager"),
+        ({"disable-hybrid-kv-cache-manager": False}, "0.33.0", ""),
+        ({"kv-transfer-config": '{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'}, "0.33.0",
+         "kv-transfer-config"),
+        ({"kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'}, "0.33.0", ""),
+        ({"kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'}, "0.20.0",
+         "kv-transfer-config"),
+        ({"kv-events-config.publisher": "zmq"}, "0.16.0", "kv-events-config.publisher"),
+    ],
+)  # fmt: skip
+def test_states_beside_attention_need_the_hybrid_cache_manager(
+    find: Find, flags: dict[str, Any], version: str, unset: str
+) -> None:
+    without = ("enable-prefix-caching",)
+    found = find(set=flags, unset=without, version=version, facts=HYBRID)
+    refused = [one for one in found if "hybrid KV cache manager" in one.message]
+    assert [(one.level, one.surely, one.fix) for one in refused] == (
+        [(Level.ERROR, True, Changes(unset=(unset,)))] if unset else []
+    )
+    for one in refused:
+        assert ("--no-disable-hybrid-kv-cache-manager keeps it on" in one.message) is (
+            version == "0.20.0" and unset == "kv-transfer-config"
+        )
+    only = replace(HYBRID, layers=(LayerKind.LINEAR, LayerKind.NONE) * 12)
+    for facts in (BF16, only):
+        messages = [one.message for one in find(set=flags, unset=without, version=version, facts=facts)]
+        assert not any("hybrid KV cache manager" in one for one in messages)
+
+
+@pytest.mark.parametrize(
     ("flags", "version", "model_type", "unset"),
     [
         ({"enable-prefix-caching": True, **DRAFTS}, "0.16.0", "qwen3_next", "enable-prefix-caching"),
