@@ -6,7 +6,7 @@ Plans report them as errors, and no proposal may lead to them. Conditions that h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -18,6 +18,7 @@ from vllm_launchers.plan.budget.memory_flags import (
     KEPT_ON_REQUEST,
     TARGETS,
     caches_every_state,
+    hybrid_cache,
     hybrid_cache_off,
     pools,
     refuses_float16,
@@ -37,15 +38,24 @@ from vllm_launchers.vllm.release_defaults import (
 
 
 class BrokenCondition(msgspec.Struct, frozen=True):
-    """``flags`` are those to unset; ``sentence`` says why. ``surely`` is False if vLLM may accept it after all."""
+    """``flags`` are those to unset; ``sentence`` says why. ``surely`` is False if vLLM may accept it after all.
+
+    ``missing`` is a switch with which it accepts the flags, if there is one.
+    """
 
     flags: tuple[str, ...]
     sentence: str
     surely: bool = True
+    missing: str = ""
 
 
-def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | None) -> Iterator[BrokenCondition]:
-    """What vLLM refuses in these flags for this model; an unknown release counts as the newest."""
+def broken_model_conditions(
+    facts: ModelFacts, flags: Flags, release: Release | None, environment: Mapping[str, str] | None = None
+) -> Iterator[BrokenCondition]:
+    """What vLLM refuses in these flags for this model; an unknown release counts as the newest.
+
+    ``environment`` is the server's; without it, no variable is assumed to be set.
+    """
     if facts.experts and flags.get(EXPERTS) is True:
         yield from _adapters_of_whole_experts(facts, flags, release)
     dtype = flags.get("dtype")
@@ -55,6 +65,7 @@ def broken_model_conditions(facts: ModelFacts, flags: Flags, release: Release | 
         yield BrokenCondition(("dtype",), f"--dtype {dtype} does not work with {method} weights")
     yield from _drafts_beside_states(facts, flags, release or NEWEST)
     yield from _states_beside_attention(facts, flags, release or NEWEST)
+    yield from _offloading(facts, flags, release or NEWEST, environment or {})
     yield from broken_by_cached_states(facts, flags, release)
 
 
@@ -65,18 +76,52 @@ _ONE_KIND_REFUSED_SEEN: Release = (0, 11, 0)
 """First release that surely refuses that (``unify_hybrid_kv_cache_specs``); earlier ones may have used engine V0."""
 
 
-def _states_beside_attention(facts: ModelFacts, flags: Flags, release: Release) -> Iterator[BrokenCondition]:
+def _mixed(facts: ModelFacts) -> bool:
+    """Whether the model has both attention and layers with a state."""
     kinds = {*facts.layers} - {LayerKind.NONE}
-    if LayerKind.LINEAR not in kinds or kinds == {LayerKind.LINEAR} or not (off := hybrid_cache_off(flags, release)):
+    return LayerKind.LINEAR in kinds and kinds != {LayerKind.LINEAR}
+
+
+_MIXED = "a model with both attention and Mamba or linear-attention layers"
+
+
+def _states_beside_attention(facts: ModelFacts, flags: Flags, release: Release) -> Iterator[BrokenCondition]:
+    if not _mixed(facts) or not (off := hybrid_cache_off(flags, release)):
         return
     heads = list(dict.fromkeys(name.partition(".")[0] for name in off))
-    text = (
-        f"{' and '.join(f'--{name}' for name in heads)} turns off the hybrid KV cache manager, which a model with both "
-        "attention and Mamba or linear-attention layers needs"
-    )
+    text = f"{' and '.join(f'--{name}' for name in heads)} turns off the hybrid KV cache manager, which {_MIXED} needs"
     if heads == [TRANSFER] and KEPT_ON_REQUEST <= release < CONNECTORS_KEEP_SINCE:
         text += f"; --no-{HYBRID_OFF} keeps it on if the connector supports it"
     yield BrokenCondition(off, text, surely=release >= _ONE_KIND_REFUSED_SEEN)
+
+
+# -- offloading of the KV cache ---------------------------------------------------------------------------------------
+
+
+_OFFLOADED, _OFFLOADED_BY = "kv-offloading-size", "kv-offloading-backend"
+_OFFLOADED_ALONE: Release = (0, 14, 0)
+"""First release in which the size has an effect without a backend."""
+_NATIVE_KEPT: Release = (0, 21, 0)
+"""First release whose own connector supports the hybrid KV cache manager."""
+_SIMPLE, _SIMPLE_SINCE = "VLLM_USE_SIMPLE_KV_OFFLOAD", (0, 19, 0)
+"""Chooses another connector of vLLM's own, which has always supported it."""
+
+
+def _offloading(
+    facts: ModelFacts, flags: Flags, release: Release, environment: Mapping[str, str]
+) -> Iterator[BrokenCondition]:
+    """Older releases choose the connector after they have left the manager on (``_post_init_kv_transfer_config``)."""
+    backend = flags.get(_OFFLOADED_BY)
+    until = CONNECTORS_KEEP_SINCE if backend == "lmcache" else _NATIVE_KEPT
+    simple = release >= _SIMPLE_SINCE and backend != "lmcache" and environment.get(_SIMPLE, "0") not in ("", "0")
+    idle = _OFFLOADED not in flags or (backend is None and release < _OFFLOADED_ALONE)
+    if release >= until or idle or simple or not hybrid_cache(facts, flags, release, environment):
+        return
+    given = tuple(name for name in (_OFFLOADED, _OFFLOADED_BY) if name in flags)
+    if _mixed(facts):
+        yield BrokenCondition(given, f"in this release, --{_OFFLOADED} does not work with {_MIXED}")
+    else:
+        yield BrokenCondition(given, f"in this release, --{_OFFLOADED} needs --{HYBRID_OFF}", missing=HYBRID_OFF)
 
 
 # -- speculative decoding with linear layers --------------------------------------------------------------------------

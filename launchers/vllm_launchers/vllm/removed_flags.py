@@ -234,7 +234,7 @@ class RemovedFlag(msgspec.Struct, frozen=True):
 
     ``ignored_since`` is the first release that accepts but ignores it, if earlier. ``instead`` is the fix, as a clause.
     ``carry`` returns the change to the new spelling, given all flags that are set; None if the meaning does not carry
-    over.
+    over. ``carries_since`` is the first release in which that may replace the flag alone, if newer than ``since``.
     """
 
     name: str
@@ -242,6 +242,16 @@ class RemovedFlag(msgspec.Struct, frozen=True):
     instead: str
     carry: Callable[[Flags], Changes | None]
     ignored_since: Release | None = None
+    carries_since: Release | None = None
+
+    def changes(self, flags: Flags, release: Release | None) -> Changes | None:
+        """The change to the new spelling, or only without the old one in a release that needs more than that.
+
+        An unknown release counts as the newest.
+        """
+        if release is not None and self.carries_since is not None and release < self.carries_since:
+            return Changes(unset=(self.name,))
+        return self.carry(flags)
 
     def fate(self, release: Release) -> RemovalKind | None:
         """A release's reaction to it; None if it still works."""
@@ -331,7 +341,7 @@ _FLAGS: tuple[RemovedFlag, ...] = (
            "remove it, or bound long prompts with --long-prefill-token-threshold"),
     RemovedFlag("swap-space", (0, 18, 0), "remove it; the nearest is --kv-offloading-size, GiB of "
                 "main memory for evicted KV blocks", swap_space,
-                ignored_since=(0, 11, 0)),
+                ignored_since=(0, 11, 0), carries_since=(0, 21, 0)),
     *_gone((0, 28, 0), "calculate-kv-scales", "remove it: scales of an FP8 KV cache come from the checkpoint"),
     *_gone((0, 31, 0), "enable-mamba-fine-grained-prefix-cache", _UNUSED),
     # Execution

@@ -222,6 +222,12 @@ def test_replacements_are_flags_that_can_be_set(flag: Any) -> None:
         assert normalize_setting(name, value) == (name, value)
 
 
+def test_replacement_follows_the_release() -> None:
+    swap, flags = REMOVED_FLAGS["swap-space"], {"swap-space": 4}
+    alone, moved = Changes(unset=("swap-space",)), Changes({"kv-offloading-size": 4}, ("swap-space",))
+    assert [swap.changes(flags, release) for release in ((0, 20, 0), (0, 21, 0), None)] == [alone, moved, moved]
+
+
 def test_removal_kinds() -> None:
     swap = REMOVED_FLAGS["swap-space"]
     assert [swap.fate(r) for r in ((0, 10, 2), (0, 11, 0), (0, 17, 1), (0, 18, 0))] == [

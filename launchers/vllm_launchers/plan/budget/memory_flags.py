@@ -189,7 +189,7 @@ def effective_flags(
         capture_sizes=len(captured),
         whole_graphs=bool(captured) and _whole_graphs(flags),
         graphs_in_share=_graphs_in_share(release, environment),
-        hybrid_cache=_hybrid_cache(facts, flags, release, environment),
+        hybrid_cache=hybrid_cache(facts, flags, release, environment),
         keep_states=kept and mode != "all",
         states_per_block=kept and mode == "all",
         pooling=pools(flags),
@@ -499,7 +499,8 @@ _CHUNKED_VARIABLE, _CHUNKED_SINCE = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_K
 """Whether the manager stays on for chunked attention, and the first release in which it does by default."""
 
 
-def _hybrid_cache(facts: ModelFacts, flags: Flags, release: Release, environment: Mapping[str, str]) -> bool:
+def hybrid_cache(facts: ModelFacts, flags: Flags, release: Release, environment: Mapping[str, str]) -> bool:
+    """Whether the hybrid KV cache manager is on, unless a connector that is not known turns it off."""
     if release < _HYBRID_SINCE or hybrid_cache_off(flags, release):
         return False
     if LayerKind.CHUNKED not in facts.layers:

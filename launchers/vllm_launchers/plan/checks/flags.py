@@ -183,7 +183,7 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: EngineFacts) -> Ite
 
 
 def _dead(removed: RemovedFlag, key: str, flags: Flags, engine: EngineFacts, fate: RemovalKind) -> PlanFinding:
-    fix = removed.carry(flags) if not key else None  # unknown where a single key went
+    fix = removed.changes(flags, engine.release) if not key else None  # unknown where a single key went
     if fix is not None and any(name not in engine.table.flags for name in fix.set):
         fix = Changes(unset=fix.unset)
     if fate is RemovalKind.REFUSED:

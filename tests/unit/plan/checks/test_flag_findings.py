@@ -192,7 +192,13 @@ def test_accepted_flag_without_effect_is_a_warning() -> None:
 def test_replacement_missing_in_this_release_is_not_offered() -> None:
     """``kv-offloading-size`` was added in 0.11.2."""
     assert only({"swap-space": 4}, version="0.11.0").fix == Changes(unset=("swap-space",))
-    assert only({"swap-space": 4}, version="0.18.1").fix == Changes({"kv-offloading-size": 4}, ("swap-space",))
+    assert only({"swap-space": 4}, version="0.21.0").fix == Changes({"kv-offloading-size": 4}, ("swap-space",))
+
+
+def test_replacement_that_needs_another_flag_is_not_offered() -> None:
+    """Before 0.21, ``kv-offloading-size`` alone prevents the start, or has no effect."""
+    for version in ("0.13.0", "0.18.1", "0.20.0"):
+        assert only({"swap-space": 4}, version=version).fix == Changes(unset=("swap-space",))
 
 
 def test_both_flags_of_an_old_pair_offer_the_same_fix() -> None:

@@ -1059,6 +1059,44 @@ def test_states_beside_attention_need_the_hybrid_cache_manager(
         assert not any("hybrid KV cache manager" in one for one in messages)
 
 
+SIZE, NATIVE, LMCACHE = (
+    {"kv-offloading-size": 4},
+    {"kv-offloading-backend": "native"},
+    {"kv-offloading-backend": "lmcache"},
+)
+ONE_KIND = Changes(set={"disable-hybrid-kv-cache-manager": True})
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "facts", "fix"),
+    [
+        (SIZE, "0.13.0", BF16, None),
+        (SIZE | NATIVE, "0.12.0", BF16, ONE_KIND),
+        (SIZE, "0.14.0", BF16, ONE_KIND),
+        (SIZE, "0.20.0", BF16, ONE_KIND),
+        (SIZE, "0.21.0", BF16, None),
+        (SIZE | LMCACHE, "0.21.0", BF16, ONE_KIND),
+        (SIZE | LMCACHE, "0.22.0", BF16, None),
+        (SIZE | {"disable-hybrid-kv-cache-manager": True}, "0.20.0", BF16, None),
+        (SIZE, "0.20.0", HYBRID, Changes(unset=("kv-offloading-size",))),
+        (SIZE, "0.21.0", HYBRID, None),
+    ],
+)
+def test_offloading_needed_one_kind_of_cache(
+    find: Find, flags: dict[str, Any], version: str, facts: ModelFacts, fix: Changes | None
+) -> None:
+    found = find(set=flags, unset=("enable-prefix-caching",), version=version, facts=facts)
+    refused = [one for one in found if "in this release, --kv-offloading-size" in one.message]
+    assert [(one.level, one.surely, one.fix) for one in refused] == ([(Level.ERROR, True, fix)] if fix else [])
+
+
+def test_other_connector_of_offloaded_blocks_supports_several_kinds(find: Find) -> None:
+    variable = {"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"}
+    for version, flags, refused in (("0.18.1", SIZE, True), ("0.20.0", SIZE, False), ("0.20.0", SIZE | LMCACHE, True)):
+        found = find(set=flags, version=version, facts=BF16, environment=variable)
+        assert any("--kv-offloading-size needs" in one.message for one in found) is refused
+
+
 @pytest.mark.parametrize(
     ("flags", "version", "model_type", "unset"),
     [

@@ -108,7 +108,7 @@ def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
     if table is None:
         return None
     if removed := REMOVED_FLAGS.get(name):
-        changes = removed.carry({**case.flags, **given})
+        changes = removed.changes({**case.flags, **given}, case.release)
         known = changes is not None and all(new.partition(".")[0] in table.flags for new in changes.set)
         return Fix(changes if changes is not None and known else Changes(), f"--{name}: {removed.instead}.")
     near = difflib.get_close_matches(name, table.flags, n=1, cutoff=0.8)
