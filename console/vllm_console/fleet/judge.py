@@ -322,7 +322,7 @@ class Judge:
             mla=facts.mla,
             linear_layers=LayerKind.LINEAR in facts.layers,
             sliding_layers=bool(facts.layers & {LayerKind.SLIDING, LayerKind.CHUNKED}),
-            attention_free=LayerKind.LINEAR in facts.layers and facts.layers <= {LayerKind.LINEAR, LayerKind.NONE},
+            attention_free=facts.model is not None and facts.model.attention_free,
             most_sequences=facts.most_sequences,
             batch_sizes=facts.batch_sizes,
             max_tokens_per_mm_item=facts.max_tokens_per_mm_item,

@@ -18,9 +18,9 @@ from vllm_launchers.plan.budget.memory_flags import (
     KEPT_ON_REQUEST,
     TARGETS,
     caches_every_state,
+    caches_states,
     hybrid_cache,
     hybrid_cache_off,
-    pools,
     refuses_float16,
     refuses_float32,
     weight_method,
@@ -32,7 +32,6 @@ from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
     Release,
-    caches_linear_prefixes,
     can_cache_linear_prefixes,
 )
 
@@ -78,8 +77,7 @@ _ONE_KIND_REFUSED_SEEN: Release = (0, 11, 0)
 
 def _mixed(facts: ModelFacts) -> bool:
     """Whether the model has both attention and layers with a state."""
-    kinds = {*facts.layers} - {LayerKind.NONE}
-    return LayerKind.LINEAR in kinds and kinds != {LayerKind.LINEAR}
+    return LayerKind.LINEAR in facts.layers and not facts.attention_free
 
 
 _MIXED = "a model with both attention and Mamba or linear-attention layers"
@@ -222,16 +220,6 @@ def broken_by_cached_states(facts: ModelFacts, flags: Flags, release: Release | 
         yield BrokenCondition((ASYNC,), f"in this release, --{ASYNC} does not work with {of_these}")
     if aligned and flags.get(WHOLE_ITEMS) is True:
         yield BrokenCondition((WHOLE_ITEMS,), f"--{WHOLE_ITEMS} does not work with {of_these}", sure)
-
-
-def caches_states(facts: ModelFacts, flags: Flags, release: Release) -> bool:
-    """Whether prefix caching, which keeps states of linear layers, is on for a model that has such layers."""
-    if LayerKind.LINEAR not in facts.layers:
-        return False
-    asked = flags.get(PREFIX)
-    if isinstance(asked, bool):
-        return asked
-    return caches_linear_prefixes(release) and {*facts.layers} != {LayerKind.LINEAR} and not pools(flags)
 
 
 def _aligned(facts: ModelFacts, flags: Flags, release: Release) -> bool:

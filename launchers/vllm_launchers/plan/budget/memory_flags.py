@@ -158,7 +158,7 @@ def effective_flags(
     pipeline = whole(flags, "pipeline-parallel-size", 1)
     draft_layers, draft_tokens = _draft(facts, flags, assumed, draft)
     captured = captured_batches(flags, seqs, batched, gpu, release, draft_tokens)
-    kept = _prefix_caching(flags, release)
+    kept = caches_states(facts, flags, release)
     mode = flags.get("mamba-cache-mode", "none")
     if mode == "none" and kept and caches_every_state(facts, release) and not speculates(flags):
         mode = "all"
@@ -477,12 +477,6 @@ def cache_dtype(facts: ModelFacts, flags: Flags, release: Release | None) -> str
     return own if asked == "auto" or forced else asked
 
 
-def _prefix_caching(flags: Flags, release: Release) -> bool:
-    """Whether prefix caching is on for models with linear layers: on request, or by default since 0.28."""
-    wanted = flags.get(PREFIX)
-    return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
-
-
 _HYBRID_SINCE: Release = (0, 9, 2)
 HYBRID_OFF = "disable-hybrid-kv-cache-manager"
 KEPT_ON_REQUEST: Release = (0, 13, 0)
@@ -544,6 +538,19 @@ def caches_every_state(facts: ModelFacts, release: Release) -> bool:
     """Whether prefix caching keeps a state for each block unless ``mamba-cache-mode`` says otherwise."""
     first, end = _EVERY_STATE_RELEASES
     return first <= release < end and facts.model_type in EVERY_STATE
+
+
+def caches_states(facts: ModelFacts, flags: Flags, release: Release) -> bool:
+    """Whether prefix caching, which keeps states of linear layers, is on for a model that has such layers.
+
+    On request; by default since 0.28, but not without attention or for pooling (``is_prefix_caching_supported``).
+    """
+    if LayerKind.LINEAR not in facts.layers:
+        return False
+    asked = flags.get(PREFIX)
+    if isinstance(asked, bool):
+        return asked
+    return caches_linear_prefixes(release) and not facts.attention_free and not pools(flags)
 
 
 def draft_model(flags: Flags) -> str:

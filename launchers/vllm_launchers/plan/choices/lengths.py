@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.budget.memory_flags import is_encoder, least_step, max_tokens_per_mm_item, whole_prompts
+from vllm_launchers.plan.budget.memory_flags import (
+    caches_states,
+    is_encoder,
+    least_step,
+    max_tokens_per_mm_item,
+    whole_prompts,
+)
 from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source, in_eights
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
-from vllm_launchers.plan.model_conditions import broken_by_cached_states, caches_states
+from vllm_launchers.plan.model_conditions import broken_by_cached_states
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
 from vllm_launchers.vllm.flags.speculation import sequence_tokens, speculates

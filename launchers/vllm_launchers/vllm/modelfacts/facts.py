@@ -153,6 +153,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
         """Whether it uses multi-head latent attention."""
         return self.kv_lora_rank is not None
 
+    @property
+    def attention_free(self) -> bool:
+        """Whether it has layers with a state, and no attention."""
+        return LayerKind.LINEAR in self.layers and {*self.layers} <= {LayerKind.LINEAR, LayerKind.NONE}
+
     def longest_context(self, release: Release | None) -> int | None:
         """Tokens of prompt plus output that a release accepts by default; an unknown release counts as the newest."""
         return self.stretched_context if scales_yarn(release) and self.stretched_context else self.max_context

@@ -328,6 +328,17 @@ def test_prefix_cache_keeps_a_second_state() -> None:
     assert asked == by_default == pytest.approx(blocks / (16 + 6))
 
 
+def test_second_state_is_kept_by_default_only_where_prefixes_are_cached() -> None:
+    mamba = replace(STATES, layers=(LINEAR,) * 32, model_type="mamba2")
+    without_attention = replace(mamba, layers=(LINEAR, LayerKind.NONE) * 16)
+    for facts, flags in ((mamba, {}), (without_attention, {}), (STATES, {"runner": "pooling"})):
+        default, off, on = (
+            given_cache(facts, 10.0, (0, 33, 0), max_model_len=8192, **flags, **more)[1]
+            for more in ({}, {"enable_prefix_caching": False}, {"enable_prefix_caching": True})
+        )
+        assert default == off > on
+
+
 @pytest.mark.parametrize(
     ("model_type", "release", "states"),
     [("nemotron_h", (0, 13, 0), 16), ("nemotron_h", (0, 27, 0), 16), ("nemotron_h", (0, 28, 0), 2),

@@ -308,8 +308,9 @@ def test_sequences_are_no_more_than_there_are_states(chosen: Chosen, ran: int, v
 def test_prefixes_of_models_without_attention_are_not_cached_by_default(
     chosen: Chosen, models: dict[str, ModelFacts]
 ) -> None:
-    mamba = replace(models["8b"], layers=(LayerKind.LINEAR,) * 32, model_type="mamba2")
-    assert "(off for linear" in chosen(None, "h100", work(reuse=0.2), facts=mamba)["enable-prefix-caching"].reason
+    for layers in ((LayerKind.LINEAR,) * 32, (LayerKind.LINEAR, LayerKind.NONE) * 16):
+        mamba = replace(models["8b"], layers=layers, model_type="mamba2")
+        assert "(off for linear" in chosen(None, "h100", work(reuse=0.2), facts=mamba)["enable-prefix-caching"].reason
 
 
 @pytest.mark.parametrize(
