@@ -145,8 +145,10 @@ class Window(msgspec.Struct, frozen=True):
     latencies: Mapping[str, Quantiles] = msgspec.field(default_factory=dict)
 
 
-class Series(msgspec.Struct, frozen=True):
+class Series(msgspec.Struct, frozen=True, eq=False):
     """Evenly spaced points for charts, oldest first; the last ends at ``end``. None means not reported.
+
+    Compared by identity, so that charts can be cached without comparing their points.
 
     ``values`` is keyed ``kv_cache_usage`` (maximum within the step), ``preemptions`` (count within the step),
     ``requests_running``, ``requests_waiting``, ``generation_tokens_per_second``, ``prompt_tokens_per_second``,

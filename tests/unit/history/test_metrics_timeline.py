@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from vllm_console.history.timeline import SERIES, Timeline
@@ -114,7 +115,7 @@ def test_incremental_and_final_series_are_equal(engine, sample):
         asked.append(item)
         silent.append(item)
         assert all(len(values) == 20 for values in asked.series().values.values())
-    assert asked.series() == silent.series()
+    assert to_builtins(asked.series()) == to_builtins(silent.series())
 
 
 def test_empty_timeline():

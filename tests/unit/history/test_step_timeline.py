@@ -61,7 +61,7 @@ def test_exact_points_replace_estimates_and_are_marked() -> None:
 
 def test_chart_without_exact_points_is_unchanged() -> None:
     series = Series(115.0, 5.0, {"ttft_p50": (0.5,), "ttft_p99": (0.9,)})
-    assert with_exact_points(series, StepTimeline(5.0, 1).series(115.0)) == series
+    assert with_exact_points(series, StepTimeline(5.0, 1).series(115.0)).values == series.values
 
 
 @pytest.mark.parametrize("end", [115.0, 118.0])

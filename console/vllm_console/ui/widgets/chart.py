@@ -276,22 +276,10 @@ NOTHING = "nothing recorded in this period"
 """Text in place of a chart without points."""
 
 
-class _ByIdentity:
-    """A series as a cache key, compared by identity so that its points are not compared."""
-
-    def __init__(self, series: Series | None) -> None:
-        self.series = series
-
-    def __hash__(self) -> int:
-        return id(self.series)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and self.series is other.series
-
-
+@lru_cache(maxsize=32)
 def chart_of(
     series: Series | None,
-    curves: Sequence[Curve],
+    curves: tuple[Curve, ...],
     width: int,
     height: int,
     label: Callable[[float], str],
@@ -310,42 +298,8 @@ def chart_of(
     counts. Values above the objective are drawn in another color, and the objective's line is labeled. ``empty`` says
     why there are no points, or what the chart is waiting for.
 
-    Redrawing the same series returns the same (cached) lines.
+    Redrawing the same series, compared by identity, returns the same (cached) lines.
     """
-    return _chart(
-        _ByIdentity(series),
-        tuple(curves),
-        width,
-        height,
-        label,
-        hi,
-        objective,
-        area,
-        whole,
-        bool(view.log),
-        view.cursor,
-        markers,
-        empty,
-    )
-
-
-@lru_cache(maxsize=32)
-def _chart(
-    of: _ByIdentity,
-    curves: tuple[Curve, ...],
-    width: int,
-    height: int,
-    label: Callable[[float], str],
-    hi: float | None,
-    objective: float | None,
-    area: bool,
-    whole: bool,
-    log: bool,
-    moment: float | None,
-    markers: tuple[Marker, ...],
-    empty: str,
-) -> Sequence[Strip]:
-    series = of.series
     longest = max((cell_len(curve.name) for curve in curves), default=0)
     names = max(NAMES, longest + 1) if longest and width - AXIS - longest - 1 >= NAMES_WIDTH else 0
     columns = width - AXIS - names
@@ -358,9 +312,9 @@ def _chart(
         # Not read yet, or nothing to read.
         loading = series is None or series.loading
         return empty_chart(columns, rows, height, "loading" if loading else empty)
-    scale = _scale(known, rows, hi, objective, log=log, whole=whole)
+    scale = _scale(known, rows, hi, objective, log=bool(view.log), whole=whole)
     scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS, limit=objective or None)
-    cursor = _cell_of(series, count, columns, moment)
+    cursor = _cell_of(series, count, columns, view.cursor)
     marks = _marks(series, count, columns, markers)
     plot = _plot(
         known, [curve.style for curve in curves], scale, objective, label,
@@ -370,7 +324,7 @@ def _chart(
     lowest = label(scale.lo)
     if objective is not None and lowest == label(objective):
         lowest = ""  # the objective's line has the same label
-    axis = _time_axis(series.end, series.step, count, columns, lowest, marks, cursor, moment, height - rows)
+    axis = _time_axis(series.end, series.step, count, columns, lowest, marks, cursor, view.cursor, height - rows)
     return [*plot, *axis]
 
 
