@@ -65,6 +65,32 @@ ADVICE: Mapping[Cause | Topic, tuple[Fix, ...]] = {
         advice("Start Ray again on that node (ray start), check it with 'ray status', then restart this server."),
         advice("Check 'dmesg | grep -i kill' there, and raylet.out in /tmp/ray/session_latest/logs, for why it ended."),
     ),
+    Topic.DAMAGED_WEIGHTS: (
+        advice("Download the model again (hf download MODEL), or run 'git lfs pull' in a folder that git cloned."),
+    ),
+    Topic.ADAPTER: (
+        advice("Check the path in --lora-modules: that folder needs adapter_config.json and the adapter's weights."),
+    ),
+    Topic.OTHER_WEIGHTS: (
+        advice(
+            "The folder may hold files of several models: download one again, into an empty folder (hf download MODEL)."
+        ),
+        advice("If config.json was edited, or --hf-overrides is set: restore the values of the original."),
+    ),
+    Topic.LISTEN_ADDRESS: (
+        Fix(Changes({"host": "127.0.0.1"}), "127.0.0.1 always exists.", "Only this machine can reach the server."),
+        advice("For other machines use one of its own addresses ('ip -brief address'), or 0.0.0.0 for all."),
+    ),
+    Topic.SOCKET_FOLDER: (
+        advice("Create the folder in --uds first, with write permission; the whole path may have 107 bytes."),
+    ),
+    Topic.CERTIFICATE: (
+        advice("Check the paths in --ssl-keyfile and --ssl-certfile: the server's user must be able to read both."),
+        advice(
+            "Both are PEM files, the key without a passphrase; compare 'openssl pkey -pubout -in KEY' with "
+            "'openssl x509 -pubkey -noout -in CERTIFICATE'."
+        ),
+    ),
     Topic.NO_CHAT_TEMPLATE: (
         advice("Pass a template with --chat-template FILE; the model's page often has one."),
         advice("Base models have none: use the instruction-tuned variant for chat."),

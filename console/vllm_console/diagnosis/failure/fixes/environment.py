@@ -179,28 +179,6 @@ def main_memory(case: Case) -> tuple[Fix, ...]:
     return (more, advice(f"Lower what uses main memory: {', '.join(names)}.")) if names else (more,)
 
 
-def damaged_weights(_case: Case) -> tuple[Fix, ...]:
-    """Get the weights files again."""
-    again = "Download the model again (hf download MODEL), or run 'git lfs pull' in a folder that git cloned."
-    return (advice(again),)
-
-
-def incomplete_adapter(_case: Case) -> tuple[Fix, ...]:
-    """Correct the adapter's path, or provide its files."""
-    needs = "that folder needs adapter_config.json and the adapter's weights"
-    return (advice(f"Check the path in --lora-modules: {needs}."),)
-
-
-def other_weights(_case: Case) -> tuple[Fix, ...]:
-    """Get the files of one model."""
-    return (
-        advice(
-            "The folder may hold files of several models: download one again, into an empty folder (hf download MODEL)."
-        ),
-        advice("If config.json was edited, or --hf-overrides is set: restore the values of the original."),
-    )
-
-
 def model_file(case: Case) -> tuple[Fix, ...]:
     """Correct the file, or get it again."""
     found = _FILE.search(case.text)
@@ -208,20 +186,6 @@ def model_file(case: Case) -> tuple[Fix, ...]:
     what = found["path"] if found else "config.json"
     value = f" ({field['name']})" if field else ""
     return (advice(f"Correct {what}{value}, or download it again (hf download MODEL)."),)
-
-
-def socket_folder(_case: Case) -> tuple[Fix, ...]:
-    """Use a path at which the socket can be created."""
-    return (advice("Create the folder in --uds first, with write permission; the whole path may have 107 bytes."),)
-
-
-def certificate(_case: Case) -> tuple[Fix, ...]:
-    """Correct the paths, or the files."""
-    return (
-        advice("Check the paths in --ssl-keyfile and --ssl-certfile: the server's user must be able to read both."),
-        advice("Both are PEM files, the key without a passphrase; compare 'openssl pkey -pubout -in KEY' with "
-               "'openssl x509 -pubkey -noout -in CERTIFICATE'."),
-    )  # fmt: skip
 
 
 def disk_full(case: Case) -> tuple[Fix, ...]:

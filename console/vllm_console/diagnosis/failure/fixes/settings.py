@@ -354,15 +354,6 @@ def unquantized_weights(case: Case) -> tuple[Fix, ...]:
     return (again, Fix(Changes(), "Or remove quantization_config from config.json: the files are not quantized."))
 
 
-def listen_address(_case: Case) -> tuple[Fix, ...]:
-    """An address that this machine has."""
-    why = "127.0.0.1 always exists."
-    return (
-        Fix(Changes({"host": "127.0.0.1"}), why, "Only this machine can reach the server."),
-        Fix(Changes(), "For other machines use one of its own addresses ('ip -brief address'), or 0.0.0.0 for all."),
-    )
-
-
 def listen_port(case: Case) -> tuple[Fix, ...]:
     """A port that needs no privilege."""
     if "must be" in case.text:
