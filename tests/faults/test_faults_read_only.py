@@ -35,6 +35,7 @@ from vllm_console.fleet.probe import ProbeReports
 from vllm_console.fleet.replay import Replays
 from vllm_console.fleet.runs import RunHistory
 from vllm_console.history.workload import SeenWorkload
+from vllm_console.settings import Settings
 from vllm_console.ui.actions import SCREENS, actions
 from vllm_launchers.errors import RefusedError
 from vllm_launchers.keeper import client, folders, processes
@@ -364,7 +365,8 @@ def test_every_fleet_verb_is_refused_or_read_only(box, tmp_path):
         assert public_methods(kind) == reading | refused.keys()
     assert public_methods(StagedPredictions) == {"ask", "cancel", "close"}, "it stores nothing"
     before = box.tree()
-    fleet = LocalFleet(box.root, read_only=True, read_only_by="a test", board=str(tmp_path / "board"), interactive=True)
+    settings = Settings(board=str(tmp_path / "board"))
+    fleet = LocalFleet(box.root, settings=settings, read_only=True, read_only_by="a test", interactive=True)
     try:
         parts = {name for name, value in vars(fleet).items() if not name.startswith("_") and hasattr(value, "__dict__")}
         lazy = {name for name, value in vars(LocalFleet).items() if isinstance(value, cached_property)}

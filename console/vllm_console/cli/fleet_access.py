@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.history.energy import Tariff
     from vllm_console.settings import Settings
 
 
@@ -87,7 +86,6 @@ def open_fleet(
         UsageError: the config file, read if ``config`` is not given, is invalid.
     """
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.settings import gpu_reserves, gpu_shares
 
     config = config or settings_from(args)
     read_only = read_only_by(args, config)
@@ -95,33 +93,16 @@ def open_fleet(
     return LocalFleet(
         args.state,
         config_file=args.config,
+        settings=config,
         read_only=bool(read_only),
         read_only_by=read_only,
         notices=(*(seen if interactive else ()), *config.notices, *(_ends_at_logout() if interactive else ())),
-        board=config.board,
-        vllm_paths=config.vllm,
-        model_folders=config.models,
         observe=observe,
         interactive=interactive,
         host_file=args.host_file,
-        shares=gpu_shares(config),
-        reserves=gpu_reserves(config),
-        warm_up=config.warm_up,
-        probe=config.probe,
-        prepare=config.prepare_restarts,
-        rollback=config.rollback,
         judge_launches=config.prepares_launches,
         remote=remote,
-        tariff=tariff_of(config),
     )
-
-
-def tariff_of(config: Settings) -> Tariff | None:
-    """The energy price; None if not set."""
-    from vllm_console.history.energy import Tariff
-
-    price = config.energy
-    return Tariff(price.price_per_kwh, price.currency) if price.price_per_kwh else None
 
 
 def check_state(args: argparse.Namespace, config: Settings) -> list[str]:

@@ -27,7 +27,7 @@ from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView, paired
 from vllm_console.fleet.types import DRAIN_SECONDS, PresetProblem, Say, silently
 from vllm_console.fleet.watched_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.history.time_view import LIVE, TimeView
-from vllm_console.settings import config_folder
+from vllm_console.settings import Settings, config_folder, gpu_reserves, gpu_shares
 from vllm_launchers.addresses import base_url
 from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.keeper import client
@@ -40,7 +40,6 @@ from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartO
 from vllm_launchers.launch.server_records import ServerRecords
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.probe import ProbeWish
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import Engine
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from vllm_console.history.energy import Energy, Tariff
     from vllm_console.history.workload import SeenWorkload
     from vllm_launchers.host.gpu.host import Host
-    from vllm_launchers.host.gpu.sharing import GpuShare
     from vllm_launchers.launch.launcher import Launcher, Recorded
     from vllm_launchers.plan.choices.choice import Choice
     from vllm_launchers.vllm.flags.flag_table import FlagTable
@@ -82,31 +80,21 @@ class LocalFleet:
         state: Path | None = None,
         *,
         config_file: Path | None = None,
+        settings: Settings | None = None,
         read_only: bool = False,
-        vllm_paths: Sequence[str] = (),
-        model_folders: Sequence[str] = (),
         observe: bool = True,
         interactive: bool = False,
         host_file: Path | None = None,
         own_presets: Path | None = None,
         gpus: bool = True,
-        shares: Sequence[GpuShare] = (),
-        reserves: Sequence[GpuShare] = (),
         read_only_by: str = "",
         notices: Sequence[str] = (),
-        board: str = "",
-        warm_up: bool = True,
-        probe: ProbeWish = "auto",
-        prepare: bool = True,
-        rollback: bool = True,
         leftovers: bool = True,
         judge_launches: bool = False,
         window_seconds: float | None = None,
         remote: bool = False,
-        tariff: Tariff | None = None,
     ) -> None:
-        self.tariff = tariff
-        """Energy prices; None if none are set."""
+        self._settings = settings or Settings()
         self.read_only, self.read_only_by = read_only, read_only_by
         self._state = state or default_root()
         self.access = ServerAccess(self._state, self.snapshot, read_only=read_only, read_only_by=read_only_by)
@@ -115,10 +103,7 @@ class LocalFleet:
         self._interactive = interactive
         self._notices = tuple(notices)
         self._hostname = os.uname().nodename
-        self._warm_up, self._probe, self._vllm_paths = warm_up, probe, tuple(vllm_paths)
-        self._prepare, self._rollback = prepare, rollback
-        self._model_folders = tuple(model_folders)
-        self._shares, self._reserves = tuple(shares), tuple(reserves)
+        self._shares, self._reserves = gpu_shares(self._settings), gpu_reserves(self._settings)
         self._host_file, self._with_gpus = host_file, gpus
         self._own_presets = own_presets or config_folder() / "presets"
         self._window_seconds = window_seconds
@@ -153,6 +138,7 @@ class LocalFleet:
         """Predictions of changed flags."""
         self.leftovers = FleetLeftovers(self._state, self.access.refuse_read_only)
         """What ended servers left."""
+        board = self._settings.board
         self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
         self.claims = GpuClaims(self._board, self.access.refuse_read_only, self._gpu_indices)
         """The board, and claims of GPUs on it."""
@@ -168,6 +154,14 @@ class LocalFleet:
         self._releases: Releases | None = None
         if gpus and (interactive or host_file is not None):
             self._open_gpus()
+
+    @property
+    def tariff(self) -> Tariff | None:
+        """Energy prices; None if none are set."""
+        from vllm_console.history.energy import Tariff
+
+        price = self._settings.energy
+        return Tariff(price.price_per_kwh, price.currency) if price.price_per_kwh else None
 
     @cached_property
     def probes(self) -> ProbeReports:
@@ -349,10 +343,10 @@ class LocalFleet:
             self._own_presets,
             inputs,
             report_store(self._state),
-            self._vllm_paths,
+            self._settings.vllm,
             self._gpus,
-            warm_up=self._warm_up,
-            probe=self._probe,
+            warm_up=self._settings.warm_up,
+            probe=self._settings.probe,
         )
         return Launcher(
             self._state,
@@ -362,8 +356,8 @@ class LocalFleet:
                 self._state, self._recorder, self._refresh_gpus, self._forget_release, self._window_seconds
             ),
             self.engine_check,
-            prepare=self._prepare,
-            rollback=self._rollback,
+            prepare=self._settings.prepare_restarts,
+            rollback=self._settings.rollback,
         )
 
     def _open_gpus(self) -> None:
@@ -420,7 +414,7 @@ class LocalFleet:
         """The models in the Hugging Face cache and in the configured folders; reads files only, no network."""
         from vllm_launchers.vllm.modelfacts.local import local_models
 
-        return local_models(self._model_folders)
+        return local_models(self._settings.models)
 
     def model_download(self, model: str) -> ModelDownload:
         """Ask the hub what downloading a model would involve; downloads nothing yet. Ends with the fleet.
@@ -431,7 +425,7 @@ class LocalFleet:
         self.access.refuse_read_only()
         from vllm_console.fleet.downloads import ModelDownload
 
-        self._download = ModelDownload(model, self._vllm_paths)
+        self._download = ModelDownload(model, self._settings.vllm)
         return self._download
 
     def flags(self, engine: Engine | None = None) -> FlagTable:
