@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import FleetSnapshot
-from vllm_console.ui.parts.filter_line import matches
+from vllm_console.ui.parts.server_filter import matches
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import State
 
@@ -66,14 +66,14 @@ def test_the_mark_of_a_simulated_engine_is_found(fakes):
     assert not matches("sim", fakes.chat(fakes.NOW), SEEN)
 
 
-async def test_the_filter_has_a_prompt_and_counts_what_matches(console):
+async def test_the_filter_counts_what_matches_and_says_which_keys_work(console):
     async with console() as c:
         await c.press("slash", *"gpu 1")
-        await c.sees("/ gpu 1")
-        await c.sees("1 of 7 · esc clears")
-        await c.press("enter")
         await c.sees("Servers matching 'gpu 1' · 1 of 7")
-        await c.lacks("esc clears")
+        await c.sees("esc clear")
+        await c.press("enter")
+        await c.lacks("enter keep")
+        await c.sees("Servers matching 'gpu 1' · 1 of 7")
         await c.press("escape")
         await c.until(lambda: "matching" not in c.text)
         await c.press("slash", *"nothing")
@@ -81,6 +81,15 @@ async def test_the_filter_has_a_prompt_and_counts_what_matches(console):
         await c.sees("No server matches 'nothing'; esc shows all 7.")
         await c.press("escape")
         await c.until(lambda: "0 of 7" not in c.text and "chat" in c.text)
+
+
+async def test_the_arrow_keys_move_the_cursor_while_a_filter_is_typed(console):
+    async with console() as c:
+        first = c.app.operations.selected_name
+        await c.press("slash", "down")
+        await c.until(lambda: c.app.operations.selected_name != first)
+        await c.press("up")
+        await c.until(lambda: c.app.operations.selected_name == first)
 
 
 async def test_a_filter_that_nothing_matches_says_how_it_ends(console):
@@ -99,9 +108,9 @@ async def test_a_filter_that_nothing_matches_says_how_it_ends(console):
 async def test_the_filter_is_edited_again_where_it_was_left(console):
     async with console() as c:
         await c.press("slash", *"coder", "enter", "slash")
-        await c.sees("1 of 7 · esc clears")
+        await c.sees("enter keep")
         await c.press("backspace", "backspace")
-        await c.sees("/ cod")
+        await c.sees("Servers matching 'cod'")
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ async def test_a_filter_that_is_typed_moves_nothing(console, fakes, size):
         before = places(c)
         await c.press("slash", "c")
         await c.sees("2 of 2")
-        await c.until(lambda: "q quit" in c.text.splitlines()[-1], "keys in the last row")
+        await c.until(lambda: "esc clear" in c.text.splitlines()[-1], "keys in the last row")
         assert places(c) == before
 
 

@@ -62,7 +62,6 @@ from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.panes.tuner import tuner_line
 from vllm_console.ui.parts import change_report, staging
 from vllm_console.ui.parts.change_report import ChangeReport
-from vllm_console.ui.parts.filter_line import FilterLine, matches
 from vllm_console.ui.parts.fixes import FixCycle
 from vllm_console.ui.parts.footer_keys import FooterContext, applying, footer_hints, tail_hints
 from vllm_console.ui.parts.hints import DemoHints
@@ -80,6 +79,7 @@ from vllm_console.ui.parts.pane_layout import (
     best_layout,
 )
 from vllm_console.ui.parts.server_events import SeenServer, events_between, seen_of
+from vllm_console.ui.parts.server_filter import matches
 from vllm_console.ui.parts.server_verbs import RefusalError, ServerVerbs, change_rows
 from vllm_console.ui.parts.staged_plan import StagedPlans
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
@@ -93,6 +93,7 @@ from vllm_console.ui.terminal.repaint import PartialRepaintScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.draw import Part, keys_line
+from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.framed import frames_fit
 from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_height
 from vllm_launchers.errors import NotFoundError
@@ -204,7 +205,8 @@ class OperationsScreen(PartialRepaintScreen):
         self._area = PlacedArea(
             self._welcome, self._state, *self._panes, self._log, self._gpus, self._sparks, id="panes"
         )
-        self._filter_line = FilterLine(id="filter-line")
+        self._filter_entry = Entry(id="filter")
+        self._filter_entry.select_on_focus = False
         self._hint = LineView(id="hint", classes="bar")
         self._message = LineView(id="message")
         self._tuning = TuningBar(self.staging, self.redraw, console.say, id="tuning")
@@ -321,7 +323,7 @@ class OperationsScreen(PartialRepaintScreen):
     @property
     def on_top(self) -> bool:
         """Whether nothing covers this screen and no filter is typed. Otherwise, no question may open on its own."""
-        return self.app.screen is self and not self._filter_line.display
+        return self.app.screen is self and not self._filter_entry.purpose
 
     def select(self, name: str) -> None:
         """Move the cursor to a server as soon as it exists."""
@@ -503,7 +505,12 @@ class OperationsScreen(PartialRepaintScreen):
         if server is not None and self._tuning.display:
             self._tuning.draw(server, self.staged_state(server).verdict, width)
         self._staged_bar.show([self._staged_line(server, width)])
-        self._footer.show([keys_line(footer_hints(self._situation(server)), width, tail_hints())])
+        if self._filter_entry.purpose:
+            back = key_of("clear"), "clear", "screen.clear"
+            keys = keys_line(self._filter_entry.keys(back, "keep", chooses=True), width)
+        else:
+            keys = keys_line(footer_hints(self._situation(server)), width, tail_hints())
+        self._footer.show([keys])
 
     def _staged_line(self, server: ServerView | None, width: int) -> Strip:
         if self.console.read_only:
@@ -567,8 +574,6 @@ class OperationsScreen(PartialRepaintScreen):
         title = "Servers"
         if self._filter:
             title = f"Servers matching '{plain(self._filter)}' · {len(servers)} of {len(snapshot.servers)}"
-        if self._filter_line.display:
-            self._filter_line.show_count(len(servers), len(snapshot.servers))
         state = TableState(
             self._selected_name, self._order, self._marked, title, self.columns, self.past, self._expanded
         )
@@ -578,7 +583,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def _table_entries(self, snapshot: FleetSnapshot) -> int:
         """Rows the table can use; constant while a filter is typed, so that nothing moves with each key."""
-        matching = self.servers if self._filter and not self._filter_line.display else ()
+        matching = self.servers if self._filter and not self._filter_entry.purpose else ()
         if matching:
             return len(entries_of(matching, self._expanded))
         return len(entries_of(snapshot.servers, self._expanded)) + (self.time.replay is not None)
@@ -668,7 +673,7 @@ class OperationsScreen(PartialRepaintScreen):
         set_display(self._table, not alone)
         set_height(self._finding, finding)
         set_height(self._message, foot - 2)
-        set_height(self._filter_line, foot - 2)
+        set_height(self._filter_entry, foot - 2)
         set_height(self._tuning, foot - 1)
         foot += int(self.hints.shown)
         set_height(self._foot, foot)
@@ -687,7 +692,7 @@ class OperationsScreen(PartialRepaintScreen):
     def _arrange_foot(self) -> None:
         """The filter replaces the message; the tuning bar replaces the message and the staged changes."""
         tuning = self._tuning.display
-        set_display(self._message, not tuning and not self._filter_line.display)
+        set_display(self._message, not tuning and not self._filter_entry.purpose)
         set_display(self._staged_bar, not tuning)
         set_display(self._hint, self.hints.shown)
 
@@ -923,9 +928,9 @@ class OperationsScreen(PartialRepaintScreen):
         """Open the filter field. It is mounted on first use so that the console starts faster."""
         if self._tuning.display:
             self._tuning.close()
-        if not self._filter_line.is_attached:
-            await self._foot.mount(self._filter_line, before=self._message)
-        self._filter_line.open(self._filter)
+        if not self._filter_entry.is_attached:
+            await self._foot.mount(self._filter_entry, before=self._message)
+        self._filter_entry.open("filter", self._filter, placeholder="name, model, preset, state, gpu0, :8000, owner")
         self.redraw()
 
     def filter_by(self, text: str) -> None:
@@ -937,9 +942,13 @@ class OperationsScreen(PartialRepaintScreen):
     def _filter_changed(self, event: Input.Changed) -> None:
         self.filter_by(event.value)
 
+    @on(Entry.Stepped)
+    def _filter_stepped(self, event: Entry.Stepped) -> None:
+        self.action_cursor(event.step)
+
     @on(Input.Submitted, "#filter")
     def _filter_done(self) -> None:
-        self._filter_line.close()
+        self._filter_entry.shut()
         self._table_height.reset()
         self.redraw()
 
@@ -951,7 +960,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.console.messages_seen()
         if read:
             return  # keep its subject, such as refused staged changes
-        if self._filter_line.display:
+        if self._filter_entry.purpose:
             self._filter = ""
             self._filter_done()
         elif server is not None and cancelable(server, self.console.read_only):
