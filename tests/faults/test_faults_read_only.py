@@ -117,7 +117,7 @@ PARTS: dict[str, tuple[type, set[str], dict[str, tuple[object, ...]]]] = {
     "leftovers": (FleetLeftovers, {"find", "notices", "close"}, {"remove": (None,)}),
     "loads": (
         Loads,
-        {"describe", "result", "server_ended", "spans", "close"},
+        {"describe", "result", "server_ended", "close"},
         {"start": ("ordered",), "stop": ("ordered",)},
     ),
     "predictions": (ChangePredictions, {"predict", "rank"}, {"keep": ("ordered", 1, None)}),

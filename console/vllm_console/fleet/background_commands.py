@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from vllm_console.fleet.access import ServerAccess
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.load.ramp import RampProgress
-    from vllm_console.load.spans import LoadSpan
 
 
 LOAD_SECONDS = 60.0
@@ -43,9 +42,6 @@ RESULT_SECONDS = 60.0
 """How long the result of a load is shown."""
 
 WITH_SERVER = "load ended with the server"
-
-MOST_SPANS = 20
-"""How many load spans to keep per server."""
 
 
 def child_options(state: Path | None, config: Path | None, host_file: Path | None) -> tuple[str, ...]:
@@ -60,7 +56,6 @@ class _Load(msgspec.Struct):
     errors: IO[bytes]
     rate: float
     until: float
-    began_at: float
     concurrency: int | None = None
     result: str = ""
     ended_at: float = 0.0
@@ -76,7 +71,6 @@ class Loads:
         self._options, self._access = options, access
         self._lock = threading.Lock()
         self._loads: dict[str, _Load] = {}
-        self._past: dict[str, list[LoadSpan]] = {}
 
     def start(self, name: str) -> None:
         """Send the preset's workload for a minute; replaces a running load.
@@ -109,7 +103,7 @@ class Loads:
         with self._lock:
             other = self._loads.get(name)  # started at the same time
             until = time.monotonic() + LOAD_SECONDS
-            self._loads[name] = _Load(process, output, errors, rate, until, time.time(), concurrency)
+            self._loads[name] = _Load(process, output, errors, rate, until, concurrency)
         if other is not None:
             _finish(other)
 
@@ -133,7 +127,6 @@ class Loads:
             if load is None or load.process.poll() is None:
                 return ""
             if not load.result:
-                self._remember(name, load)
                 head = WITH_SERVER if load.server_ended else ""
                 load.result, load.ended_at = _summary(_read(load.output), _read(load.errors), head), time.monotonic()
                 load.output.close()
@@ -148,23 +141,6 @@ class Loads:
                 load.server_ended = True
                 load.process.terminate()
 
-    def spans(self, name: str) -> tuple[LoadSpan, ...]:
-        """The times at which this console sent load to a server, oldest first."""
-        with self._lock:
-            load, past = self._loads.get(name), tuple(self._past.get(name, ()))
-        if load is None or load.result:
-            return past
-        from vllm_console.load.spans import LoadSpan  # most consoles send no load
-
-        return (*past, LoadSpan(load.began_at, None, load.rate))
-
-    def _remember(self, name: str, load: _Load) -> None:
-        from vllm_console.load.spans import LoadSpan
-
-        past = self._past.setdefault(name, [])
-        past.append(LoadSpan(load.began_at, time.time(), load.rate))
-        del past[:-MOST_SPANS]
-
     def stop(self, name: str) -> None:
         """End the load on a server, if there is one. Raises RefusedError if the fleet is read-only."""
         self._access.refuse_read_only()
@@ -173,11 +149,8 @@ class Loads:
     def _end(self, name: str) -> None:
         with self._lock:
             load = self._loads.pop(name, None)
-            if load is None:
-                return
-            if not load.result:
-                self._remember(name, load)
-        _finish(load)
+        if load is not None:
+            _finish(load)
 
     def close(self) -> None:
         """End all loads."""

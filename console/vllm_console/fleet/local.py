@@ -281,7 +281,7 @@ class LocalFleet:
         load, chosen = self.loads.describe(name), selected == name
         view = watched.view(record, now, selected=chosen, load=load, context=context)
         if chosen and self._interactive:
-            view = watched.in_time(view, record, now, time_view, self.loads.spans(name))
+            view = watched.in_time(view, record, now, time_view)
         if result := self.loads.result(name):
             view = replace(view, load_result=result)
         held = self._releases.notice(name) if self._releases is not None else ""

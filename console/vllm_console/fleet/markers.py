@@ -30,9 +30,6 @@ REFRESH_SECONDS = 15.0
 SAME_SECONDS = 120.0
 """A stored finding that ended within this time is the open one, if it has the same name."""
 
-SAME_LOAD_SECONDS = 10.0
-"""A load started by this console begins within this time in its own process."""
-
 STOP_SECONDS = 5.0
 """A requested stop and a start within this time are one restart."""
 
@@ -185,17 +182,11 @@ def started_by_tuners(markers: Iterable[Marker], spans: Sequence[LoadSpan]) -> l
     return found
 
 
-def other_loads(own: Sequence[LoadSpan], noted: Iterable[LoadSpan]) -> list[LoadSpan]:
-    """The loads noted in the server's folder that another process sent; this console knows its own loads exactly."""
-    return [span for span in noted if not any(abs(span.began_at - one.began_at) < SAME_LOAD_SECONDS for one in own)]
-
-
 class ServerMarkers:
     """The markers of one server, recomputed only when its inputs change."""
 
-    def __init__(self, folder: Path, runs_file: Path) -> None:
-        self._folder, self._runs_file = folder, runs_file
-        self._noted: Sequence[LoadSpan] = ()
+    def __init__(self, runs_file: Path) -> None:
+        self._runs_file = runs_file
         self._of_record: tuple[object, list[Marker]] = (None, [])
         self._runs: tuple[float, Sequence[PastRun]] = (float("-inf"), ())
         self._made: tuple[object, tuple[Marker, ...]] = (None, ())
@@ -208,12 +199,9 @@ class ServerMarkers:
         if self._of_record[0] is not record.generations:
             self._of_record = (record.generations, record_markers(record))
         if not 0 <= now - self._runs[0] < REFRESH_SECONDS:  # negative if the clock was set back
-            from vllm_console.load.spans import read_spans
-
             self._runs = (now, self._read(record.name))
-            self._noted = read_spans(self._folder, now)
         holds = tuple((one.code, one.since) for one in holding if one.severity != "good")
-        made_of = (self._of_record[1], self._runs[1], holds, tuple(loads), self._noted)
+        made_of = (self._of_record[1], self._runs[1], holds, tuple(loads))
         if self._made[0] != made_of:
             self._made = (made_of, self._make(record, holding, loads))
         return self._made[1]
@@ -222,9 +210,9 @@ class ServerMarkers:
         runs = self._runs[1]
         starts = (*self._of_record[1], *run_markers(runs, record))
         found = [
-            *started_by_tuners(starts, self._noted),
+            *started_by_tuners(starts, loads),
             *finding_markers(runs, holding, record.created_at),
-            *load_markers((*loads, *other_loads(loads, self._noted))),
+            *load_markers(loads),
         ]
         return tuple(sorted(found, key=lambda marker: marker.at))
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from vllm_console.fleet.moment import Moment
     from vllm_console.fleet.probe import ProbeView, ServerProbe
     from vllm_console.fleet.startup_progress import StartupProgress
-    from vllm_console.load.spans import LoadSpan
     from vllm_console.load.tuner_progress import TunerProgress
     from vllm_console.logs.startup import Startup
     from vllm_console.runs.store import PastRun
@@ -234,9 +233,7 @@ class WatchedServer:
         if self._probe is not None:
             self._probe.close()
 
-    def in_time(
-        self, view: ServerView, record: ServerRecord, now: float, time_view: TimeView, loads: Sequence[LoadSpan] = ()
-    ) -> ServerView:
+    def in_time(self, view: ServerView, record: ServerRecord, now: float, time_view: TimeView) -> ServerView:
         """Add charts over the requested range, and event markers."""
         if self._charts is None:
             from vllm_console.fleet.chart_history import ChartHistory, server_source
@@ -244,9 +241,9 @@ class WatchedServer:
             from vllm_console.runs.store import FILE_NAME
 
             self._charts = ChartHistory(server_source(self._folder / HISTORY))
-            self._markers = ServerMarkers(self._folder, self._folder.parents[1] / FILE_NAME)
+            self._markers = ServerMarkers(self._folder.parents[1] / FILE_NAME)
         if self._markers is not None:
-            view = replace(view, markers=self._markers.markers(record, view.findings, loads, now))
+            view = replace(view, markers=self._markers.markers(record, view.findings, self._loads.spans(now), now))
         try:
             series, probe = self._cached_chart(self._charts, record, now, time_view)
             return replace(view, series=series, probe=probe)

@@ -99,23 +99,25 @@ def read_spans(folder: Path, now: float) -> tuple[LoadSpan, ...]:
     A killed process notes no end: its load counts as ended at its beginning (a tuner's at its last step), or at its
     latest possible end.
     """
-    try:
-        found = _read(folder / FILE_NAME).values()
-    except OSError:
-        return ()
-    return tuple(LoadSpan(one.began_at, one.end(now), one.begin.rate, one.tuner) for one in found if one.begun)
+    return LoadWatch(folder).spans(now)
 
 
 class LoadWatch:
-    """The loads currently sent to a server. The file is reread only when it has changed."""
+    """The loads sent to a server. The file is reread only when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._read_at: tuple[int, int, int] | None = None
+        self._begun: tuple[_Load, ...] = ()
         self._open: tuple[_Load, ...] = ()
         """Loads that were running when the file was read."""
         self._newest: _Load | None = None
         """The newest load of a tuner."""
+
+    def spans(self, now: float) -> tuple[LoadSpan, ...]:
+        """As `read_spans`."""
+        self._read_again(now)
+        return tuple(LoadSpan(one.began_at, one.end(now), one.begin.rate, one.tuner) for one in self._begun)
 
     def progress(self, now: float) -> TunerProgress | None:
         """The running tuner's progress at ``now`` (Unix seconds); None if there is none, or it was killed."""
@@ -145,12 +147,12 @@ class LoadWatch:
             found = self._path.stat()
             read_at = (found.st_ino, found.st_size, found.st_mtime_ns)
             if read_at != self._read_at:
-                loads = _read(self._path)
-                self._open = tuple(one for one in loads.values() if one.begun and one.end(now) is None)
-                self._newest = next((one for one in reversed(loads.values()) if one.begun and one.tuner), None)
+                self._begun = tuple(one for one in _read(self._path).values() if one.begun)
+                self._open = tuple(one for one in self._begun if one.end(now) is None)
+                self._newest = next((one for one in reversed(self._begun) if one.tuner), None)
                 self._read_at = read_at
         except OSError:
-            self._open, self._newest, self._read_at = (), None, None
+            self._begun, self._open, self._newest, self._read_at = (), (), None, None
 
 
 class _Load:

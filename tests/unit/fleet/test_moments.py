@@ -258,7 +258,7 @@ def test_run_database_keeps_starts_that_the_record_dropped(tmp_path: Path) -> No
     assert store.past("chat")[0].changed == (("max-num-seqs", 256, 64),)
     assert store.past("other") == []
     kept = record(generation(3, NOW - 3000))
-    found = ServerMarkers(tmp_path, tmp_path / FILE_NAME).markers(kept, (), (), NOW)
+    found = ServerMarkers(tmp_path / FILE_NAME).markers(kept, (), (), NOW)
     assert [one.label for one in found] == ["r1", "r2", "!", "✓", "r3"]
     assert "--max-num-seqs 256 → 64" in found[1].text
     assert found == tuple(sorted(found, key=lambda one: one.at))
@@ -325,7 +325,7 @@ def test_snapshot_of_an_earlier_moment_changes_nothing_current(folder: Path) -> 
 
 
 def test_markers_are_rebuilt_only_after_a_change(folder: Path, tmp_path: Path) -> None:
-    server_markers = ServerMarkers(folder, tmp_path / FILE_NAME)
+    server_markers = ServerMarkers(tmp_path / FILE_NAME)
     found = [Finding("preempting", Severity.WARNING, NOW - 30, "symptom", "cause")]
     first = server_markers.markers(SERVED, found, (), NOW)
     assert server_markers.markers(SERVED, list(found), (), NOW + 20) is first
@@ -333,29 +333,29 @@ def test_markers_are_rebuilt_only_after_a_change(folder: Path, tmp_path: Path) -
     assert over is not first
     sent = server_markers.markers(SERVED, (), (LoadSpan(NOW, None, 2.0),), NOW + 22)
     assert len(sent) == len(over) + 1
-    (folder / "loads.jsonl").write_text(f'{{"id": "1-1", "began_at": {NOW - 900}, "until": {NOW - 800}}}\n')
-    back = server_markers.markers(SERVED, (), (), NOW - 600)
-    assert len(back) == len(over) + 2, "it is read again after the clock was set back"
+    RunStore(tmp_path / FILE_NAME).enter([RunHead("k1", "chat", 1, NOW - 90_000)])
+    assert server_markers.markers(SERVED, (), (), NOW + 23) == over
+    assert len(server_markers.markers(SERVED, (), (), NOW - 600)) == len(over) + 1, "read again: the clock was set back"
 
 
-def test_loads_of_others_and_of_this_console_are_marked_once(tmp_path: Path) -> None:
-    own = (LoadSpan(NOW - 60, NOW - 30, 4.0),)
+def test_noted_loads_are_marked(folder: Path) -> None:
     lines = [
-        {"id": "a", "began_at": NOW - 59, "until": NOW, "rate": 4},
         {"id": "b", "began_at": NOW - 900, "until": NOW - 600},
         {"id": "c", "began_at": NOW - 500, "until": NOW, "rate": 8},
         {"id": "c", "ended_at": NOW - 400},
     ]
-    (tmp_path / LOADS).write_text("nonsense\n" + "\n".join(map(json.dumps, lines)))
-    found = ServerMarkers(tmp_path, tmp_path / FILE_NAME).markers(record(generation(2, NOW - 3000)), (), own, NOW)
+    watched = WatchedServer(folder, interactive=True)
+    live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
+    assert not [one for one in watched.in_time(live, SERVED, NOW, LIVE).markers if one.kind is MarkerKind.LOAD]
+    (folder / LOADS).write_text("nonsense\n" + "\n".join(map(json.dumps, lines)))
+    found = watched.in_time(live, SERVED, NOW, LIVE).markers
+    watched.close()
     loads = [(one.at - NOW, one.text) for one in found if one.kind is MarkerKind.LOAD]
     assert loads == [
         (-900, "Load began"),
         (-600, "Load ended"),
         (-500, "Load began: 8.0 req/s"),
         (-400, "Load ended"),
-        (-60, "Load began: 4.0 req/s"),
-        (-30, "Load ended"),
     ]
 
 
@@ -387,7 +387,7 @@ def test_restarts_by_a_tuner_are_marked(tmp_path: Path) -> None:
         {"id": "a", "tuner": to_builtins(progress)},
     ]
     (tmp_path / LOADS).write_text("\n".join(map(json.dumps, lines)))
-    marked = ServerMarkers(tmp_path, tmp_path / FILE_NAME).markers(SERVED, (), (), NOW)
+    marked = ServerMarkers(tmp_path / FILE_NAME).markers(SERVED, (), read_spans(tmp_path, NOW), NOW)
     assert "Restarted by a tuner: run 2: --max_num_seqs 256 → 128" in [one.text for one in marked]
 
 
