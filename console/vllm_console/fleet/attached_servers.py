@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -33,16 +33,16 @@ from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, is_wildcard, server_url
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.keeper import client, folders, wire
-from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
+from vllm_launchers.keeper.errors import BadNameError, NoSuchServerError
 from vllm_launchers.keeper.files import RECORD
 from vllm_launchers.keeper.records import Exit, ServerRecord, State
+from vllm_launchers.launch.server_records import KnownRecords, ServerRecords, read_changed
 from vllm_launchers.private import ATTACHED, lock, locked, make_folder, open_file, own_folder
 from vllm_launchers.values import replace as replace_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.load.client import ApiAccess
-    from vllm_launchers.launch.server_records import ServerRecords
 
 CHECK_SECONDS = 5.0
 """How often to check that an endpoint has a recorder."""
@@ -61,13 +61,6 @@ ATTACH_SECONDS = 15.0
 """How long to wait for another command that is attaching: longer than its recorder may take to end."""
 
 
-class RecordSource(Protocol):
-    """A source of server records."""
-
-    def read(self) -> tuple[list[ServerRecord], list[str]]:
-        """The records, and a sentence for each one that can't be read."""
-
-
 class AllRecords:
     """The records of this user's servers and of attached endpoints."""
 
@@ -75,7 +68,7 @@ class AllRecords:
         self._servers, self._attached = servers, attached
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
-        """All records; a server hides an endpoint of the same name."""
+        """All records, and a sentence for each one that can't be read; a server hides an endpoint of its name."""
         servers, problems = self._servers.read()
         names = {record.name for record in servers}
         attached, more = self._attached.read()
@@ -87,7 +80,7 @@ class AttachedServers:
 
     def __init__(self, state: Path, *, interactive: bool, read_only: bool) -> None:
         self._state, self._interactive, self._read_only = state, interactive, read_only
-        self._known: dict[str, tuple[object, ServerRecord]] = {}
+        self._known: KnownRecords = {}
         self._watched: dict[Identity, WatchedServer] = {}
         self._checked: dict[str, tuple[float, bool]] = {}
 
@@ -95,24 +88,12 @@ class AttachedServers:
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
         """The endpoints' records by name, and a sentence for each one that can't be read."""
-        records, problems = [], []
-        names = self._folders()
-        for gone in self._known.keys() - set(names):
-            self._known.pop(gone, None)
-        for name in names:
-            folder = attached_folder(self._state, name)
-            try:
-                status = (folder / RECORD).stat()
-                stamp = (status.st_mtime_ns, status.st_ino)
-                known = self._known.get(name)
-                if known is None or known[0] != stamp:
-                    known = self._known[name] = (stamp, read_endpoint(folder)[0])
-                records.append(known[1])
-            except (NoSuchServerError, FileNotFoundError):
-                continue  # just detached
-            except (KeeperError, OSError) as error:
-                problems.append(str(error))
-        return records, problems
+        return read_changed(
+            self._known,
+            self._folders(),
+            lambda name: folders.stamp(attached_folder(self._state, name)),
+            lambda name: read_endpoint(attached_folder(self._state, name))[0],
+        )
 
     def names(self) -> list[str]:
         """The names of the endpoints whose records can be read."""

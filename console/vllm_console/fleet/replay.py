@@ -43,7 +43,7 @@ from vllm_launchers.vllm.engines import Engine, EngineKind
 
 if TYPE_CHECKING:
     from vllm_console.fleet.access import ServerAccess
-    from vllm_console.fleet.attached_servers import RecordSource
+    from vllm_console.fleet.attached_servers import AllRecords
     from vllm_console.fleet.runs import RunHistory
     from vllm_console.runs.store import PastRun, Run
 
@@ -143,7 +143,7 @@ class ReplayedRun:
 class Replays:
     """Finds runs that can be replayed, and shows the requested one."""
 
-    def __init__(self, state: Path, access: ServerAccess, records: RecordSource, runs: RunHistory) -> None:
+    def __init__(self, state: Path, access: ServerAccess, records: AllRecords, runs: RunHistory) -> None:
         self._state, self._access, self._records, self._runs = state, access, records, runs
         self._removed = RemovedServers(state)
         self._open: ReplayedRun | None = None

@@ -27,7 +27,7 @@ from vllm_launchers.secrets import redact
 if TYPE_CHECKING:
     from vllm_console.diagnosis.finding import Span
     from vllm_console.fleet.access import ServerAccess
-    from vllm_console.fleet.attached_servers import RecordSource
+    from vllm_console.fleet.attached_servers import AllRecords
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
     from vllm_console.prediction.score import KeptPrediction
@@ -300,7 +300,7 @@ class RunHistory:
         state: Path,
         access: ServerAccess,
         recorder: RunRecorder,
-        records: RecordSource,
+        records: AllRecords,
         snapshot: Callable[[], FleetSnapshot],
     ) -> None:
         self._state, self._access, self._recorder = state, access, recorder

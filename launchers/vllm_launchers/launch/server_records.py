@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.errors import KeeperError, NoSuchServerError
 from vllm_launchers.keeper.records import ServerRecord, State
+
+KnownRecords = dict[str, tuple[object, ServerRecord]]
+"""Records by name, each with the stamp that its file had when it was read."""
+
+
+def read_changed(
+    known: KnownRecords, names: Sequence[str], stamp: Callable[[str], object], read: Callable[[str], ServerRecord]
+) -> tuple[list[ServerRecord], list[str]]:
+    """The named records, and a sentence for each that cannot be read; only those with a new stamp are read again."""
+    records, problems = [], []
+    for gone in set(known).difference(names):  # another thread may read them too
+        known.pop(gone, None)
+    for name in names:
+        try:
+            now, found = stamp(name), known.get(name)
+            if found is None or found[0] != now:
+                found = known[name] = (now, read(name))
+            records.append(found[1])
+        except NoSuchServerError:
+            continue  # just removed
+        except (KeeperError, OSError) as error:
+            problems.append(str(error))
+    return records, problems
 
 
 class ServerRecords:
@@ -14,7 +38,7 @@ class ServerRecords:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._known: dict[str, tuple[object, ServerRecord]] = {}
+        self._known: KnownRecords = {}
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
         """All records in order of name, and a sentence for each that cannot be read.
@@ -22,21 +46,12 @@ class ServerRecords:
         Raises:
             KeeperError: the folder itself cannot be read.
         """
-        records, problems = [], []
-        names = client.names(self._state)
-        for gone in set(self._known).difference(names):  # another thread may read them too
-            self._known.pop(gone, None)
-        for name in names:
-            try:
-                stamp = client.stamp(self._state, name)
-                known = self._known.get(name)
-                if known is None or known[0] != stamp:
-                    known = (stamp, client.read(self._state, name))
-                    self._known[name] = known
-                records.append(known[1])
-            except KeeperError as error:
-                problems.append(str(error))
-        return records, problems
+        return read_changed(
+            self._known,
+            client.names(self._state),
+            lambda name: client.stamp(self._state, name),
+            lambda name: client.read(self._state, name),
+        )
 
     def taken_ports(self, but: str = "") -> set[int]:
         """The ports of all servers that are up or will be restarted, except those of server ``but``."""
