@@ -124,7 +124,7 @@ async def test_a_server_without_findings_says_what_happened_last(console, fakes)
 
 
 async def test_an_error_stays_until_it_was_seen(console, monkeypatch):
-    monkeypatch.setattr("vllm_console.ui.app.MESSAGE_SECONDS", 0.02)
+    monkeypatch.setattr("vllm_console.ui.parts.messages.MESSAGE_SECONDS", 0.02)
     async with console() as c:
         c.app.say("disk full", BAD)
         c.app.say("something else")
@@ -134,8 +134,8 @@ async def test_an_error_stays_until_it_was_seen(console, monkeypatch):
 
 
 async def test_an_error_that_nobody_dismissed_goes_after_its_time(console, monkeypatch):
-    monkeypatch.setattr("vllm_console.ui.app.MESSAGE_SECONDS", 0.02)
-    monkeypatch.setattr("vllm_console.ui.app.ERROR_SECONDS", 0.04)
+    monkeypatch.setattr("vllm_console.ui.parts.messages.MESSAGE_SECONDS", 0.02)
+    monkeypatch.setattr("vllm_console.ui.parts.messages.ERROR_SECONDS", 0.04)
     async with console() as c:
         c.app.say("disk full", BAD)
         await c.until(lambda: c.app.message is None, "the error goes")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import vllm_console.ui.app as app_module
-
 
 async def test_a_server_gone_to_is_polled_at_once(console):
     async with console() as c:
@@ -66,7 +64,7 @@ async def test_what_gets_another_size_is_drawn_for_it(console):
 
 
 async def test_a_message_goes_after_its_time(console, monkeypatch):
-    monkeypatch.setattr(app_module, "MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr("vllm_console.ui.parts.messages.MESSAGE_SECONDS", 0.05)
     async with console() as c:
         await c.press("space")
         await c.press("y")

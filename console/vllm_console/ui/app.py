@@ -23,7 +23,6 @@ from textual.dom import DOMNode
 from textual.filter import LineFilter
 from textual.message_pump import MessagePump
 from textual.screen import ModalScreen
-from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Input
 
@@ -73,12 +72,6 @@ RESIZE_SECONDS = 0.06
 
 RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between polls that ``+`` and ``-`` step through."""
-
-MESSAGE_SECONDS = 15.0
-"""How long a message is shown before the selected server's own notices may replace it."""
-
-ERROR_SECONDS = 60.0
-"""How long an error is shown unless it is dismissed; the message list keeps it."""
 
 END_SECONDS = 6
 """How long the console may take to exit after a signal (whole seconds). Restoring the terminal takes up to 3."""
@@ -163,7 +156,6 @@ class ConsoleApp(App[None]):
         self.polling = Polling(refresh, read_only=read_only, demo=demo)
         self.messages = Messages()
         """The message history and the message being shown."""
-        self._message_timer: Timer | None = None
         self._asking: set[str] = set()
         """Names of running queries that must not run twice at once."""
         self.late_screens = LateScreens(self)
@@ -216,6 +208,7 @@ class ConsoleApp(App[None]):
         if self._chat is not None:
             self.open_chat(*self._chat, closed=self.action_quit)
         self.run_worker(self._poll_forever(), name="poll", exclusive=True, group="poll")
+        self.set_interval(1.0, self._draw_message)  # a message whose time is up goes, also while paused
         if not self.read_only:
             self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.history.judge_past, str, once="past"))
 
@@ -573,7 +566,6 @@ class ConsoleApp(App[None]):
         ``about`` is the server of a problem, if that is not the selected one.
         """
         self.messages.say(text, style, server, about=about, outage=outage)
-        self._expire_message_later()
         if not self.screen_stack:
             return
         if self.screen is not self.operations and style is not None:
@@ -589,7 +581,6 @@ class ConsoleApp(App[None]):
     def show_message(self, text: str, style: Style | None = None) -> None:
         """Show a sentence in the message line for a while without adding it to the message list."""
         self.messages.show(text, style)
-        self._expire_message_later()
         self._draw_message()
 
     def answered(self, text: str) -> None:
@@ -597,26 +588,9 @@ class ConsoleApp(App[None]):
         self.messages.answered(text)
         self._draw_message()
 
-    def _expire_message_later(self) -> None:
-        if self._message_timer is not None:
-            self._message_timer.stop()
-        self._message_timer = self.set_timer(MESSAGE_SECONDS, self._forget_message)
-
     def messages_seen(self) -> None:
         """Mark the shown messages as read."""
         self.messages.seen()
-        self._draw_message()
-
-    def _forget_message(self) -> None:
-        self._message_timer = None
-        self.messages.expire()
-        if self.messages.unseen_error:
-            self._message_timer = self.set_timer(max(0.0, ERROR_SECONDS - MESSAGE_SECONDS), self._forget_error)
-        self._draw_message()
-
-    def _forget_error(self) -> None:
-        self._message_timer = None
-        self.messages.expire_error()
         self._draw_message()
 
     def _draw_message(self) -> None:

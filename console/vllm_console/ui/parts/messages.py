@@ -15,6 +15,12 @@ from vllm_console.ui.theme import BAD, WARN
 
 MOST_KEPT = 300
 
+MESSAGE_SECONDS = 15.0
+"""How long a message is shown before the selected server's own notices may replace it."""
+
+ERROR_SECONDS = 60.0
+"""How long an error is shown unless it is dismissed; the message list keeps it."""
+
 SAME_SECONDS = 3.0
 """An event this soon after an answer with the same text is treated as the same message."""
 
@@ -67,12 +73,22 @@ class Messages:
     @property
     def shown(self) -> Message | None:
         """The message to show: a recent one, or else the last unread error."""
-        return self._current or self._unseen
+        return self._recent(self._current, MESSAGE_SECONDS) or self._error
+
+    @property
+    def _error(self) -> Message | None:
+        """The last unread error until its time is up; outages stay."""
+        if self._unseen is not None and self._unseen.outage:
+            return self._unseen
+        return self._recent(self._unseen, ERROR_SECONDS)
+
+    def _recent(self, message: Message | None, seconds: float) -> Message | None:
+        return message if message is not None and abs(self.clock() - message.at) < seconds else None
 
     def say(
         self, text: str, style: Style | None = None, server: str = "", *, about: str = "", outage: bool = False
     ) -> None:
-        """Add a message. It is shown until `expire`, an error until `seen` or `expire_error`.
+        """Add a message. It is shown for `MESSAGE_SECONDS`, an error for `ERROR_SECONDS` or until `seen`.
 
         ``server`` is the server whose event this is, if any; an ``outage`` is shown until `ready`. ``about`` is the
         server that a problem is about, if that is not the selected one.
@@ -84,7 +100,7 @@ class Messages:
             self._unseen = message
 
     def show(self, text: str, style: Style | None = None) -> None:
-        """Show a message until `expire` without keeping it, for keys that are pressed many times."""
+        """Show a message for its time without keeping it, for keys that are pressed many times."""
         self._current = Message(self.clock(), plain(text), style)
 
     def note(self, server: str, text: str, style: Style | None = None) -> None:
@@ -134,18 +150,13 @@ class Messages:
         return left or self._states.get(held.about, held.state) != held.state
 
     def expire(self) -> None:
-        """Hide the current message, whose time is up."""
+        """Hide the current message before its time is up."""
         self._current = None
-
-    def expire_error(self) -> None:
-        """Hide the last error, whose time is up, even if unread; outages stay."""
-        if self._unseen is not None and not self._unseen.outage:
-            self._unseen = None
 
     @property
     def unseen_error(self) -> bool:
         """Whether an unread error is shown."""
-        return self._unseen is not None
+        return self._error is not None
 
     def seen(self) -> None:
         """Mark what is shown as read."""

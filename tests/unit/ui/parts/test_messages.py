@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_console.ui.parts.messages import Messages
+from vllm_console.ui.parts.messages import ERROR_SECONDS, MESSAGE_SECONDS, Messages
 from vllm_console.ui.theme import BAD, WARN
 
 
@@ -40,15 +40,16 @@ def test_later_repetition_is_another_message():
 
 
 def test_failure_is_shown_until_ready_and_other_errors_until_seen():
-    messages = Messages(Clock())
+    clock = Clock()
+    messages = Messages(clock)
     messages.say("chat failed: killed", BAD, "chat", outage=True)
-    messages.expire()
+    clock.at += MESSAGE_SECONDS
     messages.ready("docs")
     assert messages.shown.text == "chat failed: killed"
     messages.ready("chat")
     assert messages.shown is None
     messages.say("chat: its flags were refused.", BAD, "chat")
-    messages.expire()
+    clock.at += MESSAGE_SECONDS
     messages.ready("chat")
     assert messages.shown.text == "chat: its flags were refused."
     assert [one.text for one in messages.history] == ["chat failed: killed", "chat: its flags were refused."]
@@ -85,13 +86,15 @@ def test_a_problem_that_a_key_was_answered_with_ends_with_the_state_or_the_selec
 
 
 def test_an_error_ends_after_its_time_and_a_failure_does_not():
-    messages = Messages(Clock())
+    clock = Clock()
+    messages = Messages(clock)
     messages.say("disk full", BAD)
-    messages.expire()
+    clock.at += MESSAGE_SECONDS
     assert messages.shown.text == "disk full"
-    messages.expire_error()
+    assert messages.unseen_error
+    clock.at += ERROR_SECONDS - MESSAGE_SECONDS
     assert messages.shown is None
+    assert not messages.unseen_error
     messages.say("chat failed: killed", BAD, "chat", outage=True)
-    messages.expire()
-    messages.expire_error()
+    clock.at += ERROR_SECONDS
     assert messages.shown.text == "chat failed: killed"
