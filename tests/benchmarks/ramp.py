@@ -39,7 +39,6 @@ from vllm_console.load.ramp_search import (
     FEWEST_SECONDS,
     StepFigures,
     StepOutcome,
-    TriedRate,
     ceiling,
     judge_step,
     next_step,
@@ -185,7 +184,7 @@ class VirtualRamp:
         for _ in self.server.play(short, 30.0, tally):
             pass
         self.request_seconds = 1.0
-        self.last: tuple[float, StepOutcome] | None = None
+        self.last: StepOutcome | None = None
         self.learn(tally)
 
     def learn(self, tally: Tally) -> None:
@@ -193,7 +192,7 @@ class VirtualRamp:
         self.request_seconds = first + itl * mean_length(self.case.workload.output_tokens_p95)
 
     def warm_up(self, rate: float) -> float:
-        if self.last is not None and warm(rate, *self.last):
+        if self.last is not None and warm(rate, self.last):
             return SHORTEST_WARM_UP
         return min(LONGEST_WARM_UP, max(SHORTEST_WARM_UP, 2 * self.request_seconds))
 
@@ -225,7 +224,7 @@ class VirtualRamp:
                 break
         if outcome.ok:
             self.learn(tally)
-        self.last = rate, outcome
+        self.last = outcome
         return outcome, warming + (server.now - begin)
 
 
@@ -243,7 +242,7 @@ class Found:
 def ramp(case: Case, seed: int, budget: float) -> Found:
     run = VirtualRamp(case, seed)
     start = suggested_rate(case.workload) * START_SHARE
-    tried: list[TriedRate] = []
+    tried: list[StepOutcome] = []
     spent = 0.0
     while (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
         rate = float(f"{wanted.rate:.4g}")
@@ -254,7 +253,7 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
         seconds = step_seconds(tried, budget - spent, LONGEST_STEP) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
-        tried.append(TriedRate(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+        tried.append(outcome)
     found = ceiling(tried)
     if found is None:
         return Found(0.0, (0.0, 0.0), "", spent, len(tried))

@@ -27,7 +27,7 @@ from fakes.virtual_records import record
 from vllm_console.cli.tune import EVIDENCE_REQUESTS, EVIDENCE_SHARE
 from vllm_console.fleet.tuning import TuneTarget, predict_each
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
-from vllm_console.load.ramp_search import FEWEST_REQUESTS, TriedRate, next_step, step_seconds
+from vllm_console.load.ramp_search import FEWEST_REQUESTS, StepOutcome, next_step, step_seconds
 from vllm_console.load.shape import TrafficShape, suggested_rate
 from vllm_console.load.tune_search import (
     AGAIN_SHARE,
@@ -83,7 +83,7 @@ def limits_of(flags: str, model: str) -> EngineLimits:
 def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured | None:
     run = VirtualRamp(case, seed)
     start = start or suggested_rate(case.workload) * START_SHARE
-    tried: list[TriedRate] = []
+    tried: list[StepOutcome] = []
     spent = 0.0
     while (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
         rate = float(f"{wanted.rate:.4g}")
@@ -93,7 +93,7 @@ def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured 
         seconds = step_seconds(tried, budget - spent, LONGEST_STEP) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
-        tried.append(TriedRate(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+        tried.append(outcome)
     return measured_ceiling(tried, budget)
 
 

@@ -399,7 +399,7 @@ class _Tuner:
             self.note.tuner(self._noted)
 
     def _goodput(self, seconds: float, start: float | None) -> Measured | None:
-        from vllm_console.load.ramp import RampOptions, RampProgress, RampStep, run_ramp, tried
+        from vllm_console.load.ramp import RampOptions, RampProgress, RampStep, run_ramp
         from vllm_console.load.shape import Exact
 
         steps: list[RampStep] = []
@@ -407,7 +407,7 @@ class _Tuner:
         def stepped(one: RampStep) -> None:
             steps.append(one)
             if start is None:  # not when it continues a first measurement, which is more accurate
-                self._note_so_far(lambda: measured_ceiling(tried(steps), seconds))
+                self._note_so_far(lambda: measured_ceiling([step.outcome for step in steps], seconds))
 
         def progress(one: RampProgress) -> None:
             self._progress(f"{'warming up at' if one.warming_up else 'measuring'} {rate(one.rate, 'req')}")
@@ -430,7 +430,7 @@ class _Tuner:
         if not found.complete:
             self._server()
             raise OperationError(found.sentence)
-        return measured_ceiling(tried(found.steps), seconds)
+        return measured_ceiling([step.outcome for step in found.steps], seconds)
 
     def _load(
         self,

@@ -34,7 +34,6 @@ from vllm_console.load.ramp_search import (
     NextStep,
     StepFigures,
     StepOutcome,
-    TriedRate,
     bracket,
     ceiling,
     judge_step,
@@ -97,7 +96,7 @@ class RampStep(msgspec.Struct, frozen=True):
     from 0 to 1).
     """
 
-    rate: float
+    outcome: StepOutcome
     sent: int
     completed: int
     failed: int
@@ -108,11 +107,15 @@ class RampStep(msgspec.Struct, frozen=True):
     kv_cache_usage: float | None
     preemptions: float | None
     waiting: float | None
-    outcome: StepOutcome = StepOutcome(False, None)
     goodput: float | None = None
     """Completed requests per second with TTFT and mean ITL within their limits."""
     energy: Energy | None = None
     """Energy used by the server's GPUs; None if unknown."""
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.outcome.rate
 
     def document(self) -> dict[str, Any]:
         """The JSON contract of a step."""
@@ -343,7 +346,7 @@ class _Run:
         if fixed:
             return NextStep(fixed[done]) if done < len(fixed) else None
         start = self._options.start or max(LOWEST, suggested_rate(self._shape.workload) * START_SHARE)
-        wanted = next_step(tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
+        wanted = next_step([step.outcome for step in self._steps], start, max(LOWEST, start / MOST_DOWN), HIGHEST)
         return NextStep(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
 
     def _step_seconds(self) -> float:
@@ -351,7 +354,7 @@ class _Run:
         fixed = self._options.rates
         if fixed:
             return min(LONGEST_STEP, self._left / (len(fixed) - len(self._steps)))
-        return step_seconds(tried(self._steps), self._left, LONGEST_STEP)
+        return step_seconds([step.outcome for step in self._steps], self._left, LONGEST_STEP)
 
     async def _measure_one(self) -> None:
         """Send a few short requests: they fill the prefix cache, warm up the server, and show a request's duration."""
@@ -377,7 +380,7 @@ class _Run:
 
     def _warm_up_seconds(self, rate: float) -> float:
         """Time until about the right number of requests for this rate is in flight."""
-        if self._steps and warm(rate, self._steps[-1].rate, self._steps[-1].outcome):
+        if self._steps and warm(rate, self._steps[-1].outcome):
             return SHORTEST_WARM_UP
         wanted = min(LONGEST_WARM_UP, max(SHORTEST_WARM_UP, 2 * self._request_seconds))
         return min(
@@ -469,7 +472,7 @@ class _Run:
         for answer in self._sender.under_way(tally):
             answer.cut_off(time.perf_counter(), gap_limit=self._objectives.itl_p99_seconds)
         tally.never_sent([elapsed - at for at in due[tally.sent :] if at < elapsed])
-        return self._finished(rate, tally, samples, outcome, tokens)
+        return self._finished(tally, samples, outcome, tokens)
 
     async def _wait_for_first_tokens(self, tally: Tally) -> None:
         """Send nothing until each request of a step has its first token, or has missed its objective anyway."""
@@ -511,15 +514,13 @@ class _Run:
             sent=(0, 0) if tally.held_back else (tally.send_delay.within, tally.send_delay.beyond),
         )
 
-    def _finished(
-        self, rate: float, tally: Tally, samples: Sequence[Sample], outcome: StepOutcome, tokens: float
-    ) -> RampStep:
+    def _finished(self, tally: Tally, samples: Sequence[Sample], outcome: StepOutcome, tokens: float) -> RampStep:
         if outcome.ok:
             self._learn(tally)
         usages = sorted(usage for sample in samples if (usage := highest_usage(sample.engines.values())) is not None)
         ended = tally.completed + tally.failed
         return RampStep(
-            rate=rate,
+            outcome=outcome,
             sent=tally.sent,
             completed=tally.completed,
             failed=tally.failed,
@@ -530,8 +531,7 @@ class _Run:
             kv_cache_usage=usages[len(usages) // 2] if usages else None,
             preemptions=_counts_between(samples).preemptions_total,
             waiting=combine(samples[-1].engines.values()).requests_waiting if samples else None,
-            outcome=outcome,
-            goodput=rate * tally.good / ended if ended else None,
+            goodput=outcome.rate * tally.good / ended if ended else None,
             energy=self._signals.energy(samples),
         )
 
@@ -552,10 +552,10 @@ class _Run:
             self._end = "others"
 
 
-def warm(rate: float, before: float, outcome: StepOutcome) -> bool:
-    """Whether the requests in flight after a step at the rate ``before`` are about as many as ``rate`` needs."""
-    kept_up = outcome.ok or outcome.limited_by == "itl_p99_seconds"
-    return kept_up and max(rate / before, before / rate) <= LIKE_BEFORE
+def warm(rate: float, before: StepOutcome) -> bool:
+    """Whether the requests in flight after the step ``before`` are about as many as ``rate`` needs."""
+    kept_up = before.ok or before.limited_by == "itl_p99_seconds"
+    return kept_up and max(rate / before.rate, before.rate / rate) <= LIKE_BEFORE
 
 
 def _counts_between(samples: Sequence[Sample]) -> EngineSample:
@@ -564,14 +564,6 @@ def _counts_between(samples: Sequence[Sample]) -> EngineSample:
 
 
 # -- the result -------------------------------------------------------------------------------------------------------
-
-
-def tried(steps: Sequence[RampStep]) -> list[TriedRate]:
-    """The steps in the form that the search uses."""
-    return [
-        TriedRate(step.rate, step.outcome.ok, step.outcome.limited_by, step.outcome.ttft, step.outcome.itl)
-        for step in steps
-    ]
 
 
 def conclude(
@@ -588,7 +580,7 @@ def conclude(
     ``canceled``, ``server`` (it stopped answering) or ``others`` (it has other traffic). ``out_of_time``: the time was
     up first.
     """
-    done = tried(steps)
+    done = [step.outcome for step in steps]
     known = bracket(done)
     found = ceiling(done)
     early = _ENDED.get(ended, "Out of time. " if out_of_time else "")

@@ -77,18 +77,19 @@ class StepFigures(msgspec.Struct, frozen=True):
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """Whether the objectives hold at a step's rate, the share attained, and the objective that fails.
+    """A step's rate, whether the objectives hold there, the objective that fails, and the share attained.
 
     ``limited_by`` is an objective's name, or ``failures``, ``queue`` (it keeps growing) or ``client`` (this client
     cannot send as fast).
     """
 
+    rate: float
     ok: bool
-    attained: float | None
     limited_by: str = ""
     ttft: tuple[float, float] = (0, 0)
     itl: tuple[float, float] = (0, 0)
     """Observations within and beyond each limit: requests, and engine steps."""
+    attained: float | None = None
 
 
 def attained_share(figures: StepFigures) -> float | None:
@@ -119,7 +120,8 @@ def judge_step(
     if not reason and not final and not (early and _holds_clearly(figures, fewest_seconds)):
         return None
     reason = reason or _failing(figures, objectives)
-    return StepOutcome(not reason, attained_share(figures), reason, figures.ttft, _engine_steps(figures))
+    share = attained_share(figures)
+    return StepOutcome(figures.rate, not reason, reason, figures.ttft, _engine_steps(figures), share)
 
 
 def _engine_steps(figures: StepFigures) -> tuple[float, float]:
@@ -260,16 +262,6 @@ _TTFT, _ITL = _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds")
 _QUEUE = "queue"
 
 
-class TriedRate(msgspec.Struct, frozen=True):
-    """A completed step: rate, whether the objectives held, first failure, observations within and beyond the limits."""
-
-    rate: float
-    ok: bool
-    limited_by: str = ""
-    ttft: tuple[float, float] = (0, 0)
-    itl: tuple[float, float] = (0, 0)
-
-
 class NextStep(msgspec.Struct, frozen=True):
     """The rate of the next step; ``full``: it must use all of its time, since every observation counts."""
 
@@ -303,7 +295,7 @@ class Bracket(msgspec.Struct, frozen=True):
         return math.inf if self.low is None or self.high is None else self.high / self.low
 
 
-def bracket(tried: Sequence[TriedRate]) -> Bracket:
+def bracket(tried: Sequence[StepOutcome]) -> Bracket:
     """Bracket the ceiling: find where the outcomes turn.
 
     Outcomes may contradict each other, because a disturbance of the machine makes a rate fail that holds. The bracket
@@ -325,7 +317,7 @@ def bracket(tried: Sequence[TriedRate]) -> Bracket:
     return Bracket(low or None, high)
 
 
-def next_step(tried: Sequence[TriedRate], start: float, lowest: float, highest: float) -> NextStep | None:
+def next_step(tried: Sequence[StepOutcome], start: float, lowest: float, highest: float) -> NextStep | None:
     """The next step, between ``lowest`` and ``highest`` requests per second; None at the end.
 
     Near the ceiling, a single step cannot tell a rate that holds from one that fails, because misses come in bursts.
@@ -359,7 +351,7 @@ def _widened(known: Bracket, start: float, lowest: float, highest: float) -> flo
     return min(max(start, lowest), highest)
 
 
-def ceiling(tried: Sequence[TriedRate]) -> Ceiling | None:
+def ceiling(tried: Sequence[StepOutcome]) -> Ceiling | None:
     """The ceiling according to all steps so far; None unless a rate held and another one failed.
 
     It is the lowest of three: where the share of late first tokens reaches its limit, where that of slow gaps does, and
@@ -385,14 +377,14 @@ def ceiling(tried: Sequence[TriedRate]) -> Ceiling | None:
     return found
 
 
-def _contradicted(tried: Sequence[TriedRate], high: float) -> bool:
+def _contradicted(tried: Sequence[StepOutcome], high: float) -> bool:
     """Whether a rate held at or above the bracket's upper end. Chance then decides the outcomes in between, and all
     steps together are more informative than the bracket, however wide it is.
     """
     return any(one.ok and one.rate >= high for one in tried)
 
 
-def _estimated(tried: Sequence[TriedRate], middle: float) -> Ceiling | None:
+def _estimated(tried: Sequence[StepOutcome], middle: float) -> Ceiling | None:
     """The ceiling according to all steps near ``middle``; None if none of them is informative."""
     used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
     gaps, first = _points(used, middle, _ITL), _points(used, middle, _TTFT)
@@ -423,7 +415,7 @@ def _lowest(estimated: Mapping[str, list[float]], middle: float) -> Ceiling:
     return Ceiling(rate, low, high, limited_by, error)
 
 
-def _points(used: Sequence[TriedRate], middle: float, name: str) -> list[tuple[float, float, float]]:
+def _points(used: Sequence[StepOutcome], middle: float, name: str) -> list[tuple[float, float, float]]:
     """For each step that measured a latency: the logarithm of its rate's ratio to the middle, and observations within
     and beyond the limit. Overloaded steps are left out, because their counts show only that they are overloaded.
     """
@@ -435,7 +427,7 @@ def _points(used: Sequence[TriedRate], middle: float, name: str) -> list[tuple[f
     return found
 
 
-def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
+def _of_queues(used: Sequence[StepOutcome], middle: float) -> list[float]:
     """Probabilities that queues begin to build up at each of `_PLACES`, from whether each step had one.
 
     Queues build up occasionally, and more often at higher rates; each delays many requests, so a step counts as one
@@ -456,12 +448,12 @@ def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
     return [chance / total for chance in chances]
 
 
-def _late(one: TriedRate) -> bool:
+def _late(one: StepOutcome) -> bool:
     """Whether a step failed for a reason other than a few slow gaps."""
     return not one.ok and (one.limited_by != _ITL or _overloaded(one.itl))
 
 
-def _queued(one: TriedRate) -> bool:
+def _queued(one: StepOutcome) -> bool:
     """Whether a step's queue grew, or it missed a limit by far."""
     return _late(one) and (one.limited_by not in _LATENCIES or any(map(_overloaded, (one.ttft, one.itl))))
 
@@ -520,7 +512,7 @@ def _factors(slope: float) -> tuple[float, ...]:
     return tuple(math.exp(-slope * place) for place in _PLACES)
 
 
-def step_seconds(tried: Sequence[TriedRate], left: float, longest: float) -> float:
+def step_seconds(tried: Sequence[StepOutcome], left: float, longest: float) -> float:
     """Maximum duration of the next step with its warm-up: a share of the ``left`` seconds, at most ``longest``.
 
     While an estimated ceiling is still unsure, steps are short, since the next one may be far away. The last step takes

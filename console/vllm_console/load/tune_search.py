@@ -13,7 +13,7 @@ from statistics import NormalDist, fmean, stdev
 
 import msgspec
 
-from vllm_console.load.ramp_search import TriedRate, bracket, ceiling
+from vllm_console.load.ramp_search import StepOutcome, bracket, ceiling
 from vllm_console.runs.confidence import worth
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.vllm.flags.changes import FlagValue
@@ -228,7 +228,7 @@ def _size(changed: Set) -> float:
 # -- measurements ------------------------------------------------------------------------------------------------------
 
 
-def measured_ceiling(tried: Sequence[TriedRate], seconds: float) -> Measured | None:
+def measured_ceiling(tried: Sequence[StepOutcome], seconds: float) -> Measured | None:
     """The goodput (highest rate at which the objectives hold) found by a ramp of ``seconds``; None without a step."""
     if not tried:
         return None

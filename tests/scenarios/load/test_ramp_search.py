@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.load.ramp_search import NEAR, StepFigures, TriedRate, bracket, ceiling, judge_step, next_step
+from vllm_console.load.ramp_search import NEAR, StepFigures, StepOutcome, bracket, ceiling, judge_step, next_step
 from vllm_launchers.presets.model import Objectives
 
 OBJECTIVES = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
@@ -27,7 +27,7 @@ def searched(miss, start, *, steps=40, seed=0, requests=1500):
             late += sum(chance.random() < probability for _ in range(10))
             figures = replace(CALM, rate=wanted.rate, ttft=(count - late, late))
             outcome = judge_step(figures, OBJECTIVES, final=count >= requests, early=not wanted.full)
-        tried.append(TriedRate(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+        tried.append(outcome)
     return ceiling(tried), tried
 
 
@@ -70,12 +70,12 @@ def test_all_rates_fail_or_all_succeed():
 
 def test_disturbed_failure_does_not_lower_the_ceiling():
     tried = [
-        TriedRate(4.0, True),
-        TriedRate(8.0, False),
-        TriedRate(5.7, True),
-        TriedRate(9.0, True),
-        TriedRate(9.5, True),
-        TriedRate(16.0, False),
+        StepOutcome(4.0, True),
+        StepOutcome(8.0, False),
+        StepOutcome(5.7, True),
+        StepOutcome(9.0, True),
+        StepOutcome(9.5, True),
+        StepOutcome(16.0, False),
     ]
     assert (bracket(tried).low, bracket(tried).high) == (9.5, 16.0)
 
@@ -85,7 +85,7 @@ def test_full_cache_is_bisected_to_the_end():
     while (wanted := next_step(tried, 1.0, 0.1, 1000.0)) is not None:
         figures = replace(CALM, rate=wanted.rate, kv_cache_usage=(wanted.rate / 10,) * 30)
         outcome = judge_step(figures, OBJECTIVES, final=True)
-        tried.append(TriedRate(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+        tried.append(outcome)
     assert ceiling(tried).limited_by == "kv_cache_usage"
     assert 8.5 / 1.04 <= ceiling(tried).rate <= 8.5
     assert len(tried) < 12
@@ -139,8 +139,8 @@ def test_empty_step_fails():
 
 def test_grown_queue_limits_the_ceiling_without_lowering_it():
     """Beyond its capacity, a server misses nearly every limit, even if the rate is only slightly too high."""
-    held = [TriedRate(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
-    failed = [TriedRate(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
+    held = [StepOutcome(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
+    failed = [StepOutcome(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
     found = ceiling(held + failed)
     assert 7.8 <= found.rate <= 8.6
     assert found.low < 8.0 < found.high < 8.6
@@ -150,12 +150,12 @@ def test_grown_queue_limits_the_ceiling_without_lowering_it():
 def test_one_queue_in_a_short_step_does_not_fix_the_bracket():
     """Many requests arrived at once in its eleven seconds; minutes at about that rate show that it was random."""
     early = [
-        TriedRate(10.3, True, ttft=(86, 0), itl=(406, 2)),
-        TriedRate(14.6, False, "itl_p99_seconds", ttft=(115, 0), itl=(287, 4)),
-        TriedRate(12.3, False, "ttft_p99_seconds", ttft=(83, 13), itl=(249, 3)),
+        StepOutcome(10.3, True, ttft=(86, 0), itl=(406, 2)),
+        StepOutcome(14.6, False, "itl_p99_seconds", ttft=(115, 0), itl=(287, 4)),
+        StepOutcome(12.3, False, "ttft_p99_seconds", ttft=(83, 13), itl=(249, 3)),
     ]
     assert ceiling(early).high > 12.3
-    long = [TriedRate(rate, True, ttft=(round(120 * rate), 0), itl=(5900, 47)) for rate in (11.3, 11.8, 12.3, 12.5)]
+    long = [StepOutcome(rate, True, ttft=(round(120 * rate), 0), itl=(5900, 47)) for rate in (11.3, 11.8, 12.3, 12.5)]
     later = [*early, *long]
     assert next_step(later, 2.6, 0.1, 1000.0).rate > 12.2
     assert ceiling(later).rate > 12.2
@@ -165,10 +165,10 @@ def test_one_queue_in_a_short_step_does_not_fix_the_bracket():
 def test_ceiling_may_be_far_above_a_random_failure():
     """Nearly all of ten minutes at up to 6.4 requests/s held; only the shortest step, at 5.2, failed."""
     tried = [
-        TriedRate(4.3, True, ttft=(55, 0), itl=(848, 4)),
-        TriedRate(5.2, False, "itl_p99_seconds", ttft=(52, 0), itl=(534, 6)),
+        StepOutcome(4.3, True, ttft=(55, 0), itl=(848, 4)),
+        StepOutcome(5.2, False, "itl_p99_seconds", ttft=(52, 0), itl=(534, 6)),
         *(
-            TriedRate(rate, True, ttft=(round(120 * rate), 0), itl=(8000, slow))
+            StepOutcome(rate, True, ttft=(round(120 * rate), 0), itl=(8000, slow))
             for rate, slow in ((5.9, 62), (6.1, 61), (6.4, 70))
         ),
     ]
@@ -181,12 +181,12 @@ def test_ceiling_may_be_far_above_a_random_failure():
 def test_ceiling_among_burst_failures_is_limited():
     steps = [(4.8, True), (5.1, False), (5.16, False), (5.04, True), (5.14, True), (5.27, True), (5.37, True)]
     tried = [
-        TriedRate(rate, ok, "" if ok else "itl_p99_seconds", ttft=(300, 0), itl=(9900, 95 if ok else 105))
+        StepOutcome(rate, ok, "" if ok else "itl_p99_seconds", ttft=(300, 0), itl=(9900, 95 if ok else 105))
         for rate, ok in steps
     ]
     assert bracket(tried).high is not None
     assert ceiling(tried).rate == pytest.approx(5.2, rel=0.1)
-    far = [TriedRate(1.0, False, "itl_p99_seconds"), *(TriedRate(rate, True) for rate in (2.0, 4.0, 8.0))]
+    far = [StepOutcome(1.0, False, "itl_p99_seconds"), *(StepOutcome(rate, True) for rate in (2.0, 4.0, 8.0))]
     assert bracket(far).high is None, "that was a disturbance"
 
 
@@ -194,14 +194,14 @@ def test_random_failure_far_below_does_not_reopen_the_bracket():
     """Rates of 1.1 to 1.32 requests/s both held and failed: the ceiling is there, not at the highest rate that held
     below."""
     tried = [
-        TriedRate(0.86, True, ttft=(53, 0), itl=(3356, 26)),
-        TriedRate(1.72, False, "itl_p99_seconds", ttft=(52, 0), itl=(1501, 22)),
-        TriedRate(1.22, True, ttft=(52, 0), itl=(2487, 17)),
-        TriedRate(1.45, False, "itl_p99_seconds", ttft=(52, 0), itl=(1373, 23)),
-        TriedRate(1.32, True, ttft=(59, 0), itl=(2427, 24)),
-        TriedRate(1.32, False, "itl_p99_seconds", ttft=(155, 0), itl=(5708, 86)),
-        TriedRate(1.12, False, "itl_p99_seconds", ttft=(114, 0), itl=(5490, 61)),
-        TriedRate(1.10, False, "itl_p99_seconds", ttft=(120, 0), itl=(6014, 66)),
+        StepOutcome(0.86, True, ttft=(53, 0), itl=(3356, 26)),
+        StepOutcome(1.72, False, "itl_p99_seconds", ttft=(52, 0), itl=(1501, 22)),
+        StepOutcome(1.22, True, ttft=(52, 0), itl=(2487, 17)),
+        StepOutcome(1.45, False, "itl_p99_seconds", ttft=(52, 0), itl=(1373, 23)),
+        StepOutcome(1.32, True, ttft=(59, 0), itl=(2427, 24)),
+        StepOutcome(1.32, False, "itl_p99_seconds", ttft=(155, 0), itl=(5708, 86)),
+        StepOutcome(1.12, False, "itl_p99_seconds", ttft=(114, 0), itl=(5490, 61)),
+        StepOutcome(1.10, False, "itl_p99_seconds", ttft=(120, 0), itl=(6014, 66)),
     ]
     assert bracket(tried).ratio > NEAR
     found = ceiling(tried)
@@ -212,9 +212,9 @@ def test_random_failure_far_below_does_not_reopen_the_bracket():
 
 def test_unmeasured_latency_is_not_the_limit():
     """Responses of one token have no gaps between tokens."""
-    held = [TriedRate(rate, True, ttft=(300, 0)) for rate in (4.0, 6.0, 8.0)]
-    tried = [*held, TriedRate(8.6, False, "ttft_p99_seconds", ttft=(294, 6))]
+    held = [StepOutcome(rate, True, ttft=(300, 0)) for rate in (4.0, 6.0, 8.0)]
+    tried = [*held, StepOutcome(8.6, False, "ttft_p99_seconds", ttft=(294, 6))]
     assert ceiling(tried).limited_by == "ttft_p99_seconds"
-    nothing = [TriedRate(8.0, True), TriedRate(8.6, False, "ttft_p99_seconds", ttft=(100, 200))]
+    nothing = [StepOutcome(8.0, True), StepOutcome(8.6, False, "ttft_p99_seconds", ttft=(100, 200))]
     found = ceiling(nothing)
     assert (found.rate, found.limited_by, found.error) == (8.0, "ttft_p99_seconds", None)

@@ -97,7 +97,7 @@ def test_server_that_answers_nothing(stub, workload, free_port):
 def step(rate, reason="", goodput=None):
     latency = Latency(count=10, p99=1.4)
     return RampStep(
-        rate, 10, 10, 0, latency, latency, latency, 1.0, 0.9, 3.0, 0.0, StepOutcome(not reason, 0.9, reason), goodput
+        StepOutcome(rate, not reason, reason), 10, 10, 0, latency, latency, latency, 1.0, 0.9, 3.0, 0.0, goodput
     )
 
 

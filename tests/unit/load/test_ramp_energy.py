@@ -63,9 +63,7 @@ def test_result_has_the_energy_of_the_step_near_the_ceiling() -> None:
         meter.sample()
     energy, latency = meter.energy(samples(20)), Latency(count=10, p99=0.5)
     steps = [
-        RampStep(
-            rate, 200, 200, 0, latency, latency, latency, 50.0, 0.5, 0.0, 0.0, StepOutcome(ok, 0.99, why), rate, known
-        )
+        RampStep(StepOutcome(rate, ok, why), 200, 200, 0, latency, latency, latency, 50.0, 0.5, 0.0, 0.0, rate, known)
         for rate, ok, why, known in ((2.0, True, "", energy), (4.0, False, "ttft_p99_seconds", None))
     ]
     document = conclude(steps, OBJECTIVES, fixed=True).document()

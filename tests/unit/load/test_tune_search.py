@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from vllm_console.load.ramp_search import TriedRate
+from vllm_console.load.ramp_search import StepOutcome
 from vllm_console.load.tune_search import (
     GOODPUT,
     OBJECTIVES,
@@ -279,11 +279,11 @@ def test_trial_starts_below_the_expected_rate_and_lower_for_a_guess():
 
 def test_measured_ceiling_of_tried_rates():
     assert measured_ceiling([], 900.0) is None
-    assert measured_ceiling([TriedRate(2.0, False, "queue"), TriedRate(1.0, False, "queue")], 900.0) == Measured(
+    assert measured_ceiling([StepOutcome(2.0, False, "queue"), StepOutcome(1.0, False, "queue")], 900.0) == Measured(
         1.0, 0.05, "most"
     )
-    assert measured_ceiling([TriedRate(2.0, True), TriedRate(4.0, True)], 225.0) == Measured(4.0, 0.1, "least")
-    found = measured_ceiling([TriedRate(2.0, True), TriedRate(4.0, False, "queue")], 900.0)
+    assert measured_ceiling([StepOutcome(2.0, True), StepOutcome(4.0, True)], 225.0) == Measured(4.0, 0.1, "least")
+    found = measured_ceiling([StepOutcome(2.0, True), StepOutcome(4.0, False, "queue")], 900.0)
     assert found.value == pytest.approx(math.sqrt(8))
     assert 0.1 < found.error < 0.3
     assert measured_mean([1.0] * 4) is None
