@@ -52,6 +52,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from statistics import NormalDist, mean, median
 from typing import Any
@@ -88,9 +89,7 @@ CHANGES = (
 TRAFFICS: dict[str, dict[str, Any]] = {"steady": {}, "bursty": {"burst": 1.8}, "shared": {"shared": 512}}
 RATES = (1.5, 2.6)
 OTHERS = 1_000_000
-MEANS = tuple((latency, "mean") for latency, part in SCORED if part)
-LISTED = (*SCORED, *MEANS)
-FIGURES = tuple((part and f"{latency}.{part}") or latency for latency, part in LISTED)
+FIGURES = (*SCORED, *(name.replace("p50", "mean") for name in SCORED if "p50" in name))
 
 
 @dataclass(frozen=True)
@@ -110,18 +109,13 @@ class Outcome:
 
 
 def values(figures: Figures) -> dict[str, float | None]:
-    found = {}
-    for name, (latency, part) in zip(FIGURES, LISTED, strict=True):
-        value = getattr(figures, latency)
-        found[name] = getattr(value, part) if part else value
-    return found
+    return {name: attrgetter(name)(figures) for name in FIGURES}
 
 
 def intervals(prediction: Any) -> dict[str, tuple[float | None, float | None, float | None]]:
     found = {}
-    for name, (latency, part) in zip(FIGURES, LISTED, strict=True):
-        value = getattr(prediction, latency)
-        one: Estimate = getattr(value, part) if part else value
+    for name in FIGURES:
+        one: Estimate = attrgetter(name)(prediction)
         found[name] = one.value, one.low, one.high
     return found
 
@@ -500,7 +494,8 @@ def real_traffic(program: Program, kind: str, number: int, args: argparse.Namesp
 
 def predicted_of(found: dict[str, Any]) -> dict[str, tuple[float | None, float | None, float | None]]:
     predicted = {}
-    for name, (latency, part) in zip(FIGURES, LISTED, strict=True):
+    for name in FIGURES:
+        latency, _, part = name.partition(".")
         one = found.get("predicted", {}).get(latency) or {}
         one = one.get(part) or {} if part else one
         predicted[name] = one.get("value"), one.get("low"), one.get("high")

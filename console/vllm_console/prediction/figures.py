@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TypeVar
 
 import msgspec
 
@@ -12,6 +14,7 @@ FEWEST_FOR = {"p50": 10, "p90": 50, "p99": 500}
 """Minimum number of values for a quantile; with fewer, one or two of them would decide it."""
 PREDICTED_LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
 RATES = ("tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage")
+_Kind = TypeVar("_Kind")
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -44,6 +47,16 @@ class Figures(msgspec.Struct, frozen=True):
     requests_waiting: float | None = None
     preemptions_per_minute: float | None = None
     kv_cache_usage: float | None = None
+
+
+def mapped(kind: Callable[..., _Kind], spread: type, function: Callable[..., object], *found: Figures) -> _Kind:
+    """A ``kind`` with latencies of type ``spread``; each figure is the ``function`` of that figure in all ``found``."""
+
+    def of(name: str) -> object:
+        return function(*map(attrgetter(name), found))
+
+    latencies = (spread(*(of(f"{name}.{part}") for part in Spread.__struct_fields__)) for name in PREDICTED_LATENCIES)
+    return kind(*latencies, *map(of, RATES))
 
 
 class Known(msgspec.Struct, frozen=True):

@@ -24,10 +24,10 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.metrics.quantile import PARTS, each_once
+from vllm_console.metrics.quantile import each_once
 from vllm_console.prediction.drift import next_fronts, next_speeds
 from vllm_console.prediction.evidence import TrafficEvidence
-from vllm_console.prediction.figures import PREDICTED_LATENCIES, RATES, Figures, Spread
+from vllm_console.prediction.figures import RATES, Figures, Spread, mapped
 from vllm_console.prediction.fit import CostFit, step_noise
 from vllm_launchers.engine_model.step_cost import StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
@@ -201,17 +201,11 @@ def _outcome(
 def _middle(found: Sequence[Figures]) -> Figures:
     """The median of each figure."""
 
-    def middle(values: Sequence[float | None]) -> float | None:
+    def middle(*values: float | None) -> float | None:
         known = [value for value in values if value is not None]
         return median(known) if known else None
 
-    def spread(name: str) -> Spread:
-        return Spread(
-            *(middle([getattr(getattr(one, name), part) for one in found]) for part in Spread.__struct_fields__)
-        )
-
-    ttft, itl, e2e = map(spread, PREDICTED_LATENCIES)
-    return Figures(ttft, itl, e2e, *(middle([getattr(one, name) for one in found]) for name in RATES))
+    return mapped(Figures, Spread, middle, *found)
 
 
 def _figures(
@@ -351,18 +345,7 @@ def _blocks_of(order: Sequence[int], count: int, dice: random.Random) -> list[in
 
 
 def _estimates(value: Figures, drawn: Sequence[Figures], cut: int = 0) -> Estimates:
-    def spread(name: str) -> EstimatedSpread:
-        middle, others = getattr(value, name), [getattr(one, name) for one in drawn]
-        parts = (*(part for part, _ in PARTS), "mean")
-        return EstimatedSpread(
-            *(_estimate(getattr(middle, part), [getattr(one, part) for one in others], cut) for part in parts)
-        )
-
-    def rate(name: str) -> Estimate:
-        return _estimate(getattr(value, name), [getattr(one, name) for one in drawn], cut)
-
-    ttft, itl, e2e = map(spread, PREDICTED_LATENCIES)
-    return Estimates(ttft, itl, e2e, *map(rate, RATES))
+    return mapped(Estimates, EstimatedSpread, lambda one, *others: _estimate(one, others, cut), value, *drawn)
 
 
 def _estimate(value: float | None, drawn: Sequence[float | None], cut: int) -> Estimate:
@@ -384,23 +367,14 @@ def _residual(modeled: Figures, evidence: TrafficEvidence) -> Figures:
 
     A value within its bucket counts as exact.
     """
-    known = evidence.ends or (evidence.observed,)
 
-    def factor(one: float | None, others: Sequence[float | None]) -> float:
+    def factor(one: float | None, *others: float | None) -> float:
         other = _nearest(one, *others)
         if not one or not other:
             return 1.0
         return min(_MOST_RESIDUAL, max(1 / _MOST_RESIDUAL, other / one))
 
-    def spread(name: str) -> Spread:
-        one, others = getattr(modeled, name), [getattr(end, name) for end in known]
-        return Spread(
-            *(factor(getattr(one, part), [getattr(end, part) for end in others]) for part in Spread.__struct_fields__)
-        )
-
-    tokens = factor(modeled.tokens_per_second, [end.tokens_per_second for end in known])
-    ttft, itl, e2e = map(spread, PREDICTED_LATENCIES)
-    return Figures(ttft, itl, e2e, tokens)
+    return mapped(Figures, Spread, factor, modeled, *(evidence.ends or (evidence.observed,)))
 
 
 def _nearest(value: float | None, *known: float | None) -> float | None:
@@ -415,15 +389,8 @@ def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figur
     def times(value: float | None, factor: float | None) -> float | None:
         return None if value is None or factor is None else value * factor**carried
 
-    def spread(name: str) -> Spread:
-        one, by = getattr(found, name), getattr(residual, name)
-        return Spread(*(times(getattr(one, part), getattr(by, part)) for part in Spread.__struct_fields__))
-
-    return replace(
-        found,
-        **{name: spread(name) for name in PREDICTED_LATENCIES},
-        tokens_per_second=times(found.tokens_per_second, residual.tokens_per_second),
-    )
+    corrected = mapped(Figures, Spread, times, found, residual)
+    return replace(corrected, **{name: getattr(found, name) for name in RATES if name != "tokens_per_second"})
 
 
 # -- what can't be predicted -------------------------------------------------------------------------------------------

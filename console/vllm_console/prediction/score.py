@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from statistics import median
 
 import msgspec
@@ -18,7 +19,7 @@ from vllm_launchers.units import counted
 
 LIKE = 0.25
 """Traffic counts as the predicted one if its rate and lengths differ by at most this share."""
-SCORED = (("ttft_seconds", "p50"), ("itl_seconds", "p50"), ("e2e_seconds", "p50"), ("tokens_per_second", ""))
+SCORED = ("ttft_seconds.p50", "itl_seconds.p50", "e2e_seconds.p50", "tokens_per_second")
 """The scored figures; for latencies known only to a bucket, the mean is used."""
 
 
@@ -113,12 +114,11 @@ def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:
     errors, inside = [], []
     scored = [one for one in kept if one.measured is not None and not one.outside]
     for one in scored:
-        for latency, part in SCORED:
-            predicted, measured = getattr(one.predicted, latency), getattr(one.measured, latency)
-            if part:
-                part = part if getattr(measured, part) is not None else "mean"
-                predicted, measured = getattr(predicted, part), getattr(measured, part)
-            found = compared(predicted, measured)
+        for name in SCORED:
+            figure = attrgetter(name)
+            if figure(one.measured) is None:
+                figure = attrgetter(name.replace("p50", "mean"))
+            found = compared(figure(one.predicted), figure(one.measured))
             if found is not None:
                 errors.append(found[0])
                 inside.append(found[1])
@@ -143,13 +143,11 @@ def outcomes(kept: KeptPrediction) -> tuple[PredictionOutcome, ...]:
     if kept.measured is None:
         return ()
     found = []
-    names = [(latency, part) for latency in PREDICTED_LATENCIES for part in ("p50", "p90", "p99", "mean")]
-    for name, part in (*names, ("tokens_per_second", "")):
-        predicted, measured = getattr(kept.predicted, name), getattr(kept.measured, name)
-        if part:
-            predicted, measured = getattr(predicted, part), getattr(measured, part)
+    latencies = [f"{latency}.{part}" for latency in PREDICTED_LATENCIES for part in Spread.__struct_fields__]
+    for name in (*latencies, "tokens_per_second"):
+        predicted, measured = map(attrgetter(name), (kept.predicted, kept.measured))
         if (known := compared(predicted, measured)) is not None:
-            title = f"{name.removesuffix('_seconds')}_{part}" if part else name
+            title = name.replace("_seconds.", "_")
             found.append(PredictionOutcome(title, predicted.value, predicted.low, predicted.high, measured, known[1]))
     return tuple(found)
 
