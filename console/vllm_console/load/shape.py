@@ -222,25 +222,9 @@ PROMPTS_KEPT = 512
 """A request shares its prefix with one of this many before it."""
 
 
-class RecordedRequest(msgspec.Struct, frozen=True):
-    """A request that was served: its arrival (Unix seconds) and lengths in tokens.
-
-    ``cached_tokens`` of its prompt were in the prefix cache, None if unknown.
-    """
-
-    arrived_at: float
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int | None = None
-
-
-def served_requests(found: Iterable[FinishedRequest]) -> list[RecordedRequest]:
+def served_requests(found: Iterable[FinishedRequest]) -> list[FinishedRequest]:
     """Requests that can be sent again: those with known lengths."""
-    return [
-        RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
-        for one in found
-        if one.prompt_tokens and one.output_tokens
-    ]
+    return [one for one in found if one.prompt_tokens and one.output_tokens]
 
 
 class RecordedTraffic:
@@ -251,7 +235,7 @@ class RecordedTraffic:
     it did. Prompts that were cached before the first recorded request find nothing.
     """
 
-    def __init__(self, requests: Sequence[RecordedRequest], *, speed: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, requests: Sequence[FinishedRequest], *, speed: float = 1.0, seed: int = 0) -> None:
         self._requests = sorted(requests, key=lambda one: one.arrived_at)
         self._seed = seed
         begin = self._requests[0].arrived_at if self._requests else 0.0
@@ -271,7 +255,7 @@ class RecordedTraffic:
         rng = random.Random(self._seed)
         before: deque[bytes] = deque(maxlen=PROMPTS_KEPT)
         for at, one in zip(self.due, self._requests, strict=True):
-            length, output = fit_lengths(max(1, one.prompt_tokens), max(1, one.output_tokens), max_model_len)
+            length, output = fit_lengths(one.prompt_tokens or 1, one.output_tokens or 1, max_model_len)
             shared = min(one.cached_tokens or 0, length)
             parent = next((prompt for prompt in reversed(before) if len(prompt) >= shared), b"") if shared else b""
             prompt = parent[:shared]

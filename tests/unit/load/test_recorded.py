@@ -5,7 +5,12 @@ from __future__ import annotations
 import tracemalloc
 from itertools import takewhile
 
-from vllm_console.load.shape import RecordedRequest, RecordedTraffic
+from vllm_console.history.probe_records import FinishedRequest
+from vllm_console.load.shape import RecordedTraffic
+
+
+def request(at, prompt, output, cached=None):
+    return FinishedRequest("r", at, at + 1.0, 0, prompt, output, cached, 0.1, 0.1, 0.7, 1.0, 0, "stop", 0)
 
 
 def shared(one, other):
@@ -13,7 +18,7 @@ def shared(one, other):
 
 
 def test_arrivals_and_lengths_are_those_recorded():
-    traffic = RecordedTraffic([RecordedRequest(105.0, 30, 7), RecordedRequest(100.0, 10, 5)], speed=2.0)
+    traffic = RecordedTraffic([request(105.0, 30, 7), request(100.0, 10, 5)], speed=2.0)
     sent = list(traffic.stream(range(1000, 2000)))
     assert [(one.at, len(one.prompt), one.output_tokens) for one in sent] == [(0.0, 10, 5), (2.5, 30, 7)]
     assert all(1000 <= token < 2000 for one in sent for token in one.prompt)
@@ -23,7 +28,7 @@ def test_arrivals_and_lengths_are_those_recorded():
 
 def test_prompt_shares_its_cached_prefix_with_an_earlier_one():
     lengths = [(200, 0), (100, 96), (500, 0), (400, 320), (50, None)]
-    traffic = RecordedTraffic([RecordedRequest(float(at), *one[:1], 5, one[1]) for at, one in enumerate(lengths)])
+    traffic = RecordedTraffic([request(float(at), length, 5, cached) for at, (length, cached) in enumerate(lengths)])
     prompts = [one.prompt for one in traffic.stream(range(200, 2000))]
     assert shared(prompts[1], prompts[0]) == 96
     assert shared(prompts[3], prompts[2]) == 320
@@ -34,7 +39,7 @@ def test_prompt_shares_its_cached_prefix_with_an_earlier_one():
 
 def test_memory_of_earlier_prompts_is_a_byte_per_token():
     count, length = 200, 10_000
-    traffic = RecordedTraffic([RecordedRequest(float(at), length, 5) for at in range(count)])
+    traffic = RecordedTraffic([request(float(at), length, 5) for at in range(count)])
     tracemalloc.start()
     try:
         assert sum(1 for _ in traffic.stream()) == count
@@ -44,7 +49,7 @@ def test_memory_of_earlier_prompts_is_a_byte_per_token():
 
 
 def test_unknown_prefix_is_new_and_lengths_fit_the_context():
-    traffic = RecordedTraffic([RecordedRequest(1.0, 900, 500, 640)])
+    traffic = RecordedTraffic([request(1.0, 900, 500, 640)])
     (sent,) = traffic.stream((), 512)
     assert (len(sent.prompt), sent.output_tokens) == (256, 256)
     assert traffic.due == [0.0]
