@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -23,7 +22,7 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.host.gpu.host import MOST_GPUS
 from vllm_launchers.host.ports import user_name
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.private import close_to_others
+from vllm_launchers.private import close_to_others, lock
 from vllm_launchers.procfs import PROC
 from vllm_launchers.procfs import stat as process_stat
 from vllm_launchers.typed_decoding import convert
@@ -506,22 +505,17 @@ def _write(folder: int, page: BoardPage) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path, opened: int) -> Iterator[None]:
     """Lock this user's page, so that two commands of one user do not overwrite each other's changes."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    lock, name = _lock_file(opened)
+    file, name = _lock_file(opened)
     try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
-            if time.monotonic() > deadline:
-                raise BoardError(f"{folder / name} is held by another command of yours; try again")
-            time.sleep(0.02)
+        try:
+            lock(file, LOCK_SECONDS)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                raise BoardError(f"{folder / name} is held by another command of yours; try again") from error
+            raise
         yield
     finally:
-        os.close(lock)
+        os.close(file)
 
 
 def _lock_file(folder: int) -> tuple[int, str]:
@@ -545,9 +539,9 @@ def _lock_file(folder: int) -> tuple[int, str]:
             os.close(os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
             continue
         with contextlib.suppress(FileNotFoundError):
-            lock = os.open(mine[0], flags, dir_fd=folder)
-            close_to_others(lock)
-            return lock, mine[0]
+            file = os.open(mine[0], flags, dir_fd=folder)
+            close_to_others(file)
+            return file, mine[0]
     raise OSError(errno.EAGAIN, "its lock file keeps disappearing")
 
 
