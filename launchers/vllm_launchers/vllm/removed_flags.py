@@ -166,15 +166,6 @@ def variable_to_flag(name: str) -> VariableCarry:
     return carry
 
 
-def variable_to_switch(name: str) -> VariableCarry:
-    """A variable that was a switch (1 or 0) and is now a boolean flag."""
-
-    def carry(value: str, flags: Flags) -> Changes | None:
-        return _set(name, value.strip().lower() in ("1", "true"), flags)
-
-    return carry
-
-
 def variable_to_json(target: str, key: str, *, switch: bool = False, besides: Mapping[str, Any] = {}) -> VariableCarry:
     """A variable that is now a key of a JSON flag."""
 
@@ -312,15 +303,6 @@ def _lost(since: Release, names: str, instead: str) -> list[RemovedFlag]:
     return [RemovedFlag(name, since, instead, lost) for name in names.split()]
 
 
-def _into(since: Release, keys: Mapping[str, str], target: str) -> list[RemovedFlag]:
-    moved = into_json(keys, target)
-    return [RemovedFlag(name, since, f"use the key {key} of --{target}", moved) for name, key in keys.items()]
-
-
-def _renamed(since: Release, old: str, new: str) -> RemovedFlag:
-    return RemovedFlag(old, since, f"use --{new}", rename(old, new))
-
-
 _FLAGS: tuple[RemovedFlag, ...] = (
     # Speculative decoding: one JSON flag since 0.8
     *(
@@ -360,7 +342,10 @@ _FLAGS: tuple[RemovedFlag, ...] = (
     *_gone(NEVER, "worker-use-ray", "remove it: the GPUs of one machine need no Ray; a Ray cluster is used with "
            "--distributed-executor-backend ray"),
     *_gone(NEVER, "engine-use-ray", _UNUSED),
-    *_into((0, 12, 0), EPLB_KEYS, "eplb-config"),
+    *(
+        RemovedFlag(name, (0, 12, 0), f"use the key {key} of --eplb-config", into_json(EPLB_KEYS, "eplb-config"))
+        for name, key in EPLB_KEYS.items()
+    ),
     # Structured answers, tools, thinking
     *(
         RemovedFlag(name, (0, 11, 0), "use --structured-outputs-config, such as "
@@ -377,7 +362,8 @@ _FLAGS: tuple[RemovedFlag, ...] = (
     RemovedFlag("task", (0, 13, 0), "use --runner (generate, pooling) and --convert", task),
     *_lost((0, 11, 1), "rope-scaling rope-theta",
            "write it into --hf-overrides, such as '{\"rope_parameters\": {\"rope_theta\": …, \"factor\": …}}'"),
-    _renamed((0, 12, 0), "override-pooler-config", "pooler-config"),
+    RemovedFlag("override-pooler-config", (0, 12, 0), "use --pooler-config",
+                rename("override-pooler-config", "pooler-config")),
     *_gone((0, 18, 0), "use-gpu-for-pooling-score", _UNUSED),
     *_lost(NEVER, "gguf-file", "releases before 0.24 took the GGUF file itself as the model"),
     *_lost((0, 10, 0), "qlora-adapter-name-or-path", "adapters are loaded with --lora-modules"),
@@ -488,7 +474,7 @@ _VARIABLES: tuple[RemovedVariable, ...] = (
     _now_flag((0, 30, 0), "VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "prefix-cache-retention-interval"),
     RemovedVariable(
         "VLLM_DISABLE_NCCL_FOR_DP_SYNCHRONIZATION", (0, 11, 1), "use --disable-nccl-for-dp-synchronization",
-        variable_to_switch("disable-nccl-for-dp-synchronization"),
+        lambda value, flags: _set("disable-nccl-for-dp-synchronization", value.strip().lower() in ("1", "true"), flags),
     ),
     *(
         _unread((0, 24, 0), name, "choose the kernels with --moe-backend")
