@@ -13,7 +13,7 @@ from vllm_console.diagnosis.live.queue import LEAST_WAITING
 from vllm_console.metrics.parse import COUNTER_FAMILIES, FIRST_BUCKETS, GAUGE_FAMILIES, HISTOGRAM_FAMILIES
 from vllm_console.text import percent, plain, seconds
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.export.quoting import yaml_document
+from vllm_launchers.plan.export.quoting import comment, yaml_document
 from vllm_launchers.presets.model import Objectives
 
 WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
@@ -208,41 +208,19 @@ def rules_yaml(target: AlertTarget, scrape: Scrape | None = None) -> str:
     Without the ``# ``, the header's lines from ``scrape_configs:`` on are that section of ``prometheus.yml``; in the
     rule file itself Prometheus would reject them.
     """
-    (group,) = rules_document(target)["groups"]
     series = target.match or "every vLLM server that is scraped; --match narrows them down"
-    lines = [
-        f"# Limits: {_one_line(target.source)}. Series: {_one_line(series)}. For vLLM 0.12 and later.",
-        "#",
-        "# Prometheus finds the servers with this in its prometheus.yml (or: vllm-console export scrape); add a target",
-        "# for each server, as seen from where Prometheus runs:",
-        *(f"# {line}" for line in scrape_yaml(scrape or Scrape()).splitlines()),
-        "groups:",
-        f"  - name: {_quoted(group['name'])}",
-        "    rules:",
-    ]
-    for rule in group["rules"]:
-        lines += [f"      - alert: {rule['alert']}", "        expr: |-"]
-        lines += [f"          {line}" for line in rule["expr"].split("\n")]
-        lines += [f"        for: {rule['for']}"]
-        for key in ("labels", "annotations"):
-            lines.append(f"        {key}:")
-            lines += [f"          {name}: {_quoted(value)}" for name, value in rule[key].items()]
-    return "\n".join(lines) + "\n"
+    header = comment(
+        f"Limits: {_one_line(target.source)}. Series: {_one_line(series)}. For vLLM 0.12 and later.",
+        "",
+        "Prometheus finds the servers with this in its prometheus.yml (or: vllm-console export scrape); add a target",
+        "for each server, as seen from where Prometheus runs:",
+        scrape_yaml(scrape or Scrape()).rstrip(),
+    )
+    return header + yaml_document(rules_document(target))
 
 
 def _one_line(text: str) -> str:
     return plain(" ".join(text.split()))
-
-
-def _quoted(text: str) -> str:
-    """A YAML scalar in double quotes, ASCII only. JSON strings are valid YAML except beyond ``\\uffff``."""
-    return f'"{"".join(map(_yaml_character, text))}"'
-
-
-def _yaml_character(character: str) -> str:
-    if "\ud800" <= character <= "\udfff":
-        return "\\ufffd"
-    return json.dumps(character)[1:-1] if character < "\U00010000" else f"\\U{ord(character):08x}"
 
 
 # -- what Prometheus needs to scrape vLLM -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 from unicodedata import combining
 
 from vllm_launchers.patterns import lazy_pattern
@@ -85,7 +86,10 @@ def yaml_number_or_text(word: str) -> str:
 
 
 def yaml_text(text: str) -> str:
-    """A YAML scalar that is read back as exactly this text: plain if that is safe, else quoted."""
+    """A YAML scalar that is read back as exactly this text: plain if that is safe, else quoted.
+
+    Only lone surrogates, which YAML does not have, are replaced.
+    """
     if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS:
         return text
     if '"' in text and all(map(_in_yaml, text)):
@@ -101,7 +105,7 @@ def _in_yaml(character: str) -> bool:
 
 
 def _yaml_escape(character: str) -> str:
-    code = ord(character)
+    code = 0xFFFD if "\ud800" <= character <= "\udfff" else ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
@@ -114,7 +118,9 @@ def _lines(value: Yaml) -> list[str]:
     lines: list[str] = []
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if _is_scalar(inner):
+            if _is_block(inner):
+                lines += [f"{yaml_text(key)}: |-", *(f"  {line}" for line in inner.split("\n"))]
+            elif _is_scalar(inner):
                 lines.append(f"{yaml_text(key)}: {_scalar(inner)}")
             else:
                 lines += [f"{yaml_text(key)}:", *(f"  {line}" for line in _lines(inner))]
@@ -123,6 +129,13 @@ def _lines(value: Yaml) -> list[str]:
             first, *rest = [_scalar(inner)] if _is_scalar(inner) else _lines(inner)
             lines += [f"- {first}", *(f"  {line}" for line in rest)]
     return lines
+
+
+def _is_block(value: Yaml) -> TypeGuard[str]:
+    """Whether a value is text of several lines that needs no escape."""
+    if not isinstance(value, str) or "\n" not in value or value != value.strip():
+        return False
+    return all(map(_in_yaml, value.replace("\n", "")))
 
 
 def _is_scalar(value: Yaml) -> bool:

@@ -154,6 +154,18 @@ def test_yaml_documents(document: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_document(document)) == document
 
 
+def test_text_of_several_lines_is_a_block() -> None:
+    document = {"rules": [{"expr": "sum(\n  a > 0\n\n)", "for": "5m"}]}
+    text = yaml_document(document)
+    assert text == 'rules:\n  - expr: |-\n      sum(\n        a > 0\n      \n      )\n    for: "5m"\n'
+    assert yaml.safe_load(text) == document
+
+
+@pytest.mark.parametrize("text", ["a\n", "\na", " a\nb", "a\n\tb", "a\n\x85b", "a\r\nb", "a\n#b\n- c", "a \n b", "\n"])
+def test_blocks_are_read_back_exactly(text: str) -> None:
+    assert yaml.safe_load(yaml_document({"x": {"y": text}})) == {"x": {"y": text}}
+
+
 @settings(deadline=None)
 @given(plan=plans())
 def test_compose_passes_exactly_these_words_to_the_container(plan: Plan) -> None:
