@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from vllm_console.fleet import chart_history
 from vllm_console.fleet.chart_history import ChartHistory, server_source
@@ -111,7 +112,7 @@ def test_range_with_an_earlier_end_stays_unchanged(charts: ChartHistory, reads: 
     assert end <= series.end <= end + 5
     assert series.values["generation_tokens_per_second"][60] == pytest.approx(10.0)
     reads.clear()
-    assert charts.series(NAMED["15m"], START + 7201, end) == series
+    assert to_builtins(charts.series(NAMED["15m"], START + 7201, end)) == to_builtins(series)
     assert reads == []
 
 
