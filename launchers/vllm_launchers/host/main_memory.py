@@ -39,7 +39,8 @@ def main_memory() -> MainMemory:
 def _limits() -> Iterator[tuple[int, int]]:
     """The limit of each control group of this process, and how much of it is in use, in bytes.
 
-    In a container, the group's path may be unknown there; its limit is then in the topmost folder.
+    Cached file pages do not count as in use, as in the kernel's ``MemAvailable``. In a container, the group's path may
+    be unknown there; its limit is then in the topmost folder.
     """
     try:
         groups = GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -47,10 +48,10 @@ def _limits() -> Iterator[tuple[int, int]]:
         return
     for _, controllers, path in (line.split(":", 2) for line in groups):
         if not controllers:
-            root, files, reclaimable = GROUPS_FOLDER, ("memory.max", "memory.current"), "inactive_file"
+            root, files, prefix = GROUPS_FOLDER, ("memory.max", "memory.current"), ""
         elif "memory" in controllers.split(","):  # version 1
             root, files = GROUPS_FOLDER / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            reclaimable = "total_inactive_file"
+            prefix = "total_"
         else:
             continue
         place = root / path.lstrip("/")
@@ -58,4 +59,5 @@ def _limits() -> Iterator[tuple[int, int]]:
             with contextlib.suppress(OSError, ValueError, KeyError):  # no limit ("max"), or an unknown layout
                 limit, used = (int((folder / file).read_text(encoding="ascii")) for file in files)
                 statistics = dict(map(str.split, (folder / "memory.stat").read_text(encoding="ascii").splitlines()))
-                yield limit, used - int(statistics[reclaimable])
+                cached = sum(int(statistics[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+                yield limit, max(0, used - cached)

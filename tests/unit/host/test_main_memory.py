@@ -15,14 +15,14 @@ GIB = 1 << 30
 MACHINE = "MemTotal:       1048576000 kB\nMemFree: 1 kB\nMemAvailable:    943718400 kB\nHugePages_Total:       0\n"
 """1000 GiB, 900 of them available."""
 NAMES = {
-    2: ("memory.max", "memory.current", "inactive_file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", ""),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
 
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The files of a machine. ``limits``: by folder of a group, its limit and use in GiB, 2 of them page cache."""
+    """The files of a machine. ``limits``: by folder of a group, its limit and use in GiB, 5 of them cached files."""
 
     def system(
         groups: str = "0::/\n", limits: dict[str, tuple[str | int, int]] | None = None, version: int = 2
@@ -31,13 +31,15 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             monkeypatch.setattr(main_memory, name, tmp_path / path)
         (tmp_path / "meminfo").write_text(MACHINE)
         (tmp_path / "self").write_text(groups)
-        limit_file, used_file, cache = NAMES[version]
+        limit_file, used_file, prefix = NAMES[version]
         for folder, (limit, used) in (limits or {}).items():
             path = tmp_path / "cgroup" / folder
             path.mkdir(parents=True, exist_ok=True)
             (path / limit_file).write_text(f"{limit * GIB if isinstance(limit, int) else limit}\n")
             (path / used_file).write_text(f"{used * GIB}\n")
-            (path / "memory.stat").write_text(f"anon 5\n{cache} {2 * GIB}\n")
+            (path / "memory.stat").write_text(
+                f"anon 5\n{prefix}inactive_file {2 * GIB}\n{prefix}active_file {3 * GIB}\n"
+            )
 
     return system
 
@@ -62,7 +64,7 @@ def test_machine_without_limits(system) -> None:
     ],
 )
 def test_limit_of_a_group_counts(system, groups: str, folder: str, version: int) -> None:
-    system(groups, {folder: (64, 14)}, version)
+    system(groups, {folder: (64, 17)}, version)
     assert main_memory.main_memory() == MainMemory(64.0, 52.0)
     host = SystemReader().host(0.0)
     assert (host.memory_gib, host.memory_free_gib) == (64.0, 52.0)
@@ -70,9 +72,9 @@ def test_limit_of_a_group_counts(system, groups: str, folder: str, version: int)
 
 
 def test_smallest_limit_counts(system) -> None:
-    system("0::/job/step\n", {"job": (100, 95), "job/step": (50, 12)})
+    system("0::/job/step\n", {"job": (100, 98), "job/step": (50, 12)})
     assert main_memory.main_memory() == MainMemory(50.0, 7.0)
-    system("0::/job/step\n", {"job": (100, 103)})
+    system("0::/job/step\n", {"job": (100, 106)})
     assert main_memory.main_memory().available_gib == 0.0
 
 
