@@ -157,11 +157,11 @@ class Launcher:
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """Plan a launch without doing it; problems are in the plan's findings."""
         self._hooks.refresh_gpus()
-        freed = ""
+        freed = None
         if request.standby_of:
             other = find_other(self._records.read()[0], request.standby_of)
             self.planner.refuse_other_host(other, host_needed=True)
-            request, freed = standby_request(request, other), "" if other.state is State.ASLEEP else other.name
+            request, freed = standby_request(request, other), None if other.state is State.ASLEEP else other
         taken, starting, prepared = self._records.taken_ports(), self._records.starting(), self._engine_check.pids
         launch = self.planner.plan(request, taken, starting, freed=freed, prepared=prepared)
         return msgspec.structs.replace(launch, plan=self._engine_check.with_verdict(launch.plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_launchers.errors import OperationError, RefusedError, UsageError
+from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import without_server
 from vllm_launchers.host.ports import check_port, free_port, host_problem
 from vllm_launchers.host.processes import announced_ports
-from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerRecord
+from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.inputs_reader import GpuSource, PlanInputsReader
@@ -20,13 +22,15 @@ from vllm_launchers.launch.launch_plan import LaunchPlan, plan_launch, suggestio
 from vllm_launchers.launch.place import AUTO, NONE, OFFERED, GpuFinder, kept_slice
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolved_request import ResolvedRequest
+from vllm_launchers.plan.budget.budget import needed_gib
+from vllm_launchers.plan.budget.memory_flags import accepted_utilization
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
 from vllm_launchers.plan.checks.request import local_ranks, visible_gpus
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choice import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import VISIBLE, not_set
+from vllm_launchers.plan.flags import BLOCKS, BYTES, VISIBLE, not_set
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.probe import ProbeWish
@@ -128,7 +132,7 @@ class Planner:
         taken: Collection[int],
         starting: Sequence[str] = (),
         *,
-        freed: str = "",
+        freed: ServerRecord | None = None,
         prepared: Collection[int] = (),
     ) -> LaunchPlan:
         """Plan a launch. ``taken``: ports that our other servers hold or will hold. ``starting``: names of those that
@@ -188,7 +192,7 @@ class Planner:
         )
         inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
         if freed:
-            inputs = replace(inputs, host=without_server(inputs.host, freed, request.gpus))
+            inputs = replace(inputs, host=_without(freed, inputs))
         return plan_launch(resolved, inputs, self._reports)
 
     def plan_restart(
@@ -355,7 +359,7 @@ class Planner:
         ray = inputs.ray
         if ray is not None:  # what it has reserved there can't be told from what others have
             ray = replace(ray, nodes=tuple(replace(node, free=None) for node in ray.nodes))
-        return replace(inputs, host=without_server(inputs.host, record.name, _gpus_in_use(record, inputs)), ray=ray)
+        return replace(inputs, host=_without(record, inputs), ray=ray)
 
     def _engine(self, request: LaunchRequest, found: list[PlanFinding]) -> Engine:
         """The engine to launch, or a placeholder for a vLLM that is not installed here."""
@@ -412,14 +416,21 @@ class Planner:
         return simulated_engine() if engine.kind is EngineKind.SIMULATED else engine
 
 
-def _gpus_in_use(record: ServerRecord, inputs: PlanInputs) -> tuple[int, ...]:
-    """The GPUs of this machine that a server uses now, chosen or the first visible ones; empty if unknown."""
+def _without(record: ServerRecord, inputs: PlanInputs) -> Host | None:
+    """The host as if a server had ended (see `without_server`).
+
+    A server that is ready holds memory on its GPUs, chosen or the first visible ones: at most its share, unless the
+    size of its KV cache is set. One that starts or sleeps may hold none.
+    """
     details, host = unpack(record.current.spec.details), inputs.host
-    if host is None or details.simulated or not record.state.alive:
-        return ()
+    if host is None or details.simulated or record.state not in (State.READY, State.UNRESPONSIVE):
+        return without_server(host, record.name)
     devices = {**inputs.environment.variables, **details.environment}.get(VISIBLE)
     visible = visible_gpus(host, devices)[: local_ranks(details.flags)]
-    return details.gpus or tuple(gpu.index for gpu in visible)
+    gpus = [gpu for gpu in host.gpus if gpu.index in details.gpus] or visible
+    release = details.engine.release if details.engine is not None else None
+    share = math.inf if {BLOCKS, BYTES} & details.flags.keys() else accepted_utilization(details.flags, release)
+    return without_server(host, record.name, {gpu.index: needed_gib(gpu, share) or math.inf for gpu in gpus})
 
 
 def _own_preset(details: Details, problem: str, way: str = "") -> Preset:

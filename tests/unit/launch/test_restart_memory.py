@@ -15,7 +15,7 @@ from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import RestartOptions
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 CHATBOT = read_presets(None)[0]["chatbot"]
@@ -50,12 +50,12 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def held(*gpus: Gpu, state: State = State.READY, **details: object) -> list[str]:
+    def held(*gpus: Gpu, state: State = State.READY, changes: Flags | None = None, **details: object) -> list[str]:
         source = Source(*gpus)
         planner = Planner(tmp_path, PlanInputsReader(source), StartupReportStore(tmp_path / "reports.json"), (), source)
         spec = LaunchSpec(("/opt/vllm",), "127.0.0.1", 8000, details=pack(replace(DETAILS, **details)))
         record = ServerRecord("chat", state, 0.0, 0.0, (Generation(1, spec, 0.0),))
-        plan = planner.plan_restart(record, Changes(), RestartOptions()).plan
+        plan = planner.plan_restart(record, Changes(changes or {}), RestartOptions()).plan
         return [found.message for found in plan.findings if found.code == "memory_held"]
 
     return held
@@ -78,7 +78,18 @@ def test_of_unknown_size(held) -> None:
 def test_where_the_driver_hides_its_processes(held, listed: tuple[Holder, ...], gpus: tuple[int, ...]) -> None:
     hidden = replace(L4, used_by=listed)
     assert not held(hidden, OTHER, gpus=gpus)
-    assert held(hidden, OTHER, gpus=gpus, state=State.STOPPED)
+    for state in (State.STARTING, State.ASLEEP, State.STOPPED):
+        assert held(hidden, OTHER, gpus=gpus, state=state)
+
+
+def test_hidden_memory_beyond_its_share_stays_taken(held) -> None:
+    """Another server, also hidden, has the rest."""
+    half = {"gpu-memory-utilization": 0.45}
+    assert not held(L4, gpus=(0,), flags=half)
+    assert held(L4, gpus=(0,), flags=half, changes={"gpu-memory-utilization": 0.9})
+    assert not held(
+        L4, gpus=(0,), flags={**half, "kv-cache-memory-bytes": 2**33}, changes={"gpu-memory-utilization": 0.9}
+    )
 
 
 def test_what_another_user_is_seen_to_hold_stays_taken(held) -> None:

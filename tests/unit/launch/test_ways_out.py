@@ -67,16 +67,27 @@ def held(plan: Plan) -> PlanFinding:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """A launch on a recorded host with these holders."""
+    """A launch on a recorded host with these holders, whose ``sizes`` the driver reports or not."""
 
     def make(
-        facts: ModelFacts | None, name: str, holders: Mapping[int, Sequence[Held]], set: Any = None, **more: Any
+        facts: ModelFacts | None,
+        name: str,
+        holders: Mapping[int, Sequence[Held]],
+        set: Any = None,
+        *,
+        sizes: bool = True,
+        **more: Any,
     ) -> LaunchPlan:
         asked = ResolvedRequest(
             read_presets(None)[0]["chatbot"], VLLM, Changes(set or {}), facts.model if facts else "org/unknown",
             "127.0.0.1", 8000, {}, gpu_finder=GpuFinder("offered"), **more,
         )  # fmt: skip
-        return plan_launch(asked, PlanInputs(facts, host=read_host(crowded_host(tmp_path / "h.json", name, holders))))
+        host = read_host(crowded_host(tmp_path / "h.json", name, holders))
+        if not sizes:
+            listed = (tuple(replace(holder, gib=None) for holder in gpu.holders) for gpu in host.gpus)
+            gpus = (replace(gpu, used_by=used_by) for gpu, used_by in zip(host.gpus, listed, strict=True))
+            host = replace(host, gpus=tuple(gpus))
+        return plan_launch(asked, PlanInputs(facts, host=host))
 
     return make
 
@@ -157,6 +168,22 @@ def test_only_servers_whose_stop_makes_room_are_named(
     with pytest.raises(NoPlaceError) as refused:
         make(SEVENTY, "4xa6000", holders, {TENSOR: 2, UTILIZATION: 0.92})
     assert refused.value.problem.startswith("the server needs 2 GPUs, each with 44.2 GiB free; GPU 0,1 come closest")
+    assert str(refused.value) == refused.value.problem + advice
+
+
+@pytest.mark.parametrize(
+    ("holders", "advice"),
+    [
+        ((("docs", 21.1),), ": stop docs to make room"),
+        ((("docs", 7.1), ("mail", 14.0)), ": stop docs and mail to make room"),
+        ((("docs", 20.1), ("@bob", 1.0)), ": choose a smaller model and a lower --gpu-memory-utilization"),
+    ],
+)
+def test_stopped_server_frees_only_memory_that_no_other_may_hold(
+    make: Make, holders: Sequence[Held], advice: str
+) -> None:
+    with pytest.raises(NoPlaceError) as refused:
+        make(EIGHT, "2xrtx3090", {0: (("@anna", 21.1),), 1: holders}, {TENSOR: 1}, sizes=False)
     assert str(refused.value) == refused.value.problem + advice
 
 

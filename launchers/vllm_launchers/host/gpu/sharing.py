@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -145,37 +145,43 @@ def parse_share(gpu: int, value: str | float) -> GpuShare:
     return GpuShare(gpu, fraction=number) if not unit and number <= 1 else GpuShare(gpu, gib=number)
 
 
-def without_server(host: Host | None, name: str, hidden_on: Collection[int] = ()) -> Host | None:
-    """The host as if one of our servers had ended: what it holds counts as free for its next start.
+def without_server(host: Host | None, name: str, hidden_on: Mapping[int, float] | None = None) -> Host | None:
+    """The host as if one of our servers had ended: what it certainly holds counts as free for its next start.
 
-    ``hidden_on``: GPUs that it is known to use. If the driver lists none of its processes (in some containers), what no
-    visible process holds there counts as its own.
+    ``hidden_on``: the GPUs on which it holds memory, with the most GiB that it may hold there. If the driver lists none
+    of its processes (in some containers), up to that much of what no visible process holds counts as its own.
     """
     if host is None:
         return None
-    if any(holder.server == name for gpu in host.gpus for holder in gpu.holders):
-        hidden_on = ()
-    return replace(host, gpus=tuple(_freed(gpu, name, hidden=gpu.index in hidden_on) for gpu in host.gpus))
+    if hidden_on is None or any(holder.server == name for gpu in host.gpus for holder in gpu.holders):
+        hidden_on = {}
+    return replace(host, gpus=tuple(_freed(gpu, name, hidden_on.get(gpu.index)) for gpu in host.gpus))
 
 
-def _freed(gpu: Gpu, name: str, *, hidden: bool) -> Gpu:
-    parts = (_whole_freed(slice_gpu(gpu, part), name, hidden=hidden) for part in gpu.mig)
+def _freed(gpu: Gpu, name: str, hidden: float | None) -> Gpu:
+    parts = (_whole_freed(slice_gpu(gpu, part), name, hidden) for part in gpu.mig)
     mig = tuple(replace(part, free_gib=freed.free_gib) for part, freed in zip(gpu.mig, parts, strict=True))
-    return replace(_whole_freed(gpu, name, hidden=hidden), mig=mig)
+    return replace(_whole_freed(gpu, name, hidden), mig=mig)
 
 
-def _whole_freed(gpu: Gpu, name: str, *, hidden: bool) -> Gpu:
+def _whole_freed(gpu: Gpu, name: str, hidden: float | None) -> Gpu:
     own = [holder for holder in gpu.holders if holder.server == name]
-    if not own and hidden:
-        own = [Holder(0), *(holder for holder in gpu.holders if not (holder.server or holder.seen))]
+    if hidden is not None:
+        own = [h for h in gpu.holders if not (h.server or h.seen or is_desktop(h))] or [Holder(0)]
     if not own:
         return gpu
     others = tuple(holder for holder in gpu.holders if holder not in own)
-    # Memory that no process reports is attributed to the first that reports no size: to this server, if it has one.
-    named = tuple(replace(holder, server=name) for holder in own)
-    gib = holdings(replace(gpu, used_by=(*named, *others))).ours[name]
     if gpu.free_gib is None or gpu.used_gib is None:  # of memory shared with the CPU, it also has a part as a process
         return replace(gpu, used_by=others, free_gib=None)
+    if hidden is not None and len(own) > 1:  # which of them is the server's is unknown
+        return gpu
+    gib = sum(holder.gib or 0.0 for holder in own)
+    unreported = gpu.used_gib - gib - sum(holder.gib or 0.0 for holder in others)
+    # Where others report no sizes either, it is unknown who holds what.
+    alone = all(holder.gib is not None or is_desktop(holder) for holder in others)
+    if alone and unreported > DRIVER_GIB and any(holder.gib is None for holder in own):
+        gib += unreported
+    gib = gib if hidden is None else min(gib, hidden)
     return replace(gpu, used_by=others, free_gib=gpu.free_gib + gib, used_gib=max(0.0, gpu.used_gib - gib))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from vllm_launchers.host.gpu.sharing import holdings, slice_gpu, without_server
 ANNA = Holder(2, "anna", 3.0)
 
 
-def left(*holders: Holder, hidden_on: tuple[int, ...] = ()) -> Gpu:
+def left(*holders: Holder, hidden_on: Mapping[int, float] | None = None) -> Gpu:
     """A GPU with 4 of 48 GiB free after the end of ``chat``."""
     gpu = Gpu(0, memory_gib=48.0, free_gib=4.0, used_gib=44.0, used_by=holders)
     seen = without_server(Host(gpus=(gpu,)), "chat", hidden_on)
@@ -29,11 +30,28 @@ def test_reported_memory_is_free() -> None:
     assert without_server(None, "chat") is None
 
 
-@pytest.mark.parametrize("other", [ANNA, replace(ANNA, pid=1, gib=None)])
+DESKTOP = Holder(3, "me", kind="graphics")
+CHAT = Holder(7, "me", server="chat")
+
+
+@pytest.mark.parametrize("other", [ANNA, DESKTOP])
 def test_memory_of_unknown_size_is_free(other: Holder) -> None:
-    gpu = left(other, Holder(7, "me", None, server="chat"))
+    gpu = left(other, CHAT)
     assert gpu.free_gib == 48.0 - (other.gib or 0.0)
     assert (gpu.holders, holdings(gpu).unseen) == ((other,), 0.0)
+
+
+@pytest.mark.parametrize("other", [replace(ANNA, gib=None), replace(CHAT, pid=8, server="docs"), Holder(4711)])
+def test_memory_that_may_be_of_another_process_stays_taken(other: Holder) -> None:
+    assert left(other, CHAT).free_gib == left(CHAT, other).free_gib == 4.0
+    assert left(other, CHAT, replace(CHAT, pid=9, gib=10.0)).free_gib == 14.0, "what the server is reported to hold"
+
+
+def test_servers_of_unknown_size_free_their_memory_together() -> None:
+    host = Host(gpus=(left(CHAT, replace(CHAT, pid=8, server="docs")),))
+    freed = without_server(host, "docs")
+    assert freed is not None
+    assert freed.gpus[0].free_gib == 48.0
 
 
 def test_memory_on_a_slice_is_free() -> None:
@@ -53,15 +71,24 @@ def test_memory_on_a_slice_is_free() -> None:
 @pytest.mark.parametrize("listed", [(), (ANNA, Holder(4711, gib=41.0)), (ANNA,)])
 def test_hidden_memory_on_its_gpus_is_free(listed: tuple[Holder, ...]) -> None:
     """The driver lists no processes, or only pids of another namespace."""
-    gpu = left(*listed, hidden_on=(0,))
+    gpu = left(*listed, hidden_on={0: 44.5})
     taken = 3.0 if listed else 0.0
     assert (gpu.free_gib, gpu.holders) == (48.0 - taken, listed[:1])
-    assert left(*listed, hidden_on=(1,)).free_gib == 4.0
+    assert left(*listed, hidden_on={1: 44.5}).free_gib == 4.0
+    assert left(*listed, hidden_on={0: 20.0}).free_gib == 24.0, "no more than its share"
+
+
+def test_hidden_memory_that_may_be_of_another_process_stays_taken() -> None:
+    listed = (Holder(4711, gib=20.0), Holder(4712, gib=21.0))
+    assert left(*listed, hidden_on={0: 44.5}).free_gib == 4.0
+    assert left(replace(ANNA, gib=None), hidden_on={0: 44.5}).free_gib == 4.0
+    windows = Holder(4713, gib=0.4, kind="graphics")
+    assert left(Holder(4711, gib=41.0), windows, hidden_on={0: 44.5}).free_gib == 45.0
 
 
 def test_hidden_memory_stays_taken_if_the_driver_lists_the_server() -> None:
     shown = Gpu(0, memory_gib=48.0, free_gib=8.0, used_gib=40.0, used_by=(Holder(1, gib=40.0, server="chat"),))
     hidden = Gpu(1, memory_gib=48.0, free_gib=28.0, used_gib=20.0)
-    seen = without_server(Host(gpus=(shown, hidden)), "chat", (0, 1))
+    seen = without_server(Host(gpus=(shown, hidden)), "chat", {0: 40.5, 1: 40.5})
     assert seen is not None
     assert [gpu.free_gib for gpu in seen.gpus] == [48.0, 28.0]
