@@ -237,7 +237,7 @@ class Sidecar:
 
     @property
     def gone(self) -> bool:
-        """Whether no sidecar is running, except for one that survives SIGKILL because a driver holds its threads."""
+        """Whether no sidecar has to be waited for. One that survives SIGKILL is left to the kernel."""
         return self.process is None or self._stuck
 
     @property

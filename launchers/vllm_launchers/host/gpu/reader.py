@@ -399,7 +399,7 @@ class Device:
             return {name: to_gib(size) for name, size in sizes.items()}
         if not is_unified(self._gpu.name or ""):
             return dict.fromkeys(("memory_gib", "used_gib", "free_gib"))
-        # As vLLM measures it. What is in use belongs to the whole machine.
+        # As vLLM since 0.11.1 measures it. What is in use belongs to the whole machine.
         memory = psutil.virtual_memory()
         return {"memory_gib": to_gib(memory.total), "used_gib": None, "free_gib": to_gib(memory.available)}
 
