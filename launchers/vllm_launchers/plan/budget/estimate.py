@@ -156,13 +156,15 @@ _GATE_WITH_UP = frozenset(
 )  # fmt: skip
 """Models with one adapter for gate and up projection together (``is_3d_moe_weight``)."""
 _GATE_WITH_UP_SINCE = (0, 12, 0)
+_APART_IF_SHARED_SINCE = (0, 32, 0)
+"""First release in which ``enable-moe-shared-loras`` applies to these models; they then have two."""
 
 
 def _expert_adapters(facts: ModelFacts, settings: EffectiveFlags) -> float:
     """Values of the adapters of all experts on one GPU, for a rank of 1 (``FusedMoEWithLoRA``).
 
     With expert parallelism a GPU has those of its own experts, else a part of each. Sharding splits only the matrices
-    that are as long as the model is wide.
+    that are as long as the model is wide; experts may share these.
     """
     width = facts.expert_intermediate_size or facts.intermediate_size
     if not facts.experts or not settings.expert_adapters or width is None:
@@ -172,11 +174,12 @@ def _expert_adapters(facts: ModelFacts, settings: EffectiveFlags) -> float:
     if settings.expert_parallel:
         count, narrow = float(math.ceil((facts.experts + settings.redundant_experts) / ranks)), float(width)
     ungated = facts.model_type in _UNGATED and settings.release >= _UNGATED_SINCE
-    together = facts.architecture in _GATE_WITH_UP and settings.release >= _GATE_WITH_UP_SINCE
-    first = 1 if ungated or (together and not settings.mixed_adapters) else 2
+    apart = settings.mixed_adapters or (settings.shared_adapters and settings.release >= _APART_IF_SHARED_SINCE)
+    together = facts.architecture in _GATE_WITH_UP and settings.release >= _GATE_WITH_UP_SINCE and not apart
+    first = 1 if ungated or together else 2
     hidden = (facts.hidden_size or 0) / (settings.tensor if settings.sharded_adapters else 1)
-    each = (first + 1) * hidden + (2 if ungated else 3) * narrow
-    return count * each * _expert_layers(facts)
+    wide = (first + 1) * hidden * (1 if settings.shared_adapters and not together else count)
+    return (wide + (2 if ungated else 3) * narrow * count) * _expert_layers(facts)
 
 
 def _expert_layers(facts: ModelFacts) -> int:

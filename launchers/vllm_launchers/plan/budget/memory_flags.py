@@ -108,6 +108,8 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     """Whether LoRA adapters may also change experts."""
     mixed_adapters: bool
     """Whether adapters may change gate and up projections of experts separately in any model."""
+    shared_adapters: bool
+    """Whether the matrices of adapters that are as long as the model is wide are shared by all experts of a layer."""
     sharded_adapters: bool
     """Whether both of an adapter's matrices are split by tensor parallelism, not only the second."""
     capture_sizes: int
@@ -185,6 +187,7 @@ def effective_flags(
         lora_ranks=_lora_ranks(flags),
         expert_adapters=release >= EXPERT_ADAPTERS_SINCE and _targets_experts(flags),
         mixed_adapters=flags.get("enable-mixed-moe-lora-format") is True,
+        shared_adapters=flags.get("enable-moe-shared-loras") is True,
         sharded_adapters=flags.get("fully-sharded-loras") is True,
         capture_sizes=len(captured),
         whole_graphs=bool(captured) and _whole_graphs(flags),

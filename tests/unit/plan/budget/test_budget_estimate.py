@@ -558,6 +558,28 @@ def test_adapters_of_experts_are_split_like_the_experts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("known", "release", "flags", "wide", "narrow"),
+    [
+        ({}, (0, 33, 0), {}, 3, 128 * 3 * 768),
+        ({}, (0, 33, 0), {"tensor_parallel_size": 4}, 3, 128 * 3 * 768 / 4),
+        ({}, (0, 33, 0), {"tensor_parallel_size": 4, "enable_expert_parallel": True}, 3, 32 * 3 * 768),
+        ({}, (0, 33, 0), {"tensor_parallel_size": 4, "fully_sharded_loras": True}, 3 / 4, 128 * 3 * 768 / 4),
+        ({"model_type": "nemotron_h"}, (0, 33, 0), {}, 2, 128 * 2 * 768),
+        ({"architecture": "GptOssForCausalLM"}, (0, 32, 0), {}, 3, 128 * 3 * 768),
+        ({"architecture": "GptOssForCausalLM"}, (0, 31, 0), {}, 128 * 2, 128 * 3 * 768),
+        ({"architecture": "GptOssForCausalLM"}, (0, 31, 0), {"enable_mixed_moe_lora_format": True}, 3, 128 * 3 * 768),
+    ],
+)
+def test_experts_may_share_the_wide_matrices_of_adapters(
+    known: dict[str, str], release: tuple[int, int, int], flags: dict[str, FlagValue], wide: float, narrow: float
+) -> None:
+    facts, given = replace(A3B, **known), {"enable_moe_shared_loras": True, **flags}
+    without = adapters(facts, release, lora_target_modules="q_proj", **given)
+    values = wide * 2048 + narrow
+    assert adapters(facts, release, **given) - without == pytest.approx(48 * 2 * 64 * values / GIB)
+
+
+@pytest.mark.parametrize(
     ("known", "release", "flags", "values"),
     [
         ({"architecture": "GptOssForCausalLM"}, (0, 33, 0), {}, 2 * 2048 + 3 * 768),
