@@ -462,7 +462,7 @@ def weight_method(facts: ModelFacts | None, flags: Flags) -> str:
 _OWN_CACHE_SINCE: Mapping[str, Release] = {"modelopt": (0, 14, 0), "compressed-tensors": (0, 16, 0)}
 """First releases that keep the KV cache in the format that a checkpoint has scales for. 0.15 was not examined.
 
-From ``resolve_kv_cache_dtype_string``, and ``kv_cache_scheme`` in ``Attention``.
+From ``resolve_kv_cache_dtype_string``, and ``kv_cache_scheme`` in ``Attention``, but not in ``MLAAttention``.
 """
 
 _FLAG_BEFORE_SCHEME: Release = (0, 22, 0)
@@ -474,9 +474,10 @@ def cache_dtype(facts: ModelFacts, flags: Flags, release: Release | None) -> str
     asked, release = str(flags.get(KV_DTYPE, "auto")), release or NEWEST
     own, method = facts.kv_cache_quantization, facts.quantization.method if facts.quantization is not None else ""
     since = _OWN_CACHE_SINCE.get("modelopt" if method.startswith("modelopt") else method)
-    if own is None or since is None or release < since:
+    by_scheme = method == "compressed-tensors"
+    if own is None or since is None or release < since or (by_scheme and facts.mla):
         return asked
-    forced = method == "compressed-tensors" and release < _FLAG_BEFORE_SCHEME
+    forced = by_scheme and release < _FLAG_BEFORE_SCHEME
     return own if asked == "auto" or forced else asked
 
 

@@ -102,6 +102,12 @@ def test_cache_in_the_format_of_the_scales(method: str, release: Release | None,
     assert cache_dtype(facts, {"kv-cache-dtype": asked}, release) == expected
 
 
+@pytest.mark.parametrize(("method", "expected"), [("modelopt", "fp8"), ("compressed-tensors", "auto")])
+def test_latent_attention_reads_no_scheme_of_compressed_tensors(method: str, expected: str) -> None:
+    facts = replace(LATENT, quantization=Quantization(method, 8), kv_cache_quantization="fp8")
+    assert cache_dtype(facts, {}, (0, 33, 0)) == expected
+
+
 def given_cache(
     facts: ModelFacts, gib: float, release: tuple[int, int, int] = (0, 25, 0), **flags: FlagValue
 ) -> tuple[int, float]:
