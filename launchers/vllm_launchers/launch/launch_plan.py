@@ -277,12 +277,14 @@ def _in_bus_order(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedReque
     """The request with GPUs numbered as in nvidia-smi, if they differ and nobody chooses any or sets their order.
 
     By default, CUDA numbers the fastest GPU first, which may not be the one that is planned for. vLLM itself assumes
-    this order, and asks for it in its log.
+    this order, and asks for it in its log. A restarted server and a standby keep their order, and so their GPUs.
     """
-    host, devices = inputs.host, _visible_devices(request, inputs)
+    host, devices, finder = inputs.host, _visible_devices(request, inputs), request.gpu_finder
     if host is None or not request.gpus_unnamed or inputs.ray is not None:
         return request
-    if request.engine.kind is not EngineKind.VLLM or request.engine.build == "cpu":
+    if request.engine.kind is not EngineKind.VLLM or request.engine.build not in ("cuda", None):
+        return request
+    if request.standby_of or (finder is not None and finder.again):
         return request
     if DEVICE_ORDER in {**inputs.environment.variables, **request.environment}:
         return request

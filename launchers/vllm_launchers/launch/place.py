@@ -335,4 +335,13 @@ def kept_slice(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that keep a server on its MIG slice at a restart; empty for one on whole GPUs."""
     if not environment.get(VISIBLE, "").startswith("MIG-"):
         return {}
+    return _devices(environment)
+
+
+def kept_devices(environment: Mapping[str, str], gpus: Sequence[int]) -> dict[str, str]:
+    """The variables that keep a server, or its standby, on its GPUs; empty if their indices do."""
+    return kept_slice(environment) if gpus else _devices(environment)
+
+
+def _devices(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in (VISIBLE, DEVICE_ORDER)}

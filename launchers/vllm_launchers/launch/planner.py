@@ -19,7 +19,7 @@ from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.inputs_reader import GpuSource, PlanInputsReader
 from vllm_launchers.launch.launch_plan import LaunchPlan, plan_launch, suggestions
-from vllm_launchers.launch.place import AUTO, NONE, OFFERED, GpuFinder, kept_slice
+from vllm_launchers.launch.place import AUTO, NONE, OFFERED, GpuFinder, kept_devices, kept_slice
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolved_request import ResolvedRequest
 from vllm_launchers.plan.budget.budget import needed_gib
@@ -233,7 +233,7 @@ class Planner:
         """
         self.refuse_other_host(record)
         details = unpack(record.current.spec.details)
-        environment = kept_slice(details.environment)
+        environment = kept_devices(details.environment, details.gpus)
         resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)
         resolved = replace(resolved, beside="")  # it now serves something else
         return self._planned_again(record, resolved, starting)

@@ -13,6 +13,7 @@ from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import unpack
+from vllm_launchers.launch.place import kept_devices
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.vllm.flags.changes import Changes
@@ -121,8 +122,10 @@ def standby_request(request: LaunchRequest, other: ServerRecord) -> LaunchReques
         UsageError: it names other GPUs.
 
     """
-    gpus = unpack(other.current.spec.details).gpus
+    details = unpack(other.current.spec.details)
+    gpus = details.gpus
     if (request.gpus and request.gpus != gpus) or request.place not in ("", "offered"):
         raise UsageError(f"--standby-of {other.name} takes the GPUs of {other.name}: omit --gpus")
     changes = Changes(set={**request.changes.set, SLEEP_MODE: True}, unset=request.changes.unset)
-    return replace(request, gpus=gpus, place="", changes=changes)
+    environment = {**request.environment, **kept_devices(details.environment, gpus)}
+    return replace(request, gpus=gpus, place="", changes=changes, environment=environment)

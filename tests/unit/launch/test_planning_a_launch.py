@@ -492,4 +492,7 @@ def test_order_is_left_to_those_who_set_it_or_need_none(ask: Callable[..., Resol
     assert order(SLOW, FAST, set={"CUDA_VISIBLE_DEVICES": "GPU-1"}) == (None, [])
     assert order(SLOW, FAST, set={"CUDA_VISIBLE_DEVICES": ""}) == (None, [])
     assert order(FAST, replace(FAST, index=2)) == (None, [])
-    assert order(SLOW, FAST, engine=replace(VLLM, build="cpu")) == (None, [])
+    for build in ("cpu", "rocm", "xpu"):
+        assert order(SLOW, FAST, engine=replace(VLLM, build=build)) == (None, [])
+    assert order(SLOW, FAST, gpu_finder=GpuFinder(again=True)) == (None, [])
+    assert order(SLOW, FAST, standby_of="chat") == (None, [])

@@ -29,8 +29,9 @@ def record(
     standby_of: str = "",
     sleep_mode: bool = True,
     gpus: tuple[int, ...] = (2,),
+    environment: dict[str, str] | None = None,
 ) -> ServerRecord:
-    details = pack(Details(gpus=gpus, standby_of=standby_of))
+    details = pack(Details(gpus=gpus, standby_of=standby_of, environment=environment or {}))
     spec = LaunchSpec((), "127.0.0.1", 8000, sleep_mode=sleep_mode, details=details)
     return ServerRecord(name, state, 0.0, 0.0, (Generation(1, spec, 0.0),))
 
@@ -51,6 +52,26 @@ def test_standby_takes_the_gpus_with_sleep_mode() -> None:
     assert request.changes.set == {SLEEP_MODE: True}
     with pytest.raises(UsageError, match="omit --gpus"):
         standby_request(LaunchRequest("batch", standby_of="chat", gpus=(0,)), record("chat"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variables"),
+    [
+        ((), {"CUDA_VISIBLE_DEVICES": "1"}),
+        ((), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}),
+        ((2,), {"CUDA_VISIBLE_DEVICES": "MIG-a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+    ],
+)
+def test_standby_has_the_variables_that_choose_the_gpus(gpus: tuple[int, ...], variables: dict[str, str]) -> None:
+    other = record("chat", gpus=gpus, environment={**variables, "NOTE": "chat"})
+    request = standby_request(LaunchRequest("batch", standby_of="chat", environment={"NOTE": "batch"}), other)
+    assert request.environment == {**variables, "NOTE": "batch"}
+
+
+def test_standby_on_whole_gpus_has_their_indices() -> None:
+    other = record("chat", environment={"CUDA_VISIBLE_DEVICES": "2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    request = standby_request(LaunchRequest("batch", standby_of="chat"), other)
+    assert (request.gpus, request.environment) == ((2,), {})
 
 
 def test_invalid_standby_targets_are_refused() -> None:
