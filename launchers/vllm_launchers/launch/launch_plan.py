@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from vllm_launchers import values
 from vllm_launchers.errors import OperationError, UsageError
-from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.host.gpu.host import Host, MigInstance
 from vllm_launchers.host.gpu.sharing import on_slice, without_server
 from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
@@ -154,12 +154,12 @@ def plan_launch(
             host = without_server(host, name)
         return _planned(request, replace(inputs, host=host), reports, own, compared=False).plan
 
+    limited = _host_to_choose_from(request, inputs) != inputs.host
     try:
         launch = _planned(request, inputs, reports, own)
     except NoPlaceError as error:
         ways = [way for way in error.ways if request.beside not in way.stop]
-        limited = _host_to_choose_from(request, inputs) != inputs.host
-        why = f" ({VISIBLE}={_visible_devices(request, inputs)} hides the other GPUs)" if limited else ""
+        why = f" ({_assignment(_visible_devices(request, inputs))} hides the other GPUs)" if limited else ""
         raise with_lasting_way(NoPlaceError(f"{error.problem}{why}", error.sets, ways), tried) from error
     return replace(launch, plan=with_lasting_fixes(launch.plan, again))
 
@@ -173,7 +173,8 @@ def _planned(
     compared: bool = True,
 ) -> LaunchPlan:
     """One plan. Unless it is ``compared`` with alternatives, which takes most of the time, only its errors count."""
-    inputs = replace(inputs, host=_host_to_choose_from(request, inputs))
+    host = _host_to_choose_from(request, inputs)
+    inputs = replace(inputs, host=host, limited_from=inputs.host if host != inputs.host else None)
     request = _in_bus_order(_on_cluster(request, inputs), inputs)
     seen = replace(inputs, host=_seen_host(request, inputs))
     budget = assumed_budget(request, seen)
@@ -254,23 +255,37 @@ def _sited(request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choic
 
 
 def _host_to_choose_from(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:
-    """The host, without GPUs that ``CUDA_VISIBLE_DEVICES`` hides from an automatic choice (as on shared machines)."""
-    host, finder = inputs.host, request.gpu_finder
-    if host is None or finder is None or finder.recorded:
+    """The host, without GPUs that ``CUDA_VISIBLE_DEVICES`` hides from an automatic choice (as on shared machines).
+
+    Raises:
+        NoPlaceError: it hides all of them.
+    """
+    host, finder, devices = inputs.host, request.gpu_finder, _visible_devices(request, inputs)
+    if host is None or finder is None or finder.recorded or devices is None:
+        return host
+    if request.engine.build == "cpu" or inputs.ray is not None:
         return host
     if finder.place not in (AUTO, OFFERED) and not (finder.again and finder.chosen):
         return host
-    visible = visible_gpus(host, _visible_devices(request, inputs))
     # Slices are chosen from the GPUs that have them.
-    slices = {gpu.index: gpu.mig for gpu in reversed(visible)}
-    kept = (gpu for gpu in host.gpus if gpu.index in slices or gpu.index in request.gpus)
-    gpus = tuple(replace(gpu, mig=slices.get(gpu.index, gpu.mig)) for gpu in kept)
-    return replace(host, gpus=gpus) if visible else host
+    slices: dict[int, tuple[MigInstance, ...]] = {}
+    for gpu in visible_gpus(host, devices):
+        slices[gpu.index] = tuple(dict.fromkeys((*slices.get(gpu.index, ()), *gpu.mig)))
+    kept = [gpu for gpu in host.gpus if gpu.index in slices or gpu.index in request.gpus]
+    # A simulated engine needs no GPU.
+    if host.gpus and not kept and (finder.place == AUTO or request.engine.kind is EngineKind.VLLM):
+        advice = WayOut(": name GPUs with --gpus, or unset it", of_command=True)
+        raise NoPlaceError(f"{_assignment(devices)} hides all GPUs", ways=(advice,))
+    return replace(host, gpus=tuple(replace(gpu, mig=slices.get(gpu.index, gpu.mig)) for gpu in kept))
 
 
 def _visible_devices(request: ResolvedRequest, inputs: PlanInputs) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` as requested or inherited; None if it is not set."""
     return {**inputs.environment.variables, **request.environment}.get(VISIBLE)
+
+
+def _assignment(devices: str | None) -> str:
+    return f"{VISIBLE}={devices or repr('')}"
 
 
 def _in_bus_order(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedRequest:
@@ -294,8 +309,8 @@ def _in_bus_order(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedReque
     if len({gpu.name for gpu in host.gpus}) < 2 or not visible:
         return request
     text = (
-        f"the GPUs differ, so {DEVICE_ORDER}=PCI_BUS_ID is set: they are numbered as in nvidia-smi, and vLLM takes "
-        f"{visible[0].label} first; --gpus chooses others, --gpus auto those with room"
+        f"GPUs of different models: {DEVICE_ORDER}=PCI_BUS_ID is set, so that they are numbered as in nvidia-smi. The "
+        f"first one that vLLM uses is {visible[0].label}; choose others with --gpus"
     )
     return replace(
         request,
@@ -491,11 +506,11 @@ def _placed(
 def _devices_overridden(request: ResolvedRequest, inputs: PlanInputs, gpus: Sequence[int]) -> Iterator[PlanFinding]:
     """GPUs that a user named outside of an inherited ``CUDA_VISIBLE_DEVICES``."""
     host, devices = inputs.host, inputs.environment.variables.get(VISIBLE)
-    if host is None or devices is None or VISIBLE in request.environment:
+    if host is None or devices is None or VISIBLE in request.environment or request.engine.build == "cpu":
         return
     if request.sources is not None or request.recorded_host is not None:
         return  # the server's own environment counts, or another machine's
     if not {*gpus} <= {gpu.index for gpu in visible_gpus(host, devices)}:
         named = ",".join(map(str, gpus))
-        text = f"{VISIBLE}={devices} of this environment is overridden by the selected GPUs, {named}"
+        text = f"{_assignment(devices)} from your environment is overridden by the selected GPUs, {named}"
         yield PlanFinding("devices_overridden", Level.WARNING, text)

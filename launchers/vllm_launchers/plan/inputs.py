@@ -46,3 +46,10 @@ class PlanInputs(msgspec.Struct, frozen=True):
     """Why there is no such model, in one sentence; empty if it may exist."""
     ray: RayCluster | None = None
     """The Ray cluster that runs the workers; None without Ray, or if it can't be queried."""
+    limited_from: Host | None = None
+    """The host with the GPUs that ``CUDA_VISIBLE_DEVICES`` hides from an automatic choice; None if it hides none."""
+
+    @property
+    def machine(self) -> Host | None:
+        """The host with all of its GPUs, also hidden ones."""
+        return self.limited_from or self.host

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from vllm_launchers.errors import OperationError
 from vllm_launchers.host.environment import HostEnvironment
 from vllm_launchers.host.gpu.document import read_host
-from vllm_launchers.host.gpu.host import Gpu, Holder, Host
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host, MigInstance
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
@@ -452,6 +452,57 @@ def test_slice_is_chosen_among_the_visible_ones(ask: Callable[..., ResolvedReque
         assert plan.environment["CUDA_VISIBLE_DEVICES"] == part.uuid
 
 
+def test_free_one_of_several_visible_slices_is_chosen(ask: Callable[..., ResolvedRequest]) -> None:
+    slices = tuple(MigInstance(f"MIG-{n}", "3g.40gb", 39.5, free, n, 0) for n, free in ((1, 1.0), (2, 39.0)))
+    whole = Gpu(0, "GPU-0", "NVIDIA A100-SXM4-80GB", 79.6, 40.0, compute_capability="8.0", mig_mode=True, mig=slices)
+    environment = HostEnvironment(variables={"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"})
+    plan = plan_launch(ask("auto"), PlanInputs(EIGHT, host=Host(gpus=(whole,)), environment=environment)).plan
+    assert plan.environment["CUDA_VISIBLE_DEVICES"] == "MIG-2"
+
+
+@pytest.mark.parametrize(("devices", "gpu"), [("6,7,-1", 6), ("7,", 7)])
+def test_entries_after_an_invalid_one_are_hidden(ask: Callable[..., ResolvedRequest], devices: str, gpu: int) -> None:
+    assert plan_launch(ask("auto"), inputs_with("8xh100", devices)).plan.gpus == (gpu,)
+
+
+@pytest.mark.parametrize(("devices", "shown"), [("", "''"), ("NoDevFiles", "NoDevFiles"), ("-1,0", "-1,0")])
+def test_no_gpu_is_chosen_if_all_are_hidden(ask: Callable[..., ResolvedRequest], devices: str, shown: str) -> None:
+    inputs = inputs_with("8xh100", devices)
+    for place in ("auto", "offered"):
+        with pytest.raises(NoPlaceError, match=f"^CUDA_VISIBLE_DEVICES={shown} hides all GPUs: name GPUs with --gpus"):
+            plan_launch(ask(place), inputs)
+    simulated = replace(VLLM, kind=EngineKind.SIMULATED, build="simulated")
+    for request in (ask(engine=replace(VLLM, build="cpu")), ask(engine=simulated)):
+        assert plan_launch(request, inputs).plan.gpus == ()
+    again = ask(gpus=(3,), gpu_finder=GpuFinder(again=True, chosen=True))
+    assert plan_launch(again, inputs).plan.gpus == (3,)
+
+
+L40S = tuple(Gpu(n, f"GPU-{n}", "NVIDIA L40S", 44.9, 44.5, used_gib=0.4, compute_capability="8.9") for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "way"),
+    [(250, "make more GPUs visible in CUDA_VISIBLE_DEVICES, or use"), (450, "even all 8 GPUs of this machine are too")],
+)
+def test_hidden_gpus_count_as_gpus_of_the_machine(
+    ask: Callable[..., ResolvedRequest], gigabytes: int, way: str
+) -> None:
+    large = replace(SEVENTY, weight_bytes=gigabytes * 10**9)
+    environment = HostEnvironment(variables={"CUDA_VISIBLE_DEVICES": "0,1"})
+    plan = plan_launch(ask("auto"), PlanInputs(large, host=Host(gpus=L40S), environment=environment)).plan
+    found = {one.code: one.message for one in plan.findings}
+    assert way in found["weights_do_not_fit"]
+    assert ("such machines" in found.get("other_tool", "")) is (gigabytes == 450)
+
+
+def test_other_gpus_of_another_model_may_be_enough(ask: Callable[..., ResolvedRequest]) -> None:
+    inputs = PlanInputs(EIGHT, host=Host(gpus=(SLOW, replace(L40S[0], index=1))))
+    plan = plan_launch(ask("", gpus_unnamed=True), inputs).plan
+    (error,) = [one for one in plan.findings if one.code == "weights_do_not_fit"]
+    assert error.message.endswith("; use other or more GPUs, or use a quantized or smaller model")
+
+
 @pytest.mark.parametrize(("devices", "warned"), [("5", True), ("0,1", False), ("", True)])
 def test_named_gpus_that_are_not_visible_are_warned_about(
     ask: Callable[..., ResolvedRequest], devices: str, warned: bool
@@ -459,6 +510,15 @@ def test_named_gpus_that_are_not_visible_are_warned_about(
     plan = plan_launch(ask("", gpus=(0,)), inputs_with("8xh100", devices)).plan
     assert plan.gpus == (0,)
     assert ("devices_overridden" in [found.code for found in plan.findings]) is warned
+
+
+def test_overridden_variable_is_quoted_and_of_no_interest_on_the_cpu(ask: Callable[..., ResolvedRequest]) -> None:
+    def found(engine: Engine) -> list[str]:
+        plan = plan_launch(ask("", gpus=(0,), engine=engine), inputs_with("8xh100", "")).plan
+        return [one.message for one in plan.findings if one.code == "devices_overridden"]
+
+    assert found(VLLM) == ["CUDA_VISIBLE_DEVICES='' from your environment is overridden by the selected GPUs, 0"]
+    assert found(replace(VLLM, build="cpu")) == []
 
 
 SLOW = Gpu(0, "GPU-0", "NVIDIA RTX A2000", 6.0, 5.9, used_gib=0.1, compute_capability="8.6")
@@ -477,10 +537,7 @@ def test_different_gpus_are_numbered_as_planned(
     launch = plan_launch(ask("", gpus_unnamed=True), inputs)
     order, found = ordered(launch.plan)
     assert (order, launch.details.gpu_kind) == ("PCI_BUS_ID", first.name)
-    assert (
-        f"CUDA_DEVICE_ORDER=PCI_BUS_ID is set: they are numbered as in nvidia-smi, and vLLM takes {first.label}"
-        in found[0]
-    )
+    assert f"The first one that vLLM uses is {first.label}; choose others with --gpus" in found[0]
 
 
 def test_order_is_left_to_those_who_set_it_or_need_none(ask: Callable[..., ResolvedRequest]) -> None:

@@ -68,8 +68,8 @@ def _old(gpus: tuple[Gpu, ...]) -> str:
 
 def _larger(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> str:
     """For a model whose weights exceed the memory that vLLM may take of all GPUs together."""
-    assert inputs.host is not None, "its GPUs are known"
-    sizes = [cuda_gib(gpu) for gpu in inputs.host.gpus]
+    assert inputs.machine is not None, "its GPUs are known"
+    sizes = [cuda_gib(gpu) for gpu in inputs.machine.gpus]
     if plan.memory is None or None in sizes or plan.nodes is not None:
         return ""
     share = max(utilization(plan), HIGHEST_UTILIZATION)
@@ -94,8 +94,8 @@ def _larger(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> str:
 
 def _fewest_nodes(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> int | None:
     """Number of machines like this one on which it fits, with pipeline stages across them; None if unknown."""
-    assert inputs.host is not None, "its GPUs are known"
-    count = len(inputs.host.gpus)
+    assert inputs.machine is not None, "its GPUs are known"
+    count = len(inputs.machine.gpus)
     base = {name: value for name, value in plan.flags.items() if name not in PARALLEL_FLAGS}
     tensor = max(tensor_sizes(inputs.facts, base, count), default=1)
     for nodes in range(2, MOST_NODES + 1):
@@ -109,9 +109,9 @@ def _fewest_nodes(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> int | No
 
 
 def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload) -> str:
-    assert inputs.host is not None, "its GPUs are known"
+    assert inputs.machine is not None, "its GPUs are known"
     size = gpus[0].memory_gib
-    if workload.concurrency > 1 or len(inputs.host.gpus) > 1 or size is None or size > SMALL_GIB:
+    if workload.concurrency > 1 or len(inputs.machine.gpus) > 1 or size is None or size > SMALL_GIB:
         return ""
     return (
         f"for one request at a time on a GPU of {size:.0f} GiB llama.cpp or Ollama allow larger models: weights of "

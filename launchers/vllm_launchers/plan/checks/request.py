@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
@@ -89,15 +91,23 @@ def way_without_flags(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: 
     """How to make room if no flag does, as the end of a sentence. ``flags`` are the plan's unless given."""
     flags = plan.flags if flags is None else flags
     other = "use a quantized or smaller model"
-    alone = inputs.host is not None and not spread(flags)
-    count = len(inputs.host.gpus) if inputs.host is not None else 0
+    machine = inputs.machine
+    alone = machine is not None and not spread(flags)
+    count = len(machine.gpus) if machine is not None else 0
     if on_slice(plan) or (alone and (count == 1 or not uses_gpus(plan))):
         return other
-    if alone and not _fits_on_more(plan, inputs, budget, flags):
+    if alone and not _fits_on_more(plan, replace(inputs, host=machine), budget, flags):
         here = "both GPUs" if count == 2 else f"all {count} GPUs"
         return f"even {here} of this machine are too few, so use several such machines, or a quantized or smaller model"
-    more = "use more GPUs" if most_gpus(plan, inputs) is None else "name more GPUs"
-    return f"{more}, or {other}"
+    if alone and inputs.limited_from is not None and not _fits_on_more(plan, inputs, budget, flags):
+        return f"make more GPUs visible in {VISIBLE}, or {other}"
+    verb = "use" if most_gpus(plan, inputs) is None else "name"
+    what = "other or more" if machine is not None and _mixed(machine) else "more"
+    return f"{verb} {what} GPUs, or {other}"
+
+
+def _mixed(host: Host) -> bool:
+    return len({gpu.name for gpu in host.gpus}) > 1
 
 
 def _fits_on_more(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: Flags) -> bool:
@@ -107,6 +117,8 @@ def _fits_on_more(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: Flag
     used = whole_number(flags, TENSOR) * whole_number(flags, PIPELINE)
     if known := len(gpus_of(plan, inputs)):
         used = min(used, known)
+    if _mixed(inputs.host) and used < most:
+        return True  # the budget is that of the model of its own GPUs
     base = {name: value for name, value in flags.items() if name not in (TENSOR, PIPELINE, DATA)}
     shares = sorted({utilization(plan), max(utilization(plan), HIGHEST_UTILIZATION)})
     for tensor in range(1, most + 1):
@@ -145,8 +157,7 @@ def simulated(plan: Plan) -> bool:
 def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
     """The GPUs that it would run on; a MIG slice counts as a GPU of its size. Empty if unknown.
 
-    If none were chosen, vLLM takes the first visible ones. If ``CUDA_VISIBLE_DEVICES`` has entries that cannot be
-    resolved, such as ``-1`` or an empty one, they are unknown.
+    If none were chosen, vLLM takes the first visible ones.
     """
     host = inputs.host
     if host is None or not uses_gpus(plan):
@@ -162,11 +173,18 @@ def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
 
 
 def visible_gpus(host: Host, devices: str | None) -> tuple[Gpu, ...]:
-    """The GPUs in ``CUDA_VISIBLE_DEVICES``, in its order; all if it is not set, none if an entry is unknown."""
+    """The GPUs in ``CUDA_VISIBLE_DEVICES``, in its order, all if it is not set.
+
+    Like CUDA, it stops at the first entry that is not a GPU, such as ``-1`` or an empty one.
+    """
     if devices is None:
         return tuple(sorted(host.gpus, key=lambda gpu: gpu.index))
-    found = [_device(host, word.strip()) for word in devices.split(",")]
-    return tuple(gpu for gpu in found if gpu is not None) if None not in found else ()
+    found: list[Gpu] = []
+    for word in devices.split(","):
+        if (gpu := _device(host, word.strip())) is None:
+            break
+        found.append(gpu)
+    return tuple(found)
 
 
 def _device(host: Host, word: str) -> Gpu | None:

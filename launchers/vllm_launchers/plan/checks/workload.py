@@ -128,7 +128,7 @@ def _ways_out(plan: Plan, inputs: PlanInputs, held: float, more: Alternative | N
         gpus = counted(smaller.layout.total, "GPU")
         yield f"{smaller.model} would hold {int(smaller.concurrent_requests or 0):,} on {gpus}"
     if more is None and eight is None and smaller is None:
-        spare = inputs.host is None or spread(plan.flags) or ranks(plan.flags) < len(inputs.host.gpus)
+        spare = inputs.machine is None or spread(plan.flags) or ranks(plan.flags) < len(inputs.machine.gpus)
         where = "with more GPUs" if spare else "on more machines"
         yield f"More would fit {where}, or with a smaller or quantized model"
 
