@@ -8,6 +8,7 @@ import select
 import signal
 import time
 
+import psutil
 import pytest
 
 from vllm_launchers.keeper import folders, processes
@@ -41,7 +42,14 @@ class QuietForwarder:
 
 
 @pytest.fixture
-def server(bench, tmp_path):
+def own_children(monkeypatch):
+    """The children that the test process has already are not the keeper's, which would end them with its server."""
+    before, present = [child.pid for child in psutil.Process().children()], Supervisor._other_children
+    monkeypatch.setattr(Supervisor, "_other_children", lambda it: [*before, *present(it)])
+
+
+@pytest.fixture
+def server(bench, tmp_path, own_children):
     """A started server without helper threads: the test posts their events."""
     record = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(1, bench.spec("--never-ready"), 1.0),))
     context = KeeperContext(tmp_path, dict(os.environ), 0o022, Tuning())
