@@ -65,6 +65,7 @@ def broken_model_conditions(
     yield from _drafts_beside_states(facts, flags, release or NEWEST)
     yield from _states_beside_attention(facts, flags, release or NEWEST)
     yield from _offloading(facts, flags, release or NEWEST, environment or {})
+    yield from _manager_kept(facts, flags, release or NEWEST, environment or {})
     yield from broken_by_cached_states(facts, flags, release)
 
 
@@ -91,6 +92,21 @@ def _states_beside_attention(facts: ModelFacts, flags: Flags, release: Release) 
     if heads == [TRANSFER] and KEPT_ON_REQUEST <= release < CONNECTORS_KEEP_SINCE:
         text += f"; --no-{HYBRID_OFF} keeps it on if the connector supports it"
     yield BrokenCondition(off, text, surely=release >= _ONE_KIND_REFUSED_SEEN)
+
+
+def _manager_kept(
+    facts: ModelFacts, flags: Flags, release: Release, environment: Mapping[str, str]
+) -> Iterator[BrokenCondition]:
+    """The hybrid KV cache manager is asked for, beside what forbids it."""
+    if flags.get(HYBRID_OFF) is not False or release < KEPT_ON_REQUEST:
+        return
+    if off := hybrid_cache_off(flags, release):
+        why = f"--{off[0].partition('.')[0]} in this release"
+    elif not hybrid_cache(facts, flags, release, environment):
+        why = "the chunked attention of this model and these settings"
+    else:
+        return
+    yield BrokenCondition((HYBRID_OFF,), f"--no-{HYBRID_OFF} does not work with {why}")
 
 
 # -- offloading of the KV cache ---------------------------------------------------------------------------------------

@@ -501,6 +501,9 @@ def test_other_gpus_of_another_model_may_be_enough(ask: Callable[..., ResolvedRe
     plan = plan_launch(ask("", gpus_unnamed=True), inputs).plan
     (error,) = [one for one in plan.findings if one.code == "weights_do_not_fit"]
     assert error.message.endswith("; use other or more GPUs, or use a quantized or smaller model")
+    large = replace(inputs, facts=replace(EIGHT, weight_bytes=800 * 10**9))
+    (error,) = [one for one in plan_launch(ask("", gpus_unnamed=True), large).plan.findings if one.level is Level.ERROR]
+    assert "even both GPUs of this machine are too few" in error.message
 
 
 @pytest.mark.parametrize(("devices", "warned"), [("5", True), ("0,1", False), ("", True)])

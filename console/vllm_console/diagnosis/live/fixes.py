@@ -299,7 +299,7 @@ def no_more_sequences(evidence: Evidence) -> str:
     held = max(fitting, evidence.max_num_seqs)
     room = f"The KV cache holds about {held} of these within its objective"
     if fitting == startable_sequences(evidence):
-        room = f"The KV cache has a block for the state of about {held}, without which vLLM does not start"
+        room = f"vLLM starts with about {held} at most, since the KV cache needs a block for the state of each"
     if (free := free_size(evidence)) is not None:
         flags = " and ".join(f"--{name}" for name in free.changes.unset)
         return f" {room}, because {flags} limits it."

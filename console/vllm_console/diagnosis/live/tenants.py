@@ -95,7 +95,8 @@ class GpuMemoryBelowReserve(Rule):
         if states < 1:
             return None
         fewer = Changes({"gpu-memory-utilization": less, "max-num-seqs": states})
-        return Fix(fewer, f"{why} It then has a KV cache block for the state of each sequence.", "Smaller KV cache.")
+        why = f"{why} The KV cache then has a block for the state of each sequence."
+        return Fix(fewer, why, "Smaller KV cache; bursts queue.")
 
 
 class GpuMemoryContended(Rule):

@@ -177,15 +177,20 @@ def _expert_adapters(facts: ModelFacts, settings: EffectiveFlags) -> float:
     apart = settings.mixed_adapters or (settings.shared_adapters and settings.release >= _APART_IF_SHARED_SINCE)
     together = facts.architecture in _GATE_WITH_UP and settings.release >= _GATE_WITH_UP_SINCE and not apart
     first = 1 if ungated or together else 2
-    hidden = (facts.hidden_size or 0) / (settings.tensor if settings.sharded_adapters else 1)
-    wide = (first + 1) * hidden * (1 if settings.shared_adapters and not together else count)
+    hidden = facts.expert_hidden_size or facts.hidden_size or 0
+    wide = (
+        (first + 1)
+        * hidden
+        / (settings.tensor if settings.sharded_adapters else 1)
+        * (1 if settings.shared_adapters and not together else count)
+    )
     return (wide + (2 if ungated else 3) * narrow * count) * _expert_layers(facts)
 
 
 def _expert_layers(facts: ModelFacts) -> int:
-    """Number of layers with experts: all, unless experts are layers of their own."""
+    """Number of layers with experts, which may be layers of their own."""
     alone = facts.layers.count(LayerKind.NONE) if facts.model_type in _UNGATED else 0
-    return alone or len(facts.layers)
+    return alone or facts.expert_layers or len(facts.layers)
 
 
 def graphs_gib(facts: ModelFacts, settings: EffectiveFlags) -> float:

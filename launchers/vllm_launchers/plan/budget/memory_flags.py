@@ -493,6 +493,9 @@ _CONNECTORS_WITHOUT = frozenset(
     {"ExampleConnector", "FlexKVConnectorV1", "HF3FSKVConnector", "LMCacheConnectorV1", "P2pNcclConnector"}
 )
 """Connectors that do not. ``LMCacheMPConnector`` depends on the version of LMCache."""
+_MORIIO, _MORIIO_KEEPS_SINCE = "MoRIIOConnector", (0, 30, 0)
+_OFFLOADED, _LMCACHE_TURNS_OFF = ("kv-offloading-size", "kv-offloading-backend"), ((0, 22, 0), (0, 23, 0))
+"""From the first of these releases, and before the second, offloading to LMCache chooses ``LMCacheConnectorV1``."""
 _CHUNKED_VARIABLE, _CHUNKED_SINCE = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", (0, 14, 0)
 """Whether the manager stays on for chunked attention, and the first release in which it does by default."""
 
@@ -516,9 +519,15 @@ def hybrid_cache_off(flags: Flags, release: Release) -> tuple[str, ...]:
         return (HYBRID_OFF,)
     found = [name for name in flags if name.partition(".")[0] == _EVENTS and release < _EVENTS_KEEP_SINCE]
     kept = asked is False and release >= KEPT_ON_REQUEST
-    connectors = _connectors(json_flag(flags, TRANSFER))
-    if not kept and (release < CONNECTORS_KEEP_SINCE or not _CONNECTORS_WITHOUT.isdisjoint(connectors)):
+    if kept:
+        return tuple(found)
+    without = _CONNECTORS_WITHOUT | ({_MORIIO} if release < _MORIIO_KEEPS_SINCE else set())
+    if release < CONNECTORS_KEEP_SINCE or not without.isdisjoint(_connectors(json_flag(flags, TRANSFER))):
         found += [name for name in flags if name.partition(".")[0] == TRANSFER]
+    size, backend = _OFFLOADED
+    first, end = _LMCACHE_TURNS_OFF
+    if first <= release < end and size in flags and flags.get(backend) == "lmcache":
+        found += _OFFLOADED
     return tuple(found)
 
 

@@ -187,10 +187,11 @@ def _online_bits(flags: Flags) -> float | None:
 def _experts_share(facts: ModelFacts, total: float) -> float:
     if not facts.experts or total <= 0:
         return 0.0
-    width, hidden = facts.expert_intermediate_size, facts.hidden_size
+    width, hidden = facts.expert_intermediate_size, facts.expert_hidden_size or facts.hidden_size
     if not width or not hidden:
         return _EXPERTS_SHARE
-    size = 3.0 * width * hidden * facts.experts * len(facts.layers) * _bits(facts) / 8
+    layers = facts.expert_layers or len(facts.layers)
+    size = 3.0 * width * hidden * facts.experts * layers * _bits(facts) / 8
     return min(size / total, 0.98)
 
 

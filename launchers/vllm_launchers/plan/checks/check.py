@@ -35,10 +35,10 @@ from vllm_launchers.presets.model import Objectives, Workload
 
 GPU_ONLY = frozenset(
     {"memory_held", "gpu_lost", "gpu_in_mig_mode", "gpus_too_few", "gpu_unsupported", "quantization_unsupported",
-     "fp8_unsupported", "bf16_unsupported", "disk_for_download"}
+     "fp8_unsupported", "bf16_unsupported", "disk_for_download", "states_too_few"}
 )  # fmt: skip
-"""Errors of a real start that do not affect a simulated one, which uses no GPU and downloads nothing. It does compute
-memory, so weights or a KV cache that do not fit are errors for it too."""
+"""Errors of a real start that do not affect a simulated one, which uses no GPU, keeps no states and downloads nothing.
+It does compute memory, so weights or a KV cache that do not fit are errors for it too."""
 
 
 THIS_MACHINE = frozenset(

@@ -59,6 +59,7 @@ from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Changes, Flags, apply_changes, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates
+from vllm_launchers.vllm.release_defaults import NEWEST
 
 TOO_LITTLE = frozenset({"memory_held", "weights_do_not_fit", "kv_cache_too_large", "kv_too_small"})
 """Codes of the findings with which a launch does not fit into the memory of its GPUs."""
@@ -188,6 +189,10 @@ def _room(
     yield PlanFinding("kv_too_small", Level.ERROR, text, fix, surely=False)
 
 
+_LATENT_GRAPHS_SINCE = (0, 22, 0)
+"""First release that captures graphs of whole steps with Triton's backend for latent attention (MLA)."""
+
+
 def _states(plan: Plan, inputs: PlanInputs, memory: MemoryBudget) -> Iterator[PlanFinding]:
     """More sequences than blocks, of which each sequence of a model with linear layers needs one for its state."""
     given, most = token_count(plan.flags.get(SEQUENCES)), memory.most_sequences
@@ -195,8 +200,10 @@ def _states(plan: Plan, inputs: PlanInputs, memory: MemoryBudget) -> Iterator[Pl
     if most is None or asked is None or asked <= most:
         return
     # With these, vLLM may capture no graphs of whole steps, and then accepts the number.
-    drafts = speculates(plan.flags) or (inputs.facts is not None and inputs.facts.own_draft)
-    unsure = drafts or any(name.partition(".")[0] == TRANSFER for name in plan.flags)
+    facts = inputs.facts
+    drafts = speculates(plan.flags) or (facts is not None and facts.own_draft)
+    latent = facts is not None and facts.mla and (plan.engine.release or NEWEST) < _LATENT_GRAPHS_SINCE
+    unsure = drafts or latent or any(name.partition(".")[0] == TRANSFER for name in plan.flags)
     what = f"--{SEQUENCES} {asked}" if given else f"its own default of {asked} sequences (--{SEQUENCES})"
     text = (
         f"vLLM {'may' if unsure else 'will'} refuse {what}: each sequence needs a KV cache block for its Mamba or "

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
-from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, shapes
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, cuda_gib, shapes
 from vllm_launchers.plan.budget.memory_flags import accepted_utilization
 from vllm_launchers.plan.choices.choice import BudgetFor
 from vllm_launchers.plan.flags import (
@@ -118,7 +118,12 @@ def _fits_on_more(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: Flag
     if known := len(gpus_of(plan, inputs)):
         used = min(used, known)
     if _mixed(inputs.host) and used < most:
-        return True  # the budget is that of the model of its own GPUs
+        # The budget is that of the model of its own GPUs, so only weights can be compared.
+        known_sizes = [cuda_gib(gpu) for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost]
+        if plan.memory is None or None in known_sizes:
+            return True
+        room = max(utilization(plan), HIGHEST_UTILIZATION) * sum(size or 0.0 for size in known_sizes)
+        return plan.memory.weights_gib * ranks(flags) <= room
     base = {name: value for name, value in flags.items() if name not in (TENSOR, PIPELINE, DATA)}
     shares = sorted({utilization(plan), max(utilization(plan), HIGHEST_UTILIZATION)})
     for tensor in range(1, most + 1):

@@ -254,6 +254,8 @@ def _with_experts(facts: ModelFacts, config: Config) -> ModelFacts:
         experts=experts,
         experts_per_token=used or number(inner, "moe_top_k"),
         expert_intermediate_size=number(config, "moe_intermediate_size") or facts.intermediate_size,
+        expert_hidden_size=number(config, "moe_latent_size"),
+        expert_layers=sum(_has_experts(at, config) for at in range(len(facts.layers))) or None,
     )
 
 
@@ -719,6 +721,8 @@ def _network(facts: ModelFacts, at: int, config: Config, kind: str) -> int | Non
 def _has_experts(at: int, config: Config) -> bool:
     if at < (number(config, "first_k_dense_replace") or 0) or at in whole_numbers(config, "mlp_only_layers"):
         return False
+    if every := number(config, "expert_layer_period"):  # Jamba
+        return at % every == (number(config, "expert_layer_offset") or 0)
     every = number(config, "decoder_sparse_step", "interleave_moe_layer_step") or 1
     return (at + 1) % every == 0
 

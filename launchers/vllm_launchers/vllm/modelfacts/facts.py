@@ -107,6 +107,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     experts_per_token: int | None = None
     expert_intermediate_size: int | None = None
     """Width of one expert; ``intermediate_size`` is that of dense layers if a model has both."""
+    expert_hidden_size: int | None = None
+    """Width of the vectors that experts take, if it is not ``hidden_size``."""
+    expert_layers: int | None = None
+    """Number of layers with experts; None if unknown."""
     vocabulary: int | None = None
     tied: bool | None = None
     """Whether its output layer is the embedding, so that weight files have it once."""

@@ -151,8 +151,8 @@ def test_no_more_sequences_are_offered_than_there_are_states() -> None:
         finding = found(FAST, linear_layers=True, most_sequences=states)["oversubscribed_sequences"]
         assert all(fix.changes.empty for fix in finding.fixes)
         assert finding.cause.endswith(
-            f"The KV cache has a block for the state of about {held}, without which vLLM does not start, so a higher "
-            "limit would not help."
+            f"vLLM starts with about {held} at most, since the KV cache needs a block for the state of each, so a "
+            "higher limit would not help."
         )
 
 

@@ -545,6 +545,9 @@ def test_adapters_of_all_experts_are_reserved() -> None:
     assert adapters(A3B, (0, 11, 0)) == pytest.approx(attention)
     assert adapters(A3B, lora_target_modules='["q_proj", "v_proj"]') == pytest.approx(attention)
     assert adapters(A3B, lora_target_modules="experts") == pytest.approx(attention + experts)
+    assert adapters(replace(A3B, expert_layers=24)) == pytest.approx(attention + experts / 2)
+    latent = 48 * 128 * 2 * 64 * 3 * (512 + 768) / GIB
+    assert adapters(replace(A3B, expert_hidden_size=512)) == pytest.approx(attention + latent)
 
 
 def test_adapters_of_experts_are_split_like_the_experts() -> None:

@@ -1028,6 +1028,39 @@ def test_more_sequences_than_states_are_accepted_without_the_check(find: Find, v
     assert ("states_too_few" in codes) is (version == "0.33.0" and not eager)
 
 
+def test_more_sequences_than_states_are_no_error_of_a_simulated_engine(find: Find) -> None:
+    found = find(set={"max-num-seqs": 256}, facts=STATES, build="simulated")
+    (few,) = [one for one in found if one.code == "states_too_few"]
+    assert few.level is Level.WARNING
+
+
+@pytest.mark.parametrize(("version", "level"), [("0.21.0", Level.WARNING), ("0.22.0", Level.ERROR)])
+def test_latent_attention_had_no_graphs_of_whole_steps_everywhere(find: Find, version: str, level: Level) -> None:
+    latent = replace(STATES, kv_lora_rank=512, qk_rope_head_dim=64)
+    found = find(set={"max-num-seqs": 1024}, facts=latent, version=version)
+    assert [one.level for one in found if one.code == "states_too_few"] == [level]
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "refused"),
+    [
+        ({"kv-events-config.publisher": "zmq"}, "0.16.0", "--kv-events-config in this release"),
+        ({"kv-events-config.publisher": "zmq"}, "0.20.0", ""),
+        ({"kv-transfer-config": '{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'}, "0.16.0", ""),
+        ({}, "0.13.0", "the chunked attention of this model and these settings"),
+        ({}, "0.14.0", ""),
+    ],
+)
+def test_hybrid_cache_manager_is_asked_for_beside_what_forbids_it(
+    find: Find, flags: dict[str, Any], version: str, refused: str
+) -> None:
+    chunked = replace(BF16, layers=(LayerKind.CHUNKED, LayerKind.FULL) * 15, window=8192)
+    found = find(set={"disable-hybrid-kv-cache-manager": False, **flags}, version=version, facts=chunked)
+    errors = [one.message for one in found if "--no-disable-hybrid-kv-cache-manager does not work" in one.message]
+    assert len(errors) == bool(refused)
+    assert all(one.endswith(f"does not work with {refused}") for one in errors)
+
+
 @pytest.mark.parametrize(
     ("flags", "version", "unset"),
     [
@@ -1038,6 +1071,9 @@ def test_more_sequences_than_states_are_accepted_without_the_check(find: Find, v
         ({"kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'}, "0.33.0", ""),
         ({"kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'}, "0.20.0",
          "kv-transfer-config"),
+        ({"kv-transfer-config": '{"kv_connector": "MoRIIOConnector", "kv_role": "kv_both"}'}, "0.29.0",
+         "kv-transfer-config"),
+        ({"kv-transfer-config": '{"kv_connector": "MoRIIOConnector", "kv_role": "kv_both"}'}, "0.30.0", ""),
         ({"kv-events-config.publisher": "zmq"}, "0.16.0", "kv-events-config.publisher"),
     ],
 )  # fmt: skip
@@ -1089,6 +1125,13 @@ def test_offloading_needed_one_kind_of_cache(
     found = find(set=flags, unset=("enable-prefix-caching",), version=version, facts=facts)
     refused = [one for one in found if "in this release, --kv-offloading-size" in one.message]
     assert [(one.level, one.surely, one.fix) for one in refused] == ([(Level.ERROR, True, fix)] if fix else [])
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.22.0", True), ("0.23.0", False)])
+def test_offloading_to_lmcache_turned_off_the_hybrid_cache_manager(find: Find, version: str, refused: bool) -> None:
+    found = find(set=SIZE | LMCACHE, unset=("enable-prefix-caching",), version=version, facts=HYBRID)
+    errors = [one for one in found if "turns off the hybrid KV cache manager" in one.message]
+    assert [one.fix for one in errors] == [Changes(unset=("kv-offloading-size", "kv-offloading-backend"))] * refused
 
 
 def test_other_connector_of_offloaded_blocks_supports_several_kinds(find: Find) -> None:

@@ -103,3 +103,22 @@ def test_vision_tower_counts() -> None:
     counted = facts_from_config("org/model", config).counted
     assert counted is not None
     assert abs(counted - 8_292_166_656) < 0.002 * 8_292_166_656
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        (QWEN3_MOE, 48),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, 24),
+        (DEEPSEEK_LITE, 26),
+        (MIXTRAL | {"model_type": "jamba", "expert_layer_period": 2, "expert_layer_offset": 1}, 16),
+        (LLAMA, None),
+    ],
+)
+def test_layers_with_experts_are_counted(config: dict[str, Any], layers: int | None) -> None:
+    assert facts_from_config("org/model", config).expert_layers == layers
+
+
+def test_experts_may_take_narrower_vectors() -> None:
+    assert facts_from_config("org/model", QWEN3_MOE).expert_hidden_size is None
+    assert facts_from_config("org/model", QWEN3_MOE | {"moe_latent_size": 1024}).expert_hidden_size == 1024
