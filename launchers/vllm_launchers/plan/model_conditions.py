@@ -25,7 +25,19 @@ from vllm_launchers.plan.budget.memory_flags import (
     refuses_float32,
     weight_method,
 )
-from vllm_launchers.plan.flags import ASYNC, CHUNKED, DATA, EXPERTS, LORA, PREFIX, TENSOR, TRANSFER, WHOLE_ITEMS
+from vllm_launchers.plan.flags import (
+    ASYNC,
+    CHUNKED,
+    DATA,
+    EXPERTS,
+    KV_OFFLOAD,
+    KV_OFFLOAD_BY,
+    LORA,
+    PREFIX,
+    TENSOR,
+    TRANSFER,
+    WHOLE_ITEMS,
+)
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.speculation import speculates, speculation_flags
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
@@ -112,7 +124,6 @@ def _manager_kept(
 # -- offloading of the KV cache ---------------------------------------------------------------------------------------
 
 
-_OFFLOADED, _OFFLOADED_BY = "kv-offloading-size", "kv-offloading-backend"
 _OFFLOADED_ALONE: Release = (0, 14, 0)
 """First release in which the size has an effect without a backend."""
 _NATIVE_KEPT: Release = (0, 21, 0)
@@ -125,17 +136,17 @@ def _offloading(
     facts: ModelFacts, flags: Flags, release: Release, environment: Mapping[str, str]
 ) -> Iterator[BrokenCondition]:
     """Older releases choose the connector after they have left the manager on (``_post_init_kv_transfer_config``)."""
-    backend = flags.get(_OFFLOADED_BY)
+    backend = flags.get(KV_OFFLOAD_BY)
     until = CONNECTORS_KEEP_SINCE if backend == "lmcache" else _NATIVE_KEPT
     simple = release >= _SIMPLE_SINCE and backend != "lmcache" and environment.get(_SIMPLE, "0") not in ("", "0")
-    idle = _OFFLOADED not in flags or (backend is None and release < _OFFLOADED_ALONE)
+    idle = KV_OFFLOAD not in flags or (backend is None and release < _OFFLOADED_ALONE)
     if release >= until or idle or simple or not hybrid_cache(facts, flags, release, environment):
         return
-    given = tuple(name for name in (_OFFLOADED, _OFFLOADED_BY) if name in flags)
+    given = tuple(name for name in (KV_OFFLOAD, KV_OFFLOAD_BY) if name in flags)
     if _mixed(facts):
-        yield BrokenCondition(given, f"in this release, --{_OFFLOADED} does not work with {_MIXED}")
+        yield BrokenCondition(given, f"in this release, --{KV_OFFLOAD} does not work with {_MIXED}")
     else:
-        yield BrokenCondition(given, f"in this release, --{_OFFLOADED} needs --{HYBRID_OFF}", missing=HYBRID_OFF)
+        yield BrokenCondition(given, f"in this release, --{KV_OFFLOAD} needs --{HYBRID_OFF}", missing=HYBRID_OFF)
 
 
 # -- speculative decoding with linear layers --------------------------------------------------------------------------

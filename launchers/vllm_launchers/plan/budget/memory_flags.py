@@ -16,6 +16,8 @@ from vllm_launchers.plan.flags import (
     DATA,
     EXPERTS,
     KV_DTYPE,
+    KV_OFFLOAD,
+    KV_OFFLOAD_BY,
     PREFIX,
     QUANTIZATION,
     TRANSFER,
@@ -494,7 +496,7 @@ _CONNECTORS_WITHOUT = frozenset(
 )
 """Connectors that do not. ``LMCacheMPConnector`` depends on the version of LMCache."""
 _MORIIO, _MORIIO_KEEPS_SINCE = "MoRIIOConnector", (0, 30, 0)
-_OFFLOADED, _LMCACHE_TURNS_OFF = ("kv-offloading-size", "kv-offloading-backend"), ((0, 22, 0), (0, 23, 0))
+_LMCACHE_TURNS_OFF: tuple[Release, Release] = ((0, 22, 0), (0, 23, 0))
 """From the first of these releases, and before the second, offloading to LMCache chooses ``LMCacheConnectorV1``."""
 _CHUNKED_VARIABLE, _CHUNKED_SINCE = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", (0, 14, 0)
 """Whether the manager stays on for chunked attention, and the first release in which it does by default."""
@@ -524,10 +526,9 @@ def hybrid_cache_off(flags: Flags, release: Release) -> tuple[str, ...]:
     without = _CONNECTORS_WITHOUT | ({_MORIIO} if release < _MORIIO_KEEPS_SINCE else set())
     if release < CONNECTORS_KEEP_SINCE or not without.isdisjoint(_connectors(json_flag(flags, TRANSFER))):
         found += [name for name in flags if name.partition(".")[0] == TRANSFER]
-    size, backend = _OFFLOADED
     first, end = _LMCACHE_TURNS_OFF
-    if first <= release < end and size in flags and flags.get(backend) == "lmcache":
-        found += _OFFLOADED
+    if first <= release < end and KV_OFFLOAD in flags and flags.get(KV_OFFLOAD_BY) == "lmcache":
+        found += (KV_OFFLOAD, KV_OFFLOAD_BY)
     return tuple(found)
 
 

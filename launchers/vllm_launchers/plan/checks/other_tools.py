@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.attention import AMPERE
-from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, cuda_gib
 from vllm_launchers.plan.checks.hardware import LEAST_COMPUTE_CAPABILITY, TURING
-from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread, utilization
+from vllm_launchers.plan.checks.request import capability, gpus_of, most_room, names, ranks, simulated, spread
 from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, BudgetFor
 from vllm_launchers.plan.choices.nodes import MOST_NODES
 from vllm_launchers.plan.choices.pool import is_free
@@ -69,12 +68,11 @@ def _old(gpus: tuple[Gpu, ...]) -> str:
 def _larger(plan: Plan, inputs: PlanInputs, budget: BudgetFor) -> str:
     """For a model whose weights exceed the memory that vLLM may take of all GPUs together."""
     assert inputs.machine is not None, "its GPUs are known"
-    sizes = [cuda_gib(gpu) for gpu in inputs.machine.gpus]
-    if plan.memory is None or None in sizes or plan.nodes is not None:
+    room = most_room(plan, inputs.machine.gpus)
+    if plan.memory is None or not room or plan.nodes is not None:
         return ""
-    share = max(utilization(plan), HIGHEST_UTILIZATION)
-    weights, room = plan.memory.weights_gib * ranks(plan.flags), share * sum(size or 0.0 for size in sizes)
-    if weights <= room or not room:
+    weights = plan.memory.weights_gib * ranks(plan.flags)
+    if weights <= room:
         return ""
     nodes = _fewest_nodes(plan, inputs, budget)
     several = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -106,6 +106,13 @@ def way_without_flags(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: 
     return f"{verb} {what} GPUs, or {other}"
 
 
+def most_room(plan: Plan, gpus: Sequence[Gpu]) -> float | None:
+    """GiB that vLLM may take of all these GPUs together; None if the size of one is unknown."""
+    sizes = [cuda_gib(gpu) for gpu in gpus]
+    share = max(utilization(plan), HIGHEST_UTILIZATION)
+    return None if None in sizes else share * sum(size or 0.0 for size in sizes)
+
+
 def _mixed(host: Host) -> bool:
     return len({gpu.name for gpu in host.gpus}) > 1
 
@@ -119,11 +126,8 @@ def _fits_on_more(plan: Plan, inputs: PlanInputs, budget: BudgetFor, flags: Flag
         used = min(used, known)
     if _mixed(inputs.host) and used < most:
         # The budget is that of the model of its own GPUs, so only weights can be compared.
-        known_sizes = [cuda_gib(gpu) for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost]
-        if plan.memory is None or None in known_sizes:
-            return True
-        room = max(utilization(plan), HIGHEST_UTILIZATION) * sum(size or 0.0 for size in known_sizes)
-        return plan.memory.weights_gib * ranks(flags) <= room
+        room = most_room(plan, [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost])
+        return plan.memory is None or room is None or plan.memory.weights_gib * ranks(plan.flags) <= room
     base = {name: value for name, value in flags.items() if name not in (TENSOR, PIPELINE, DATA)}
     shares = sorted({utilization(plan), max(utilization(plan), HIGHEST_UTILIZATION)})
     for tensor in range(1, most + 1):
